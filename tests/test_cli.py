@@ -17,7 +17,9 @@ import pytest
 import carpool
 from carpool import cli
 from carpool.http import App
+from carpool.http.server import Server
 from carpool.observe.log import JsonLines, TextLines
+from carpool.settings import ServerSettings
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.serving import serve
@@ -177,10 +179,21 @@ def test_a_port_in_use_is_one_line() -> None:
     assert "--port" in done.stderr
 
 
+def test_a_public_address_without_keys_is_refused_in_one_line() -> None:
+    """`carpool serve` does not start where everybody could ask, and says in one line what would do."""
+    done = run("serve", f"{LIGHT}:talks", "--host", "0.0.0.0", "--port", "0")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("carpool: everybody who reaches 0.0.0.0:0 could ask")
+    assert "--api-keys FILE" in done.stderr
+    assert "--insecure" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_host_that_is_not_ours_is_one_line() -> None:
     """The address of another machine cannot be listened on, which is reported in one line."""
-    done = run("serve", "examples.digits:service", "--host", "192.0.2.1", "--port", "0")
+    done = run("serve", "examples.digits:service", "--host", "192.0.2.1", "--port", "0", "--insecure")
 
     assert done.returncode == 2
     assert "192.0.2.1 is not an address of this machine" in done.stderr
@@ -280,7 +293,7 @@ def test_the_summary_shows_the_address_that_answers(capsys: pytest.CaptureFixtur
     other = carpool.Service(models.Talks, name="a model/2", routes={"/talk": None})
     app = App(carpool.Service(models.Talks), other)
 
-    cli._print_summary(app, "http://127.0.0.1:1")
+    cli._print_summary(Server(app), ServerSettings())
 
     assert "POST /models/a%20model%2F2/predict, /talk" in capsys.readouterr().err
 

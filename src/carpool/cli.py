@@ -1,4 +1,4 @@
-"""The command line: `carpool serve`, `reload`, `scale`, `simulate` and `demo`.
+"""The command line: `carpool serve` and its companions, `simulate` and `demo`.
 
 Every error that a user can make is reported in one line, with what to do about it.
 """
@@ -17,16 +17,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 try:
     from cyclopts import App as Cli
-    from cyclopts import Parameter
+    from cyclopts import Parameter, Token
+    from cyclopts.argument import ArgumentCollection
     from rich.console import Console
 except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
 from carpool import operate
+from carpool.config import Config, as_texts, read, values
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.observe import log
+from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
+from carpool.settings import LISTS, NAMES, ServerSettings
 from carpool.simulate.command import simulate
 
 if TYPE_CHECKING:
@@ -54,23 +58,9 @@ def serve(
     target: str,
     /,
     *more: str,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    when_full: Literal["refuse", "wait"] = "refuse",
-    timeout_status: Literal[504, 408] = 504,
-    max_body_mb: float = 16.0,
-    join: str | None = None,
-    join_token: Path | None = None,
-    join_cert: Path | None = None,
-    join_key: Path | None = None,
-    join_ca: Path | None = None,
-    on: Literal["ray"] | None = None,
-    settings: Annotated[list[str] | None, Parameter(name="--set")] = None,
-    debug: bool = False,
-    log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
-    log_level: Literal["debug", "info", "warning", "error"] = "info",
-    reload: Literal["beside", "rolling"] = "beside",
-    watch: Annotated[bool, Parameter(negative=())] = False,
+    settings: Annotated[ServerSettings | None, Parameter(name="*")] = None,
+    config: str | None = None,
+    changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> None:
     """Serve one or several services over HTTP.
 
@@ -79,6 +69,9 @@ def serve(
     Here program.py is a file in the current folder, with service = carpool.Service(...) in it.
 
     Then: curl --json '21.0' localhost:8000/predict
+
+    Each option may also stand in the environment, as CARPOOL_PORT, and in carpool.toml or
+    [tool.carpool] of pyproject.toml, as port; docs/configuration.md tells more.
 
     The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
     answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
@@ -90,75 +83,131 @@ def serve(
         answers at /predict and at /models/NAME/predict.
     more:
         Further services. Each answers at /models/NAME/predict.
-    host:
-        The address to listen on. 0.0.0.0 makes the service reachable from other machines.
-    port:
-        The port to listen on; 0 takes a free one.
-    when_full:
-        What to do with a request while the queue is full: refuse it with 429, or let it wait until
-        its deadline.
-    timeout_status:
-        The HTTP status of a request whose deadline has passed.
-    max_body_mb:
-        The size of the largest request body, in MiB.
-    join:
-        Where workers of stages with join=True connect (see carpool worker): HOST:PORT, or the path
-        of a Unix socket.
-    join_token:
-        A file with the token that such workers must know; a Unix socket can do without.
-    join_cert:
-        A file with the certificate that such workers see, for TLS.
-    join_key:
-        A file with the key of that certificate, if it is not in the same file.
-    join_ca:
-        A file with certificates of those who vouch for the workers, which then need one each.
-    on:
-        Where worker processes run: ray for a Ray cluster (the one of RAY_ADDRESS or of this
-        machine, or a new one).
-    settings:
-        What differs for a stage on the cluster, such as Digits.workers=16 or Digits.num_gpus=0.5;
-        may be given several times.
-    debug:
-        Show the texts of exceptions in error responses. Not for production.
-    log_format:
-        Write log lines for people, or one JSON object per line.
-    log_level:
-        The least important lines that are shown, also of your models' own loggers: debug says now
-        and then why batches go when they do, info tells of starts and ends, warning of requests
-        that are refused or late, error of lost workers and of what models raise. What models print
-        is always shown.
-    reload:
-        How SIGHUP, `carpool reload` and --watch replace workers: beside starts all new ones before
-        an old one goes; rolling replaces one at a time, where there is no memory for both.
-    watch:
-        Reload when a Python file below the current folder changes. For development.
+    config:
+        The file with settings, in the place of carpool.toml.
+    changes:
+        A setting of a stage or a service that counts before what the code says, such as
+        stages.Digits.workers=4 or services.digits.slo_s=0.1; with --on ray also what differs for a
+        stage on the cluster, such as Digits.num_gpus=0.5. It may be given several times.
     """
-    log.set_up(log_format, log.level_of(log_level))
+    chosen = settings or ServerSettings()
+    log.set_up(chosen.log, log.level_of(chosen.log_level))
     services = [_find(name) for name in (target, *more)]
+    of_cluster = [change for change in changes if chosen.on and not change.startswith(("stages.", "services."))]
+    found = _sources.read(config, tuple(change for change in changes if change not in of_cluster))
+    for doubt in found.doubts:
+        logger.warning("%s", doubt)
     try:
-        from carpool.http.serve import check_port, new_app, new_server, why_not_bound
+        from carpool.http.serve import check_port, new_server, why_not_bound
 
-        check_port(port, "--port")
-        join_at = _join(join, token_file=join_token, certificate=join_cert, key=join_key, authority=join_ca)
-        cluster = _cluster(on, settings or [])
-        app = new_app(services, when_full, timeout_status, max_body_mb, debug, join_at, cluster)
+        services = changed(services, values(found.services), values(found.stages))
+        check_port(chosen.port, "--port")
+        server = new_server(services, chosen, _cluster(of_cluster) if chosen.on else None)
     except ImportError as error:
         if error.name == "ray":
             _fail("--on ray needs Ray: pip install 'carpool[ray]'")
         _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         _fail(str(error))
-    server = new_server(app, host, port, reload, watch=watch)
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     try:
         server.bind()
     except OSError as error:
-        _fail(why_not_bound(error, host, port, "--port", "--host"))
-    address = f"http://{server.host}:{server.port}"
-    if log_format == "text":
-        _print_summary(app, address)
-    else:
-        _log_summary(app, address)
+        _fail(why_not_bound(error, chosen, _as_flag))
+    _summarize(server, chosen)
     _run_until_stopped(server)
+
+
+@cli.command(name="config")
+def show_config(
+    *targets: str,
+    settings: Annotated[ServerSettings | None, Parameter(name="*")] = None,
+    config: str | None = None,
+    changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
+) -> None:
+    """Show the settings that carpool serve would have here, and where each is from.
+
+    Parameters
+    ----------
+    targets:
+        Services, as module:attribute, whose own settings are shown, too.
+    config:
+        The file with settings, in the place of carpool.toml.
+    changes:
+        See carpool serve.
+    """
+    chosen = settings or ServerSettings()
+    found = _sources.read(config, changes)
+    try:
+        services = changed([_find(name) for name in targets], values(found.services), values(found.stages))
+    except (ValueError, TypeError) as error:
+        if targets:
+            _fail(str(error))
+        services = []
+    rows = [(name, getattr(chosen, name), _sources.of(name)) for name in NAMES]
+    for kind, changes_of, names in (
+        ("services", found.services, {service.name: service for service in services}),
+        ("stages", found.stages, {stage.name: stage for service in services for stage in service.stages}),
+    ):
+        for name in {**names, **changes_of}:
+            of_one = changes_of.get(name, {})
+            for setting in OF_A_SERVICE if kind == "services" else OF_A_STAGE:
+                if setting in of_one:
+                    rows.append((f"{kind}.{name}.{setting}", of_one[setting].value, of_one[setting].source))
+                elif name in names:
+                    rows.append((f"{kind}.{name}.{setting}", getattr(names[name], setting), "code"))
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, source in rows:
+        print(f"{name:<{width}}  {_shown(value)}  # {source}")
+    for doubt in found.doubts:
+        print(f"# {doubt}")
+
+
+@cli.command
+def key(name: str, /, *, expires: str = "") -> None:
+    """Make an API key for somebody.
+
+    The key is for them, and is not shown again. The line is for the file of --api-keys, and has
+    only its SHA-256.
+
+    Parameters
+    ----------
+    name:
+        Who gets it: the name is in logs and metrics.
+    expires:
+        The day, or the moment, from which it is no longer good, such as 2027-01-31.
+    """
+    from carpool.http.keys import new_key
+
+    try:
+        made, line = new_key(name, expires)
+    except ValueError as error:
+        _fail(str(error))
+    print(f"key:  {made}", file=sys.stderr)
+    print(line)
+
+
+@cli.command
+def top(url: str = "http://127.0.0.1:8000", /, *, key_file: Path | None = None) -> None:
+    """Show the figures of a server in the terminal: the dashboard's, each second.
+
+    Parameters
+    ----------
+    url:
+        Where the server is, or its admin address, which may be unix:PATH.
+    key_file:
+        A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
+    """
+    from carpool import top as terminal
+
+    try:
+        key = os.environ.get("CARPOOL_KEY", "") if key_file is None else key_file.read_text().strip()
+        terminal.run(url, key, Console())
+    except (terminal.NoFigures, OSError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        pass
 
 
 @cli.command
@@ -261,6 +310,49 @@ cli.command(operate.scale)
 cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 
+class _Sources:
+    """Gives commands the settings of the environment and the file, unless a flag says them."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+
+    def __call__(self, app: Cli, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Fill in what no flag says; this is what cyclopts calls."""
+        if not commands or commands[0] not in ("serve", "config"):
+            return
+        by_name = {
+            argument.name.removeprefix("--").replace("-", "_"): argument for argument in arguments if argument.names
+        }
+        path = next((token.value for token in by_name["config"].tokens), None)
+        found = self.read(path, ())
+        for name in NAMES:
+            argument = by_name[name]
+            if argument.tokens:
+                self._of[name] = "flag"
+            elif name in found.settings:
+                value, place, self._of[name] = found.settings[name]
+                texts = list(as_texts(value))
+                if name in LISTS and not isinstance(value, list):
+                    texts = [text for text in str(value).split(",") if text]
+                for i, text in enumerate(texts):
+                    argument.append(Token(keyword=place, value=text, source=self._of[name], index=i))
+
+    def read(self, path: str | None, changes: tuple[str, ...]) -> Config:
+        """Read the environment and the file, or exit with an error."""
+        try:
+            return read(os.environ, Path.cwd(), path, changes)
+        except ValueError as error:
+            _fail(str(error))
+
+    def of(self, name: str) -> str:
+        """Return where the value of a setting is from."""
+        return self._of.get(name, "default")
+
+
+_sources = _Sources()
+cli.config = (_sources,)
+
+
 def main() -> None:
     """Run the command that is named in `sys.argv`."""
     cli()
@@ -281,33 +373,13 @@ def _run_until_stopped(server: Server) -> None:
         raise SystemExit(_FAILED) from None
 
 
-def _join(address: str | None, **files: Any) -> carpool.Join | None:
-    """Return where workers join. Exits with an error if a file cannot be read.
-
-    Raises:
-        ValueError: the address is none, or something is missing.
-    """
-    if address is None:
-        if any(files.values()):
-            _fail("--join-token, --join-cert, --join-key and --join-ca go with --join: say where workers connect")
-        return None
-    try:
-        return carpool.Join(address, **files)
-    except OSError as error:
-        _fail(f"a file for --join cannot be read: {error}")
-
-
-def _cluster(on: Literal["ray"] | None, settings: list[str]) -> Any:
-    """Return the cluster on which worker processes run; None for this machine.
+def _cluster(settings: list[str]) -> Any:
+    """Return the cluster on which worker processes run.
 
     Raises:
         ValueError: a setting is none, or is out of range.
         ImportError: Ray is missing.
     """
-    if on is None:
-        if settings:
-            _fail("--set says what differs on a cluster: give --on ray, too")
-        return None
     stages: dict[str, dict[str, Any]] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -363,16 +435,27 @@ def _add_current_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _print_summary(app: App, address: str) -> None:
+def _summarize(server: Server, settings: ServerSettings) -> None:
+    """Tell a person, or a program, what is about to be served."""
+    if settings.log == "text":
+        _print_summary(server, settings)
+    else:
+        _log_summary(server.app, server.address)
+
+
+def _print_summary(server: Server, settings: ServerSettings) -> None:
     """Print for a person what is about to be served."""
+    app = server.app
     console = Console(stderr=True, highlight=False)
-    console.print(f"[bold]carpool {carpool.__version__}[/] on [bold]{address}[/]")
+    console.print(f"[bold]carpool {carpool.__version__}[/] on [bold]{server.address}[/]")
     for service, path in zip(app.services, _paths(app), strict=True):
         paths = ", ".join([path, *[route.path for route in service.routes]])
         console.print(f"  [bold]{service.name}[/]  POST {paths}")
         for stage in service.stages:
             console.print(f"    stage {stage.name}: {_in_short(stage)}")
-    if address.startswith("http://0.0.0.0"):
+    if server.admin_listener is not None:
+        console.print(f"  metrics and dashboard on [bold]{server.admin_listener.address}[/]")
+    if settings.insecure and not server.listener.is_private and (app.access is None or app.access.keys is None):
         console.print("  [yellow]reachable from other machines; there is no authentication[/]")
 
 
@@ -404,6 +487,19 @@ def _in_short(stage: carpool.Stage) -> str:
         cores = " on cores " + " | ".join(",".join(map(str, sorted(each))) for each in stage.cpus)
     policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
     return f"{batches}, {stage.workers_in_short}{cores}{policy}"
+
+
+def _as_flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _shown(value: Any) -> str:
+    """Return a value as TOML has it, or nearly so."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_shown(each) for each in value)}]"
+    return '"none"' if value is None else f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def _fail(text: str) -> NoReturn:

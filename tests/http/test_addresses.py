@@ -49,7 +49,7 @@ def test_the_first_page_says_what_is_where(port: int) -> None:
         "  POST /predict/many  (a list of items)",
         "  curl --json 1.5 http://HOST:PORT/models/scale/predict",
         "",
-        "GET /livez /metrics /openapi.json /readyz",
+        "GET /dashboard /docs /livez /metrics /openapi.json /readyz",
     ]
 
 

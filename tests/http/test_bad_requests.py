@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,36 @@ def test_a_short_body_hides_no_request(server: RunningServer) -> None:
         client.send(post(b'"' + get("/livez") + b'"', "/models/echo/predict"))
         assert client.answer().status == 400
         assert client.ask(post(b"1")).body == b"2.0"
+
+
+def _rss() -> int:
+    """Bytes of memory that this process, in which the server runs, has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _series(server: RunningServer) -> set[str]:
+    """The series that /metrics has, but for the one whose label is the rule of the last batch."""
+    with Client(server.port) as client:
+        lines = client.ask(get("/metrics")).body.decode().splitlines()
+    return {line.rpartition(" ")[0] for line in lines if not line.startswith(("#", "carpool_policy_info"))}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_the_whole_table_leaves_nothing_behind(server: RunningServer) -> None:
+    """All bad requests once more take no memory, and add no series to the metrics."""
+
+    def send_all() -> None:
+        for bad in ALL.values():
+            with Client(server.port) as client:
+                refusal(client, bad)
+        with Client(server.port) as client:
+            assert client.ask(post(b"21")).body == b"42.0"
+
+    send_all()
+    memory, series, pids = _rss(), _series(server), server.pids
+    for _ in range(2):
+        send_all()
+    assert _rss() - memory < 10 * 2**20
+    assert _series(server) == series
+    assert server.pids == pids

@@ -99,6 +99,6 @@ def test_a_hundred_clients_that_come_and_go(running: RunningServer) -> None:
         client.reset()
     with Client(running.port) as client:
         assert json.loads(client.ask(request).body)["value"] == 7
-    state = running.server._state
+    state = running.server.state
     assert state is not None
     running.wait_until(lambda: not state.connections)

@@ -1,59 +1,102 @@
-"""`key=` and `length=` over HTTP: what shares a batch, by a header, by a field and by length."""
+"""API keys: the lines of the file, who has a key, how long it is good, and how a file is read again."""
 
 from __future__ import annotations
 
-import json
-from contextlib import ExitStack
-from typing import Any
+import hashlib
+import os
+from math import inf
+from pathlib import Path
 
 import pytest
 
-from carpool import Service, Stage
-from carpool.http.app import App
-from tests.support.http import models
-from tests.support.http.jobs import job
-from tests.support.http.net import Client, Gate, serving
+from carpool.http.keys import KeyRing, new_key, read_keys
+
+HASHED = hashlib.sha256(b"secret").hexdigest()
 
 
-def value_of(job: models.Job) -> int:
-    """The key of a job, or its length."""
-    return job.value
+@pytest.mark.parametrize("line", ["alice:secret", f"alice:sha256:{HASHED}", f"alice:sha256:{HASHED.upper()}"])
+def test_a_line_is_a_name_with_a_key_or_its_digest(line: str) -> None:
+    """A key in plain text and its digest let the same caller in."""
+    ring = KeyRing(None, line)
+    assert ring.caller_of(b"secret", 0.0) == "alice"
+    assert ring.caller_of(b"Secret", 0.0) is None
+    assert ring.caller_of(HASHED.encode(), 0.0) is None
 
 
-def batches(settings: dict[str, Any], requests: list[tuple[int, str]]) -> list[int]:
-    """With how many each request shared its batch, where all wait while another one runs."""
-    stage = Stage(models.Gated, max_batch_size=10, policy="greedy", **settings)
-    with serving(App(Service(stage, name="keyed"))) as running, Gate() as gate, ExitStack() as stack:
-        clients = [stack.enter_context(Client(running.port)) for _ in range(1 + len(requests))]
-        clients[0].send(job(1, gate, path="/predict"))
-        gate.knocked()
-        queue = running.app.endpoints[0].driver.pipeline.batchers[0].queue  # type: ignore[union-attr]
-        for n, (client, (value, header)) in enumerate(zip(clients[1:], requests, strict=True), 1):
-            client.send(job(value, None, *([f"X-Adapter: {header}"] if header else []), path="/predict"))
-            running.wait_until(lambda n=n: len(queue) == n)  # type: ignore[misc]
-        gate.open()
-        answers = [json.loads(client.answer().body) for client in clients]
-    assert [answer["value"] for answer in answers[1:]] == [value for value, _ in requests]
-    return [answer["batch"] for answer in answers[1:]]
+def test_comments_and_blank_lines_are_passed_over() -> None:
+    """Lines that begin with # and blank ones are no keys."""
+    assert [key.name for key in read_keys("# who\n\n a:1\nb:2\n", "keys")] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("key", "requests", "shared"),
+    "line",
     [
-        pytest.param(
-            "header:x-adapter", [(1, "a"), (2, "b"), (3, "a"), (4, ""), (5, "a")], [3, 1, 3, 1, 3], id="header"
-        ),
-        pytest.param("value", [(1, ""), (2, ""), (1, ""), (2, ""), (3, "")], [2, 2, 2, 2, 1], id="field"),
-        pytest.param(value_of, [(7, ""), (8, ""), (7, "a")], [2, 1, 2], id="function"),
-        pytest.param("no such field", [(1, "a"), (2, "b")], [2, 2], id="no field"),
+        "alice",
+        "alice:",
+        ":secret",
+        "al ice:secret",
+        "ali\u00e7e:x",
+        "a:sha256:12",
+        "a:s expires=soon",
+        "a:s b",
+        "a:\x01",
     ],
 )
-def test_requests_of_one_key_share_a_batch(key: Any, requests: list[tuple[int, str]], shared: list[int]) -> None:
-    """Requests with the same header, or the same field of their items, share a batch with no others."""
-    assert batches({"key": key}, requests) == shared
+def test_an_error_names_the_line_and_hides_the_key(line: str) -> None:
+    """What is no key is refused with the number of its line, and without what it says."""
+    with pytest.raises(ValueError, match=r"line 2 of keys") as caught:
+        read_keys(f"# first\n{line}\n", "keys")
+    assert "secret" not in str(caught.value)
 
 
-def test_max_padded_size_counts_bodies_by_their_length() -> None:
-    """A batch of bodies holds as many as count times longest allows, those of like length first."""
-    requests = [(10, ""), (90, ""), (11, ""), (80, ""), (12, "")]
-    assert batches({"length": value_of, "max_padded_size": 200}, requests) == [3, 2, 3, 2, 3]
+def test_a_key_ends_when_its_line_says() -> None:
+    """A key is good until its expiry and not at it; a date without a zone is one of UTC."""
+    ring = KeyRing(None, "a:one expires=1970-01-02\nb:two")
+    assert ring.caller_of(b"one", 86_399.0) == "a"
+    assert ring.caller_of(b"one", 86_400.0) is None
+    assert (ring.next_expiry(0.0), ring.next_expiry(86_400.0)) == (86_400.0, inf)
+
+
+def test_a_new_key_opens_by_its_line_and_is_not_in_it() -> None:
+    """`carpool key` makes a key with a line that has only its digest."""
+    key, line = new_key("alice", "2999-01-01")
+    assert key not in line
+    assert KeyRing(None, line).caller_of(key.encode(), 0.0) == "alice"
+    assert new_key("alice")[0] != key
+    with pytest.raises(ValueError, match="is no name of a key"):
+        new_key("al:ice\n")
+
+
+def test_a_ring_without_keys_is_refused(tmp_path: Path) -> None:
+    """An empty file would lock everybody out, so it is an error at the start."""
+    (tmp_path / "keys").write_text("# none\n")
+    with pytest.raises(ValueError, match="there is no key in"):
+        KeyRing(tmp_path / "keys")
+
+
+def test_a_changed_file_is_read_again_and_a_broken_one_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After a change the new keys count; a file that cannot be read leaves the old ones."""
+    path = tmp_path / "keys"
+    path.write_text("alice:secret\n")
+    ring = KeyRing(path, "env:other")
+    assert not ring.reload()
+    path.write_text("bob:another\n")
+    assert ring.reload()
+    assert ring.caller_of(b"secret", 0.0) is None
+    assert ring.caller_of(b"another", 0.0) == "bob"
+    assert ring.caller_of(b"other", 0.0) == "env"
+    path.write_text("broken\n")
+    assert not ring.reload()
+    path.unlink()
+    assert not ring.reload()
+    assert ring.caller_of(b"another", 0.0) == "bob"
+    assert "the keys stay as they are: line 1" in caplog.text
+
+
+def test_a_file_that_all_can_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file of keys that every user can read is logged with the command that mends it."""
+    path = tmp_path / "keys"
+    path.write_text("alice:secret\n")
+    os.chmod(path, 0o644)
+    KeyRing(path)
+    assert "chmod o=" in caplog.text

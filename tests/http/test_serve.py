@@ -152,12 +152,11 @@ def test_wrong_settings_and_places_are_refused() -> None:
 
 
 def test_the_settings_are_those_of_the_command() -> None:
-    """`serve` in its three forms has the same settings with the same defaults."""
-    command = {
-        "log" if name == "log_format" else name: each.default
-        for name, each in inspect.signature(cli.serve).parameters.items()
-        if each.kind is each.KEYWORD_ONLY
-    }
+    """`serve` in its three forms has the settings of one schema."""
+    parameters = inspect.signature(cli.serve).parameters.values()
+    assert ["ServerSettings" in str(each.annotation) for each in parameters if each.name == "settings"] == [True]
     for function in (carpool.serve, carpool.Service.serve):
-        settings = inspect.signature(function).parameters.values()
-        assert {each.name: each.default for each in settings if each.kind is each.KEYWORD_ONLY} == command
+        (settings,) = [
+            each for each in inspect.signature(function).parameters.values() if each.kind is each.VAR_KEYWORD
+        ]
+        assert settings.annotation == "Unpack[SettingsByName]"

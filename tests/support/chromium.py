@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -36,10 +37,31 @@ class Tab:
         self._numbers = itertools.count(1)
         self._session: dict[str, str] = {}
 
+    def prepare(self, script: str) -> None:
+        """Have a script run before those of the page that is opened next."""
+        self._attach()
+        self.command("Page.enable")
+        self.command("Page.addScriptToEvaluateOnNewDocument", source=script)
+
+    def picture(self, path: Path, width: int, height: int, *, dark: bool = False) -> None:
+        """Make a picture of the whole page, as it is on a screen of this size."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme])
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.command("Emulation.setDeviceMetricsOverride", **size)
+        self.value("new Promise((done) => setTimeout(done, 1500))")
+        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def _attach(self) -> None:
+        if not self._session:
+            target = self.command("Target.createTarget", url="about:blank")["targetId"]
+            found = self.command("Target.attachToTarget", targetId=target, flatten=True)
+            self._session = {"sessionId": found["sessionId"]}
+
     def open(self, url: str) -> None:
         """Open a page, and wait until it is there."""
-        target = self.command("Target.createTarget", url="about:blank")["targetId"]
-        self._session = {"sessionId": self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        self._attach()
         self.command("Page.navigate", url=url)
         wait_until(lambda: self.value("location.href + document.readyState") == f"{url}complete")
 

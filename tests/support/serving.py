@@ -71,8 +71,11 @@ class Served:
 
 
 def serve(*arguments: str, ready: bool = True, folder: Path | None = None) -> contextlib.AbstractContextManager[Served]:
-    """Run `carpool serve ARGUMENTS --port 0 --log json` in a folder, from ready to stopped."""
-    return _run("-m", "carpool", "serve", *arguments, "--port", "0", "--log", "json", ready=ready, folder=folder)
+    """Run `carpool serve ARGUMENTS --port 0 --log json` in a folder, from ready to stopped, for clients that call it by
+    any name.
+    """
+    usual = ("--port", "0", "--log", "json", "--allow-host", "*")
+    return _run("-m", "carpool", "serve", *arguments, *usual, ready=ready, folder=folder)
 
 
 def run_program(path: Path) -> contextlib.AbstractContextManager[Served]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,8 +22,10 @@ from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import traceback_of
 from carpool.hints import schema
 from carpool.http import asgi, openapi
+from carpool.http.access import Access, new_access
 from carpool.http.addresses import Address
 from carpool.http.admin import Admin
+from carpool.http.assets import pages_at
 from carpool.http.codec import (
     Refusal,
     allow,
@@ -31,10 +34,13 @@ from carpool.http.codec import (
     content_length,
     too_large,
 )
+from carpool.http.compression import new_compression
+from carpool.http.dashboard import Dashboard
 from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
-from carpool.http.exchange import Ask, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.exchange import WANTED_HEADERS, Ask, Exchange, Head, HttpResponse, ServedModel
 from carpool.http.many import ItemList, split
+from carpool.http.observer import new_observer
 from carpool.http.overview import overview
 from carpool.http.streaming import HttpStream
 from carpool.http_request import pack_head
@@ -47,15 +53,21 @@ from carpool.service.join import Join, joins_of
 from carpool.wire.payload import CUSTOM, without_adapter
 
 if TYPE_CHECKING:
+    from carpool.observe.own_metrics import OwnMetricsOfWorkers
+    from carpool.observe.stats import Stats
     from carpool.service.service import Service
 
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
+_NOT_SHOWN = re.compile(rb"/?|/(dashboard|docs)/.*")  # the page that lists them, and files of pages
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 
 Route = Callable[[Exchange], None]
 Target = tuple[Route, Endpoint | None, Address | None]
 """What answers at an address, and for those of models which one and where."""
+Routes = dict[bytes, dict[bytes, Target]]
+"""By path and method, what answers."""
 
 
 class App:
@@ -74,9 +86,26 @@ class App:
         join: where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
             socket. Only one of the services can have such stages.
         on: where worker processes run: "ray", or a `carpool.ray.Cluster`; None for this machine.
+        api_keys: the file with the keys of those who may ask; CARPOOL_API_KEYS may have further
+            ones. Without either, everybody may ask.
+        allow_host: the names by which clients may call the server; empty if any will do.
+        cors_origin: the sites whose pages may ask; empty for none but the server's own.
+        open_readyz: whether `/readyz` needs no key, as `/livez` never does.
+        root_path: what a proxy puts before each path, such as `/api`; it may also cut it off.
+        has_admin_address: whether the pages for those who run the server are at another address.
+        access_log: the share of requests that get a line in the log `carpool.access`, from 0 to 1.
+        server_timing: whether answers have `Server-Timing`.
+        trace: whether spans are made for OpenTelemetry.
+        compress: the codings in which answers may be sent, such as `zstd,gzip`; empty for none.
+        compress_from_bytes: the size of the smallest answer that is compressed.
 
     Attributes:
         max_body_bytes: size of the largest request body.
+        access: who may ask; None if everybody may.
+        observer: watches requests and their answers; None if nothing asks for it.
+        own_metrics: the metrics that models have of their own; None if nobody collects them.
+        root_path: what a proxy puts before each path.
+        wanted_headers: the headers that the app looks at.
         endpoints: the services as the app serves them, in order.
         wants_heads: whether a model of the app asks for whole requests.
         key_headers: the headers by which requests of a model may not share a batch; see `key=`.
@@ -86,6 +115,7 @@ class App:
     Raises:
         ValueError: a setting is out of range, or two services have one name.
         TypeError: a setting has the wrong type, or JSON and msgpack cannot express a type hint.
+        OSError: the file of keys cannot be read.
     """
 
     def __init__(
@@ -99,6 +129,17 @@ class App:
         output: LineSink = print_line,
         join: str | Join | None = None,
         on: Literal["ray"] | Elsewhere | None = None,
+        api_keys: str | os.PathLike[str] | None = None,
+        allow_host: Sequence[str] = (),
+        cors_origin: Sequence[str] = (),
+        open_readyz: bool = False,
+        root_path: str = "",
+        has_admin_address: bool = False,
+        access_log: float = 0.0,
+        server_timing: bool = False,
+        trace: bool = False,
+        compress: str = "",
+        compress_from_bytes: int = 1024,
     ) -> None:
         _check_services(services)
         joins, elsewhere = joins_of(services, join), elsewhere_of(on)
@@ -112,6 +153,16 @@ class App:
         keys = [endpoint.key_header for endpoint in self.endpoints]
         self.key_headers = frozenset([key for key in keys if key is not None])
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
+        self.root_path = check_root_path(root_path)
+        access = new_access(api_keys, allow_host, cors_origin, open_readyz=open_readyz, root_path=self.root_path)
+        self.access = access
+        self.observer = new_observer(
+            access_log, server_timing, trace, new_compression(compress, compress_from_bytes), self._errors.new_id
+        )
+        self.wanted_headers = WANTED_HEADERS.union(
+            self.key_headers, *[each.wanted_headers for each in (access, self.observer) if each is not None]
+        )
+        self.own_metrics: OwnMetricsOfWorkers | None = None
         self._draining = False
         self._wait = when_full_waits(when_full)
         self._idle_check_s = nonnegative_seconds("idle_check_s", idle_check_s)
@@ -120,6 +171,9 @@ class App:
         self._starting: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
         self.admin = Admin(self.endpoints, self.error, self._run_beside)
+        self._has_admin_address = has_admin_address
+        self._dashboard = Dashboard(self._running_stats, self)
+        self._admin_pages: dict[bytes, Route] = {b"/metrics": self._metrics, **self._dashboard.pages}
         self._routes = self._make_routes()
 
     @property
@@ -150,6 +204,7 @@ class App:
     async def stop(self, drain: bool = True) -> None:
         """Stop all services; with `drain` the requests inside are answered first."""
         self.drain()
+        self._dashboard.close()
         for task in self._checks:
             task.cancel()
         await asyncio.gather(*[endpoint.stop(drain) for endpoint in self.endpoints])
@@ -192,6 +247,10 @@ class App:
         try:
             if not self._draining:
                 await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
+                if self.observer is not None:
+                    for endpoint in self.endpoints:
+                        if endpoint.driver is not None:
+                            self.observer.watch(endpoint.driver)
             if self._draining:
                 raise Unavailable("the service was closed while it was starting", code="draining")
         except BaseException:
@@ -236,9 +295,15 @@ class App:
         Returns the response if the request is refused. Otherwise returns None and sets `head.route`
         and, for a model's address, `head.ask`; the front reads the body next and calls `handle`.
         """
+        return self.admit_to(head, self._routes, self.access)
+
+    def admit_to(self, head: Head, routes: Routes, access: Access | None) -> HttpResponse | None:
+        """Do what `admit` does, for these addresses and those who may ask at them."""
         endpoint: Endpoint | None = None
         try:
-            methods = self._routes.get(head.path) or self._routes.get(as_routes_are(head.path))
+            if access is not None and (answer := access.check(head)) is not None:
+                return answer
+            methods = routes.get(head.path) or routes.get(as_routes_are(head.path))
             if methods is None:
                 raise Refusal(404, "not_found")
             if head.method not in methods:
@@ -250,7 +315,9 @@ class App:
                 head.ask = self._ask(head, endpoint, address)
                 if head.ask.packed:
                     route = self._predict_whole_request
-            head.route = route
+            if access is not None and access.keys is not None:
+                route = access.counted(head, route)
+            head.route = route if self.observer is None else self.observer.noted(route)
         except CarpoolError as error:
             if endpoint is not None:
                 _count_refusal(endpoint, error)
@@ -302,7 +369,8 @@ class App:
         """Return the response to a request that ended with `error`."""
         if head is None:
             return self._errors.response(b"", error)
-        return self._errors.response(head.request_id, error, head.ask.endpoint.name if head.ask is not None else "")
+        model = head.ask.endpoint.name if head.ask is not None else ""
+        return self._errors.response(head.request_id, error, model, head.caller)
 
     def _ask(self, head: Head, endpoint: Endpoint, address: Address) -> Ask:
         """Read what is asked of a model off a request's headers."""
@@ -331,19 +399,19 @@ class App:
 
     # -- the routes
 
-    def _make_routes(self) -> dict[bytes, dict[bytes, Target]]:
+    def _make_routes(self) -> Routes:
         """Return, by path and method, what answers. Raises ValueError if two services share one."""
-        routes: dict[bytes, dict[bytes, Target]] = {
-            path: {b"GET": (route, None, None), b"HEAD": (route, None, None)}
-            for path, route in (
-                (b"/livez", self._livez),
-                (b"/readyz", self._readyz),
-                (b"/metrics", self._metrics),
-                (b"/openapi.json", self._openapi),
-                (b"/", self._overview),
-            )
+        pages = {
+            b"/livez": self._livez,
+            b"/readyz": self._readyz,
+            b"/openapi.json": self._openapi,
+            **dict(pages_at(b"/docs")),
+            b"/": self._overview,
         }
-        routes |= {path: {b"POST": (route, None, None)} for path, route in self.admin.routes.items()}
+        if self._has_admin_address:
+            routes = _pages(pages)
+        else:
+            routes = {**_pages({**pages, **self._admin_pages}), **_orders(self.admin.routes)}
         for endpoint in self.endpoints:
             for address in endpoint.addresses:
                 if address.key in routes:
@@ -352,9 +420,16 @@ class App:
                 routes[address.key] = {b"POST": (route, endpoint, address)}
         for methods in routes.values():
             methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None, None)
+        if self.root_path:
+            routes.update({self.root_path.encode() + path: methods for path, methods in routes.items()})
         # of the server as a whole (RFC 9110, 9.3.7)
         routes[b"*"] = {b"OPTIONS": (_tell_methods(b"GET", b"HEAD", b"POST", b"OPTIONS"), None, None)}
         return routes
+
+    def admin_routes(self) -> Routes:
+        """Return what answers at an address for those who run the server."""
+        pages = {b"/livez": self._livez, b"/readyz": self._readyz, **self._admin_pages}
+        return {**_pages(pages), **_orders(self.admin.routes)}
 
     def _predict(self, exchange: Exchange) -> None:
         """Hand a request to its model's driver.
@@ -453,20 +528,58 @@ class App:
         except ImportError:
             exchange.respond(self.error(exchange.head, Refusal(501, "metrics_unavailable")))
             return
-        stats = [endpoint.driver.stats for endpoint in self.endpoints if endpoint.driver is not None]
+        stats = self._running_stats()
         accept = exchange.head.headers.get(b"accept", b"").decode("latin-1")
-        body, content_type = prometheus.render(stats, monotonic(), accept)
+        more: list[Any] = [] if self.access is None else [prometheus.CallerMetrics(self.access)]
+        if self.own_metrics is not None:
+            pids = [pid for endpoint in self.endpoints if endpoint.handle is not None for pid in endpoint.handle.pids]
+            self.own_metrics.seen(pids)
+            more.append(self.own_metrics)
+        body, content_type = prometheus.render(stats, monotonic(), accept, more)
         exchange.respond(HttpResponse(200, body, content_type.encode()))
 
+    def _running_stats(self) -> list[Stats]:
+        """Return the statistics of the services that run."""
+        return [endpoint.driver.stats for endpoint in self.endpoints if endpoint.driver is not None]
+
     def _overview(self, exchange: Exchange) -> None:
-        pages = sorted(path.decode() for path, methods in self._routes.items() if b"GET" in methods and path != b"/")
+        root = self.root_path.encode()
+        shown = [
+            path
+            for path, methods in self._routes.items()
+            if b"GET" in methods and path.startswith(root) and not _NOT_SHOWN.fullmatch(path.removeprefix(root))
+        ]
+        pages = sorted(path.decode() for path in shown)
         exchange.respond(HttpResponse(200, overview(self.endpoints, pages).encode(), _TEXT_TYPE))
 
     def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:
-            document = openapi.document(self.endpoints, self._errors.timeout_status, self.max_body_bytes)
+            document = openapi.document(
+                self.endpoints,
+                self._errors.timeout_status,
+                self.max_body_bytes,
+                self.root_path,
+                needs_key=self.access is not None and self.access.keys is not None,
+            )
             self._document = as_json(document)
         exchange.respond(HttpResponse(200, self._document))
+
+
+def _pages(pages: Mapping[bytes, Route]) -> Routes:
+    """Return the entries of pages, which are only read."""
+    return {path: {b"GET": (page, None, None), b"HEAD": (page, None, None)} for path, page in pages.items()}
+
+
+def _orders(orders: Mapping[bytes, Route]) -> Routes:
+    """Return the entries of what changes the server."""
+    return {path: {b"POST": (order, None, None)} for path, order in orders.items()}
+
+
+def check_root_path(path: str) -> str:
+    """Return what a proxy puts before each path, without a slash at its end. Raises ValueError."""
+    if path and (not _ROOT_PATH.fullmatch(path) or path == "/"):
+        raise ValueError(f"root_path must begin with a slash, such as /api, not {path!r}")
+    return path.rstrip("/")
 
 
 def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:

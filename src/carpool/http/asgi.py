@@ -7,14 +7,17 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol, cast
 from urllib.parse import quote, unquote
 
+from carpool.clock import monotonic
 from carpool.errors import CarpoolError, StartupError
-from carpool.http.codec import as_routes_are, too_large
-from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
+from carpool.http.access import SINGLE, Access
+from carpool.http.codec import Refusal, as_routes_are, too_large
+from carpool.http.exchange import Exchange, Head, HttpResponse
+from carpool.http.observer import Observer
 from carpool.http.streaming import SILENCE_S, HttpStream
 from carpool.logger import logger
 
@@ -30,7 +33,9 @@ class ServedApp(Protocol):
 
     max_body_bytes: int
     wants_heads: bool
-    key_headers: frozenset[bytes]
+    wanted_headers: frozenset[bytes]
+    access: Access | None
+    observer: Observer | None
     refusing: CarpoolError | None
 
     @property
@@ -172,27 +177,41 @@ async def _lifespan(app: ServedApp, receive: Receive, send: Send) -> None:
 
 
 async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -> None:
-    wanted = WANTED_HEADERS | app.key_headers if app.key_headers else WANTED_HEADERS
-    headers = {name: value for name, value in scope["headers"] if name in wanted}
+    headers = {name: value for name, value in scope["headers"] if name in app.wanted_headers}
     head = Head(scope["method"].encode(), _path(scope), headers)
+    if app.access is not None and _has_twice(scope["headers"]):
+        refusal = app.refuse(head, Refusal(400, "bad_http"))
+        await send_response(refusal, send, refusal.headers, head_only=head.method == b"HEAD")
+        return
     if app.wants_heads:
         head.query = scope.get("query_string") or b""
         head.fields = [(bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in scope["headers"]]
     try:
+        if app.access is not None:
+            app.access.refresh_now_and_then()
         if app.refusing is not None or app.is_elsewhere:
             await app.ensure_started()
         response = app.admit(head)
     except StartupError as error:
         logger.error("the app cannot start: %s", error)
         response = app.error(head, error)
+    exchange = AsgiExchange(app, head, b"")
     if response is None:
-        response = await _handle(app, head, receive, send)
+        response = await _handle(app, exchange, receive, send)
     if response is not None:
+        if app.observer is not None:
+            response = app.observer.answering(exchange, response, monotonic())
         sent = head.echoed(response.headers)
         await send_response(response, send, sent, head_only=head.method == b"HEAD")
 
 
-async def _handle(app: ServedApp, head: Head, receive: Receive, send: Send) -> HttpResponse | None:
+def _has_twice(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Report whether a header that says who asks is there more than once."""
+    names = [name for name, _ in headers if name in SINGLE]
+    return len(names) > len(set(names))
+
+
+async def _handle(app: ServedApp, exchange: AsgiExchange, receive: Receive, send: Send) -> HttpResponse | None:
     """Read the body of an admitted request and have it answered.
 
     Returns None if the client leaves, or if the answer was sent in parts.
@@ -201,8 +220,8 @@ async def _handle(app: ServedApp, head: Head, receive: Receive, send: Send) -> H
     if body is None:
         return None
     if len(body) > app.max_body_bytes:
-        return app.refuse(head, too_large(app.max_body_bytes))
-    exchange = AsgiExchange(app, head, body)
+        return app.refuse(exchange.head, too_large(app.max_body_bytes))
+    exchange.item, exchange.nbytes = body, len(body)
     app.handle(exchange)
     if type(exchange.stream) is HttpStream:
         return await _answer_in_parts(exchange, receive, send)
@@ -246,7 +265,7 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
     """
     stream, ask = cast(HttpStream, exchange.stream), exchange.head.ask
     assert ask is not None and ask.framing is not None
-    framing = ask.framing
+    framing, observer = ask.framing, exchange.app.observer
     try:
         while True:
             await _wait_for_part(exchange, stream, framing.alive)
@@ -256,6 +275,10 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
                 stream.is_head_written = stream.has_begun = True
                 headers = [(b"content-type", framing.content_type), (b"x-content-type-options", b"nosniff")]
                 headers += exchange.head.echoed(framing.headers)
+                if observer is not None:
+                    given = {name for name, _ in headers}
+                    added = observer.headers(exchange, monotonic(), has_ended=False)
+                    headers += [header for header in added if header[0] not in given]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             has_ended, is_broken = exchange.has_ended, exchange.is_broken
             is_last = has_ended and not is_broken
@@ -263,6 +286,8 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
             if is_broken:
                 return None, BrokenAnswer("the answer broke off after some of its parts were sent")
             if has_ended:
+                if observer is not None:
+                    observer.answered(exchange, 200, 0, monotonic())
                 return None, None
             if stream.is_held_back:
                 stream.is_held_back = False

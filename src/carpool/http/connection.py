@@ -117,6 +117,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, state: ServerState) -> None:
         self.app = state.app
+        self._observer = state.app.observer
         self._state = state
         self._limits = state.limits
         self._known_heads = state.heads
@@ -187,7 +188,7 @@ class Connection(asyncio.Protocol):
         if is_owed:
             self._timers.probe()
             self._probe_reader_of_events()
-        return is_owed
+        return is_owed and self._transport.can_write_eof()  # TLS knows no half-closed connections
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
@@ -416,6 +417,8 @@ class Connection(asyncio.Protocol):
         if response is _IN_PARTS:
             self._write_end(exchange)
             return
+        if self._observer is not None:
+            response = self._observer.answering(exchange, response, monotonic())
         head, body, was_paused = exchange.head, response.body, self._is_writing_paused
         is_last = not head.keep_alive or (self._state.is_draining and self.is_quiet)
         start = self._start_of(response, head, is_last)
@@ -542,6 +545,8 @@ class Connection(asyncio.Protocol):
         if not head.is_http_1_0 and not exchange.is_broken:
             data += _LAST_CHUNK
         self._write_in_parts(exchange, data)
+        if self._observer is not None:
+            self._observer.answered(exchange, 200, len(data), monotonic())
         if exchange.is_broken or _ends_with_answer(head) or (self._state.is_draining and self.is_quiet):
             self._transport.close()
 
@@ -567,7 +572,11 @@ class Connection(asyncio.Protocol):
             self._state.common_headers(),
             b"content-type: %b\r\n" % framing.content_type,
         ]
-        headers = head.echoed(framing.headers) if REQUEST_ID in head.headers else framing.headers
+        headers = head.echoed(framing.headers) if head.extra or REQUEST_ID in head.headers else framing.headers
+        if self._observer is not None:
+            given = {name for name, _ in headers}
+            added = self._observer.headers(exchange, monotonic(), has_ended=False)
+            headers += tuple(header for header in added if header[0] not in given)
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"" if head.is_http_1_0 else b"transfer-encoding: chunked\r\n")
         lines.append(b"connection: close\r\n\r\n" if _ends_with_answer(head) else b"\r\n")
@@ -611,7 +620,7 @@ class Connection(asyncio.Protocol):
     def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:
         """Return everything of an answer that comes before its body."""
         status, body, content_type, headers = response
-        if REQUEST_ID in head.headers:
+        if head.extra or REQUEST_ID in head.headers:
             headers = head.echoed(headers)
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), self._state.common_headers()]
         if response.describes_its_body:

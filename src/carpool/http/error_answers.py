@@ -43,16 +43,22 @@ class ErrorAnswers:
         self._debug = flag("debug", debug)
         self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
 
-    def response(self, given_id: bytes, error: Exception, model: str = "") -> HttpResponse:
+    def new_id(self) -> str:
+        """Return the id of a request that its client has given none."""
+        return next(self._ids)
+
+    def response(self, given_id: bytes, error: Exception, model: str = "", caller: str = "") -> HttpResponse:
         """Return the response to a request that ended with `error`; what a model raised is logged.
 
         Args:
             given_id: the request's `X-Request-Id`; empty if it has none.
             error: why the request failed.
             model: the name of the model that was asked, for the log; empty if it is not known.
+            caller: the name of the key with which it was asked; empty if there is none.
         """
         request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else next(self._ids)
-        about = {"request_id": request_id, **({"model": model} if model else {})}
+        known = {"request_id": request_id, "model": model, "caller": caller}
+        about = {name: value for name, value in known.items() if value}
         if isinstance(error, ModelError):
             message = printable(text_of(error)).replace("\n", "\\n")
             about["code"] = error.code

@@ -19,6 +19,7 @@ from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
+    from carpool.http.notes import Notes
     from carpool.service.declaration import Declaration
     from carpool.service.weigh import Weigher
 
@@ -123,9 +124,11 @@ class Head:
         fields: all headers; kept only by an app that `wants_heads`.
         route: answers the request; set by `App.admit`.
         ask: what is asked of which model; set by `App.admit`, None for the app's own pages.
+        caller: the name of the key with which it is asked; empty where keys are not needed.
+        extra: headers that each answer to it has; set by `App.admit`.
     """
 
-    __slots__ = ("ask", "fields", "headers", "method", "path", "query", "route")
+    __slots__ = ("ask", "caller", "extra", "fields", "headers", "method", "path", "query", "route")
 
     def __init__(
         self,
@@ -142,6 +145,8 @@ class Head:
         self.fields = fields
         self.route: Callable[[Exchange], None] = _not_admitted
         self.ask: Ask | None = None
+        self.caller = ""
+        self.extra: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
     def request_id(self) -> bytes:
@@ -150,7 +155,10 @@ class Head:
         return given if _FIT_ID.fullmatch(given) else b""
 
     def echoed(self, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the headers of an answer with the client's id, unless they have an id already."""
+        """Return the headers of an answer, with those of each answer to this head, and with the
+        client's id unless they have an id already.
+        """
+        headers += self.extra
         given = self.request_id
         if given and all(name != REQUEST_ID for name, _ in headers):
             return (*headers, (REQUEST_ID, given))
@@ -162,9 +170,12 @@ class Exchange(Request):
 
     Attributes:
         head: the request's head; its body is the item.
+        notes: what is noted of it; only an app with an `Observer` sets it.
     """
 
-    __slots__ = ("head",)
+    __slots__ = ("head", "notes")
+
+    notes: Notes
 
     def __init__(self, head: Head, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))

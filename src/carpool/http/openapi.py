@@ -51,13 +51,28 @@ _PARAMETERS = [
 ]
 
 
-def document(endpoints: Sequence[Endpoint], timeout_status: int, max_body_bytes: int) -> dict[str, Any]:
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+
+
+def document(
+    endpoints: Sequence[Endpoint],
+    timeout_status: int,
+    max_body_bytes: int,
+    root_path: str = "",
+    *,
+    needs_key: bool = False,
+) -> dict[str, Any]:
     """Return the OpenAPI document of an app.
 
     Args:
         endpoints: what the app serves.
         timeout_status: status of a missed deadline.
         max_body_bytes: size of the largest request body.
+        root_path: what a proxy puts before each path.
+        needs_key: whether a key has to be sent.
     """
     addresses = [(endpoint.service, address) for endpoint in endpoints for address in endpoint.addresses]
     types: list[Any] = []
@@ -81,13 +96,16 @@ def document(endpoints: Sequence[Endpoint], timeout_status: int, max_body_bytes:
             "version": __version__,
             "description": "Requests are batched by the server; the request body is the item.",
         },
+        **({"servers": [{"url": root_path}]} if root_path else {}),
+        **({"security": [{"bearer": []}, {"key": []}]} if needs_key else {}),
         "paths": {**paths, **_operations()},
         "components": {
+            **({"securitySchemes": _SECURITY} if needs_key else {}),
             "schemas": {
                 **components,
                 "CarpoolError": _error_schema(),
                 "CarpoolItemError": _error_schema(status={"type": "integer"}),
-            }
+            },
         },
     }
 

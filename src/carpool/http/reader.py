@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import httptools
 
 from carpool.errors import CarpoolError
+from carpool.http.access import SINGLE
 from carpool.http.codec import Refusal, too_large
-from carpool.http.exchange import WANTED_HEADERS, HttpResponse
-from carpool.http.server_state import HttpHead
+from carpool.http.exchange import HttpResponse
+from carpool.http.server_state import FRAMING_HEADERS, HttpHead
 from carpool.http_request import Field
 from carpool.logger import logger
 
@@ -35,10 +36,9 @@ LARGEST_READ: Final = 256 * 1024
 MOST_AT_ONCE: Final = 16
 """How many requests of one connection are read before other connections get their turn."""
 
-_FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
-_KEPT_HEADERS = WANTED_HEADERS | _FRAMING_HEADERS
+_SINGLE_HEADERS = FRAMING_HEADERS | SINGLE
 _FORBIDDEN_TRAILERS = frozenset({b"content-length", b"host", b"transfer-encoding"})
-_NEVER_KNOWN = frozenset({b"expect", b"transfer-encoding", b"x-request-id"})
+_NEVER_KNOWN = frozenset({b"expect", b"transfer-encoding", b"x-request-id", b"traceparent"})
 _LONGEST_KNOWN_HEAD = 2048
 _FIELD_OVERHEAD = 4  # ": " and CRLF
 _SCHEMES = (b"http", b"https")
@@ -109,6 +109,7 @@ class RequestReader:
         self._state = state
         self._limits = state.limits
         self._receiver = receiver
+        self._kept_headers = state.kept_headers
         self._parser: Any = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
@@ -203,8 +204,8 @@ class RequestReader:
             if name in _FORBIDDEN_TRAILERS:
                 raise Refusal(400, "bad_http")
             return
-        if name in _KEPT_HEADERS or name in self._app.key_headers:
-            if name in _FRAMING_HEADERS and name in self._headers:
+        if name in self._kept_headers:
+            if name in _SINGLE_HEADERS and name in self._headers:
                 raise Refusal(400, "bad_http")
             self._headers[name] = value.strip(b" \t")
         if self._app.wants_heads:
@@ -224,6 +225,10 @@ class RequestReader:
         if not head.keep_alive:
             head.good_headers = None
         self._refusal = self._app.admit(head)
+        if self._app.observer is not None:
+            head.good_headers = None  # its answers take the long way
+        elif head.extra:
+            head.add_to_good_answers(head.extra)
         has_body = head.length > 0 or b"transfer-encoding" in headers
         if self._refusal is None:
             if has_body:

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import importlib.util
 import logging
+import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from carpool.drive.descriptors import fill_standard
+from carpool.http.access import LOCAL_NAMES, Access, new_access
+from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
+from carpool.http.listener import InheritedListener, Listener, PortListener, UnixListener, listener_at
+from carpool.http.server_state import Limits
+from carpool.http.tls import Certificates
 from carpool.logger import logger
 from carpool.observe import log as log_lines
+from carpool.service.checks import at_least, seconds
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
+from carpool.settings import ServerSettings, SettingsByName
 from carpool.worker import program
+from carpool.worker.own_metrics import FOLDER_VARIABLE
 
 try:
     from carpool.http.server import Server
@@ -28,6 +38,8 @@ except ImportError as error:
     ) from None
 
 _LARGEST_PORT = 65535
+_MODE_DIGITS = 3
+_LONGEST_S = 30 * 24 * 3600.0  # timers of event loops cannot run for ever
 _IN_WORKER = (
     "serve was called inside a worker process, which runs the main program once more to find its models: put the call"
     ' under `if __name__ == "__main__":`'
@@ -42,21 +54,7 @@ _NOT_MAIN = (
 )
 
 
-def serve(
-    *services: Service,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    when_full: Literal["refuse", "wait"] = "refuse",
-    timeout_status: Literal[504, 408] = 504,
-    max_body_mb: float = 16.0,
-    join: str | Join | None = None,
-    on: Literal["ray"] | Elsewhere | None = None,
-    debug: bool = False,
-    log: Literal["text", "json"] = "text",
-    log_level: Literal["debug", "info", "warning", "error"] = "info",
-    reload: Literal["beside", "rolling"] = "beside",
-    watch: bool = False,
-) -> None:
+def serve(*services: Service, **settings: Unpack[SettingsByName]) -> None:
     """Serve services over HTTP until SIGTERM or Ctrl-C, as the command `carpool serve` does.
 
     The first signal lets the requests inside finish, and then `serve` returns. A second one ends
@@ -66,29 +64,18 @@ def serve(
     Args:
         services: What to serve. The first one answers at /predict, and each at
             /models/NAME/predict.
-        host: The address to listen on. 0.0.0.0 makes the services reachable from other machines.
-        port: The port to listen on; 0 takes a free one, which the log tells.
-        when_full: What to do with a request while the queue is full: "refuse" it with 429, or let
-            it "wait" until its deadline.
-        timeout_status: The HTTP status of a request whose deadline has passed.
-        max_body_mb: The size of the largest request body, in MiB.
-        join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
-            socket.
-        on: Where worker processes run: "ray", or a `carpool.ray.Cluster`. None for this machine.
-        debug: Whether error responses show the texts of exceptions. Not for production.
-        log: "text" for log lines that people read, or "json" for one object per line. A program
-            that has set up logging already keeps what it has.
-        log_level: The least level of log lines that are written. What models print is always shown.
-        reload: How SIGHUP and `carpool reload` replace workers: "beside" starts all new ones before
-            an old one goes; "rolling" replaces one at a time, where there is no memory for both.
-        watch: Whether to reload when a Python file below the current folder changes. For
-            development.
+        settings: Those of `carpool serve`, such as `host="0.0.0.0"`, `port=8000` and
+            `api_keys="keys.txt"`; docs/configuration.md lists them. `log` and `log_level` do
+            nothing in a program that has set up logging already. The environment and
+            `carpool.toml` are not read, but for keys in CARPOOL_API_KEYS.
 
     Raises:
         StartupError: A service could not start.
         Unavailable: Every service has failed, so there is nothing left to serve.
-        OSError: The address cannot be listened on.
-        ValueError: A setting is out of range, or two services have the same name.
+        OSError: The address cannot be listened on, or a file cannot be read.
+        ValueError: A setting is out of range, two services have the same name, or everybody could
+            ask at a public address.
+        TypeError: There is no such setting.
         RuntimeError: This is a worker process, a thread other than the main one, or one in which an
             event loop is running.
     """
@@ -98,50 +85,155 @@ def serve(
         raise RuntimeError(_LOOP_RUNS)
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(_NOT_MAIN)
-    check_port(port, "port=")
-    if log not in ("text", "json"):
-        raise ValueError(f"log must be 'text' or 'json', not {log!r}")
-    if reload not in ("beside", "rolling"):
-        raise ValueError(f"reload must be 'beside' or 'rolling', not {reload!r}")
+    chosen = ServerSettings(**settings)
+    check_port(chosen.port, "port=")
+    if chosen.log not in ("text", "json"):
+        raise ValueError(f"log must be 'text' or 'json', not {chosen.log!r}")
+    if chosen.reload not in ("beside", "rolling"):
+        raise ValueError(f"reload must be 'beside' or 'rolling', not {chosen.reload!r}")
     if not logging.getLogger("carpool").hasHandlers():
-        log_lines.set_up(log, log_lines.level_of(log_level))
-    app = new_app(services, when_full, timeout_status, max_body_mb, debug, join, on)
-    server = new_server(app, host, port, reload, watch=watch)
+        log_lines.set_up(chosen.log, log_lines.level_of(chosen.log_level))
+    server = new_server(services, chosen)
     try:
         server.bind()
     except OSError as error:
-        raise OSError(error.errno, why_not_bound(error, host, port, "port=", "host=")) from None
+        raise OSError(error.errno, why_not_bound(error, chosen, "{}=".format)) from None
     run_until_stopped(server)
 
 
-def new_app(
-    services: Sequence[Service],
-    when_full: Literal["refuse", "wait"],
-    timeout_status: Literal[504, 408],
-    max_body_mb: float,
-    debug: bool,
-    join: str | Join | None,
-    on: Literal["ray"] | Elsewhere | None,
-) -> App:
-    """Make the app of a server that logs what models print. Raises what `App` raises."""
-    return App(
+def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewhere | None = None) -> Server:
+    """Make the server that some settings describe. Nothing is bound or started here.
+
+    Args:
+        services: what it serves.
+        settings: its own.
+        on: where worker processes run; None for what the settings say.
+
+    Raises:
+        ValueError: a setting is out of range, or everybody could ask at a public address.
+        TypeError: JSON and msgpack cannot express a type hint of a service.
+        OSError: a file that a setting names cannot be read.
+    """
+    listener = _listener(settings)
+    admin_listener = None if settings.admin_address is None else listener_at(settings.admin_address)
+    tls = _certificates(settings)
+    app = App(
         *services,
-        when_full=when_full,
-        timeout_status=timeout_status,
-        max_body_bytes=int(max_body_mb * 2**20),
-        debug=debug,
-        join=join,
-        on=on,
+        when_full=settings.when_full,
+        timeout_status=settings.timeout_status,
+        max_body_bytes=int(settings.max_body_mb * 2**20),
+        debug=settings.debug,
+        join=_join(settings),
+        on=on or settings.on,
         output=log_lines.worker_line,
+        api_keys=settings.api_keys,
+        allow_host=settings.allow_host or _usual_names(listener),
+        cors_origin=settings.cors_origin,
+        open_readyz=settings.open_readyz,
+        root_path=settings.root_path,
+        has_admin_address=admin_listener is not None,
+        access_log=settings.access_log,
+        server_timing=settings.server_timing,
+        trace=settings.trace,
+        compress=settings.compress,
+        compress_from_bytes=settings.compress_from_bytes,
+    )
+    admin = None
+    if admin_listener is not None:
+        access = new_access(
+            settings.api_keys,
+            settings.allow_host or _usual_names(admin_listener),
+            settings.cors_origin,
+            open_readyz=settings.open_readyz,
+        )
+        admin = (admin_listener, AdminApp(app, access))
+    _check_not_open(listener, app.access, tls is not None and settings.tls_client_ca is not None, settings)
+    if admin is not None:
+        _check_not_open(admin[0], admin[1].access, False, settings)
+    app.admin.rolling = settings.reload == "rolling"
+    server = Server(app, limits=_limits(settings), listener=listener, tls=tls, admin=admin)
+    server.watched = Path.cwd() if settings.watch else None
+    return server
+
+
+def _listener(settings: ServerSettings) -> Listener:
+    """Return where to listen. Raises ValueError or OSError."""
+    if settings.socket is not None and settings.fd is not None:
+        raise ValueError("socket and fd are two places to listen: choose one")
+    if settings.socket is not None:
+        return UnixListener(Path(settings.socket), _mode(settings.socket_mode))
+    if settings.fd is not None:
+        return InheritedListener(settings.fd)
+    return PortListener(settings.host, settings.port)
+
+
+def _join(settings: ServerSettings) -> Join | None:
+    """Return where workers join; None if none can. Raises ValueError or OSError."""
+    token, certificate, key, authority = (
+        settings.join_token,
+        settings.join_cert,
+        settings.join_key,
+        settings.join_ca,
+    )
+    if settings.join is None:
+        if token or certificate or key or authority:
+            raise ValueError("join_token, join_cert, join_key and join_ca go with join: say where workers connect")
+        return None
+    return Join(settings.join, token_file=token, certificate=certificate, key=key, authority=authority)
+
+
+def _mode(text: str) -> int:
+    """Return the permissions of a file. Raises ValueError."""
+    if len(text) != _MODE_DIGITS or any(c not in "01234567" for c in text):
+        raise ValueError(f"socket_mode must be permissions such as 600 or 660, not {text!r}")
+    return int(text, 8)
+
+
+def _certificates(settings: ServerSettings) -> Certificates | None:
+    """Return what TLS needs; None where it is not spoken. Raises ValueError or OSError."""
+    if settings.tls_cert is None:
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(settings, name) is not None:
+                raise ValueError(f"{name} does nothing without tls_cert, the server's certificate: give it, too")
+        return None
+    key, roots = settings.tls_key, settings.tls_client_ca
+    return Certificates(
+        Path(settings.tls_cert), None if key is None else Path(key), None if roots is None else Path(roots)
     )
 
 
-def new_server(app: App, host: str, port: int, reload: Literal["beside", "rolling"], *, watch: bool) -> Server:
-    """Make the server of an app that reloads its services when it is told to, or sees a change."""
-    app.admin.rolling = reload == "rolling"
-    server = Server(app, host, port)
-    server.watched = Path.cwd() if watch else None
-    return server
+def _usual_names(listener: Listener) -> tuple[str, ...]:
+    """Return the names by which a server that only this machine reaches is called by browsers.
+
+    Without them a page of any site could have its own name lead here (DNS rebinding).
+    """
+    if isinstance(listener, UnixListener) or not listener.is_private:
+        return ()
+    return (*LOCAL_NAMES, *([listener.host] if isinstance(listener, PortListener) else ()))
+
+
+def _check_not_open(listener: Listener, access: Access | None, has_client_ca: bool, settings: ServerSettings) -> None:
+    """Raise ValueError if everybody could ask at a public address, and nobody has said so."""
+    if listener.is_private or has_client_ca or settings.insecure or (access is not None and access.keys is not None):
+        return
+    raise ValueError(
+        f"everybody who reaches {listener.address} could ask: let clients send a key (carpool key NAME makes one, and"
+        " --api-keys FILE or CARPOOL_API_KEYS takes it), or a certificate (--tls-client-ca), or say --insecure"
+    )
+
+
+def _limits(settings: ServerSettings) -> Limits:
+    """Return how much one client may take up. Raises ValueError."""
+    return Limits(
+        connections=at_least("max_connections", settings.max_connections, 1),
+        header_bytes=at_least("max_header_bytes", settings.max_header_bytes, 256),
+        header_fields=at_least("max_headers", settings.max_headers, 1),
+        pipelined=at_least("max_pipelined", settings.max_pipelined, 1),
+        header_s=min(seconds("header_timeout_s", settings.header_timeout_s), _LONGEST_S),
+        body_s=min(seconds("body_timeout_s", settings.body_timeout_s), _LONGEST_S),
+        idle_s=min(seconds("idle_timeout_s", settings.idle_timeout_s), _LONGEST_S),
+        write_s=min(seconds("write_timeout_s", settings.write_timeout_s), _LONGEST_S),
+    )
 
 
 def check_port(port: int, setting: str) -> None:
@@ -160,30 +252,49 @@ def check_port(port: int, setting: str) -> None:
         )
 
 
-def why_not_bound(error: OSError, host: str, port: int, port_setting: str, host_setting: str) -> str:
+def why_not_bound(error: OSError, settings: ServerSettings, named: Callable[[str], str]) -> str:
     """Return why a server cannot listen, and what to do about it.
 
     Args:
         error: What binding raised.
-        host: The address.
-        port: The port.
-        port_setting: How the user sets the port.
-        host_setting: How the user sets the address.
+        settings: Of the server.
+        named: Returns how the user writes a setting.
     """
+    host, port = settings.host, settings.port
+    if settings.socket is not None or settings.fd is not None:
+        return f"cannot listen: {error.strerror or error}"
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use on {host}: stop what listens there, or choose another one with {port_setting}"
+        return f"port {port} is in use on {host}: stop what listens there, or choose another one with {named('port')}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} may not be opened by this user: choose one above 1023 with {port_setting}"
+        return f"port {port} may not be opened by this user: choose one above 1023 with {named('port')}"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is not an address of this machine: choose another one with {host_setting}"
+        return f"{host} is not an address of this machine: choose another one with {named('host')}"
     return f"cannot listen on {host}:{port}: {error.strerror or error}"
 
 
 def run_until_stopped(server: Server) -> None:
     """Run a server that listens already until a signal stops it. Raises as `Server.run` does."""
-    address = f"http://{server.host}:{server.port}"
-    _run(server.run(lambda: logger.info("ready on %s", address, extra={"address": address})))
+    address = server.address
+    with _own_metrics(server.app):
+        _run(server.run(lambda: logger.info("ready on %s", address, extra={"address": address})))
     logger.info("stopped")
+
+
+@contextlib.contextmanager
+def _own_metrics(app: App) -> Iterator[None]:
+    """Have workers leave the metrics of their models where the app finds them."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        yield
+        return
+    from carpool.observe.own_metrics import OwnMetricsOfWorkers
+
+    app.own_metrics = OwnMetricsOfWorkers()
+    os.environ[FOLDER_VARIABLE] = app.own_metrics.folder
+    try:
+        yield
+    finally:
+        del os.environ[FOLDER_VARIABLE]
+        app.own_metrics.close()
 
 
 def _loop_is_running() -> bool:

@@ -9,68 +9,171 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from carpool.errors import CarpoolError, Unavailable
+from carpool.http import systemd
 from carpool.http.admin import ReloadOrder
+from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.connection import Connection
+from carpool.http.listener import BACKLOG, Listener, PortListener
 from carpool.http.server_state import Limits, ServerState
+from carpool.http.tls import Certificates
 from carpool.http.watch import reload_on_change
 from carpool.logger import logger
 
-_BACKLOG = 2048
 _LAST_ANSWERS_S = 5.0
+_LOOK_EVERY_S = 1.0
+_HANDSHAKE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a server listens, and what it serves there.
+
+    Attributes:
+        listener: where.
+        app: what is served.
+        tls: the server's certificate; None where TLS is not spoken.
+        sock: what it listens on, once it is bound.
+        state: what its connections share, once it accepts any.
+        server: accepts connections.
+    """
+
+    listener: Listener
+    app: App | AdminApp
+    tls: Certificates | None
+    sock: socket.socket | None = None
+    state: ServerState | None = None
+    server: asyncio.Server | None = None
+
+    def bind(self) -> None:
+        """Take the place. Raises OSError if it is not free."""
+        self.sock = self.listener.bind()
+        self.sock.setblocking(False)
+
+    async def listen(self, limits: Limits) -> None:
+        """Accept connections."""
+        assert self.sock is not None
+        state = self.state = ServerState(self.app, limits)
+        if self.app.access is not None:
+            self.app.access.on_change.append(state.forget_heads)
+        create: Any = asyncio.get_running_loop().create_server
+        if self.sock.family == socket.AF_UNIX:
+            create = asyncio.get_running_loop().create_unix_server
+        more = {} if self.tls is None else {"ssl": self.tls.context, "ssl_handshake_timeout": _HANDSHAKE_S}
+        self.server = await create(lambda: Connection(state), sock=self.sock, backlog=BACKLOG, **more)
+
+    async def end(self, patience_s: float) -> None:
+        """Close every connection: idle ones now, the others after their answers."""
+        if self.server is not None:
+            self.server.close()
+        if self.state is not None:
+            self.state.drain()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self.state.empty()
+            self.state.abort()
+        self.server = None
+        self.listener.release()
 
 
 class Server:
-    """Serves one app on one address.
+    """Serves one app, at one address or with another one for those who run it.
 
     Args:
         app: what to serve.
-        host: the address to bind.
+        host: the address to bind, unless there is a `listener`.
         port: the port to bind; 0 takes a free one.
         limits: how much one client may take up.
+        listener: where to listen, in the place of host and port.
+        tls: the server's certificate; None where TLS is not spoken.
+        admin: where those who run the server ask, and what is served there.
 
     Attributes:
         app: what is served.
-        host: the address.
-        port: the port; the one that was taken, once it is bound.
+        listener: where the server listens.
+        admin_listener: where those who run it ask; None if that is no address of its own.
         sockets: what the server listens on; empty until `bind`.
         watched: the folder whose source files have the services reloaded when they change; None
             for none.
     """
 
-    def __init__(self, app: App, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        limits: Limits | None = None,
+        *,
+        listener: Listener | None = None,
+        tls: Certificates | None = None,
+        admin: tuple[Listener, AdminApp] | None = None,
+    ) -> None:
         self.app = app
-        self.host = host
-        self.port = port
-        self.sockets: list[socket.socket] = []
+        self.listener = listener or PortListener(host, port)
+        self.admin_listener = None if admin is None else admin[0]
         self._limits = limits or Limits()
-        self._state: ServerState | None = None
-        self._servers: list[asyncio.Server] = []
+        self._tls = tls
+        self._places = [_Place(self.listener, app, tls)]
+        if admin is not None:
+            self._places.append(_Place(admin[0], admin[1], None))
+        self._looking: asyncio.TimerHandle | None = None
         self.watched: Path | None = None
         self._had_terminal = False
         self._beside: list[asyncio.Task[None]] = []  # reloads, and what watches for changes
 
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """What the server listens on; empty until `bind`."""
+        return [place.sock for place in self._places if place.sock is not None]
+
+    @property
+    def state(self) -> ServerState | None:
+        """What the connections at its address share; None until it listens."""
+        return self._places[0].state
+
+    @property
+    def host(self) -> str:
+        """The address that is bound, if it is one of TCP."""
+        return self.listener.host if isinstance(self.listener, PortListener) else ""
+
+    @property
+    def port(self) -> int:
+        """The port; the one that was taken, once it is bound."""
+        return self.listener.port if isinstance(self.listener, PortListener) else 0
+
+    @property
+    def address(self) -> str:
+        """Where the server listens, as people are told it."""
+        address = self.listener.address
+        return address if ":/" in address else f"http{'s' if self._tls is not None else ''}://{address}"
+
     def bind(self) -> None:
-        """Take the address, before anything costly is started. Raises OSError if it is not free."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        sock = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
-        sock.setblocking(False)
-        self.sockets = [sock]
-        self.port = sock.getsockname()[1]
+        """Take the addresses before anything costly is started. Raises OSError."""
+        for place in self._places:
+            place.bind()
 
     async def listen(self) -> None:
         """Accept connections; the app answers 503 until it has started."""
         if not self.sockets:
             self.bind()
-        state = self._state = ServerState(self.app, self._limits)
-        loop = asyncio.get_running_loop()
-        self._servers = [
-            await loop.create_server(lambda: Connection(state), sock=sock, backlog=_BACKLOG) for sock in self.sockets
-        ]
+        for place in self._places:
+            await place.listen(self._limits)
+        if self._tls is not None or any(place.app.access is not None for place in self._places):
+            self._look_at_files()
+
+    def _look_at_files(self) -> None:
+        """Read keys and certificates again where they have changed, now and then."""
+        if self._tls is not None:
+            self._tls.refresh()
+        for place in self._places:
+            if place.app.access is not None:
+                place.app.access.refresh()
+        self._looking = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look_at_files)
 
     async def stop(self, drain: bool = True) -> None:
         """Refuse new requests, finish those inside, stop the services, close every connection.
@@ -80,15 +183,9 @@ class Server:
         """
         self.app.drain()
         await self.app.stop(drain)
-        for server in self._servers:
-            server.close()
-        if self._state is not None:
-            self._state.drain()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_ANSWERS_S if drain else 0):
-                    await self._state.empty()
-            self._state.abort()
-        self._servers = []
+        if self._looking is not None:
+            self._looking.cancel()
+        await asyncio.gather(*[place.end(_LAST_ANSWERS_S if drain else 0) for place in self._places])
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once.
@@ -106,6 +203,7 @@ class Server:
         if not self.sockets:
             self.bind()
         stopping = asyncio.Event()
+        beating: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received_signal, number, stopping)
@@ -118,14 +216,19 @@ class Server:
             if await _done_first(starting, stopped):
                 starting.result()
                 ready()
+                systemd.notify("READY=1")
+                beating = asyncio.ensure_future(systemd.keep_alive())
                 if self.watched is not None:
                     self._beside.append(loop.create_task(reload_on_change(self.app.admin, self.watched)))
                 if await _done_first(asyncio.ensure_future(self.app.failed()), stopped):
                     raise Unavailable("no service can answer any more", code="stage_failed")
         finally:
+            systemd.notify("STOPPING=1")
             for task in self._beside:
                 task.cancel()
             await self.stop()
+            if beating is not None:
+                beating.cancel()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length
@@ -16,9 +16,12 @@ from carpool.http_request import Field
 from carpool.wire.memory import Memory
 
 if TYPE_CHECKING:
+    from carpool.http.admin_address import AdminApp
     from carpool.http.app import App
 
 _MOST_KNOWN_HEADS = 1024
+FRAMING_HEADERS: Final = frozenset({b"host", b"expect", b"transfer-encoding"})
+"""The headers that tell the reader how a request is sent, and none of which may come twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,11 @@ class HttpHead(Head):
             self.good_headers = b"%b: %b\r\n" % (REQUEST_ID, given) if given else b""
         self.is_cut_short = False
 
+    def add_to_good_answers(self, headers: Sequence[Field]) -> None:
+        """Have good answers to this head carry further headers."""
+        if self.good_headers is not None:
+            self.good_headers += b"".join([b"%b: %b\r\n" % header for header in headers])
+
 
 class Client(Protocol):
     """A connection as its server sees it."""
@@ -116,6 +124,7 @@ class ServerState:
 
     Attributes:
         connections: those that are open.
+        kept_headers: the headers of a request that are not thrown away.
         heads: recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
             the same, so most requests need no parsing at all.
         ok_prefixes: by content type, a good answer up to its length, for the present second.
@@ -127,11 +136,12 @@ class ServerState:
             request for a page of the app waits in line until the next turn.
     """
 
-    def __init__(self, app: App, limits: Limits) -> None:
+    def __init__(self, app: App | AdminApp, limits: Limits) -> None:
         self.app = app
         self.limits = limits
         self._loop = asyncio.get_running_loop()
         self.connections: set[Client] = set()
+        self.kept_headers = FRAMING_HEADERS | app.wanted_headers
         self.heads: dict[bytes, HttpHead] = {}
         self.memory = Memory()
         largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
@@ -148,6 +158,10 @@ class ServerState:
         if len(self.heads) >= _MOST_KNOWN_HEADS:
             self.heads.clear()
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
+
+    def forget_heads(self) -> None:
+        """Forget all known heads: what was let in before may not be any more."""
+        self.heads.clear()
 
     def may_ask_for_page(self, connection: Client) -> bool:
         """Report whether a connection may ask for a page now; if not, tell it when it may."""

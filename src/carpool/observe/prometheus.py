@@ -7,6 +7,7 @@ no client can add series.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from prometheus_client import exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -20,13 +21,33 @@ from carpool.observe.stream_stats import StreamStats
 _STAGE = ("model", "stage")
 
 
-def render(services: Sequence[Stats], now: float, accept: str = "") -> tuple[bytes, str]:
+class Callers(Protocol):
+    """Who has asked.
+
+    Attributes:
+        requests: how many requests each caller has made, by the name of its key.
+        rejected: how many requests had no key, or a wrong one.
+    """
+
+    requests: dict[str, int]
+    rejected: int
+
+
+def render(
+    services: Sequence[Stats], now: float, accept: str = "", more: Iterable[Collector] = ()
+) -> tuple[bytes, str]:
     """Return the metrics of all services at `now`, and their content type.
 
-    The format is the one for which the header `accept` asks.
+    Args:
+        services: the services.
+        now: the time.
+        accept: the header that says which format is wanted.
+        more: collectors of other metrics.
     """
     registry = CollectorRegistry()
     registry.register(_Services(services, now))
+    for collector in more:
+        registry.register(collector)
     encode, content_type = exposition.choose_encoder(accept)
     return encode(registry), content_type
 
@@ -41,6 +62,23 @@ class _Services(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield every metric, each with all services and stages."""
         yield from service_metrics(self._services, self._now)
+
+
+class CallerMetrics(Collector):
+    """Collects the metrics of those who ask."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics of callers; there are as many as keys."""
+        requests = CounterMetricFamily("carpool_caller_requests", "Requests, by the name of their key.", labels=["key"])
+        for name, count in self._callers.requests.items():
+            requests.add_metric((name,), count)
+        yield requests
+        yield CounterMetricFamily(
+            "carpool_unauthorized", "Requests without a key, or with a wrong one.", value=self._callers.rejected
+        )
 
 
 def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from carpool.call.results import Trouble
 from carpool.call.retry import padded_size
@@ -69,6 +69,16 @@ REASONS = (
 """Why a batch was sent to its worker. Whatever else a policy says is counted as `other`."""
 
 
+class BatchWatcher(Protocol):
+    """Whoever is told of each batch of a stage."""
+
+    def batch_started(self, stage: StageStats, batch: Batch) -> None:
+        """Note that a worker has got to a batch."""
+
+    def batch_completed(self, stage: StageStats, place: int) -> None:
+        """Note that a worker has answered its batch."""
+
+
 class StageStats:
     """Counters of one stage.
 
@@ -99,6 +109,7 @@ class StageStats:
         positions: In a stage with `length`, how many positions (tokens, frames, ...) the model has
             computed for the items, those included that it has padded them with.
         length_padding: How many of these were padding.
+        watcher: Is told of each batch; None unless requests are logged or traced one by one.
     """
 
     def __init__(self, name: str, pipeline: Pipeline, index: int, roster: Roster | None, single: bool) -> None:
@@ -116,6 +127,7 @@ class StageStats:
         self._last_reason = ""
         self._explain_at = -inf
         self.elsewhere: dict[int, Hello] = {}
+        self.watcher: BatchWatcher | None = None
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
 
     def started(self, batch: Batch) -> None:
@@ -133,6 +145,8 @@ class StageStats:
             self._log_reason(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += calls
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
+        if self.watcher is not None:
+            self.watcher.batch_started(self, batch)
 
     def completed(self, place: int, n: int, busy_s: float, waited_s: float) -> None:
         """Count a batch that is done.
@@ -149,6 +163,8 @@ class StageStats:
             self.compute_time.add(busy_s / n, n)  # one time for all is measured: each gets its share
         else:
             self.compute_time.add(busy_s)
+        if self.watcher is not None:
+            self.watcher.batch_completed(self, place)
         if place in self._wanted:
             self.idle_gap.add(waited_s)
         if self.batcher.queue or place in self.batcher.in_flight:

@@ -64,6 +64,14 @@ class CostModel(CostLevel):
         """Expected over measured time in the long run, at most 1: stalls take the rest."""
         return min(1.0, self._expected / self._measured) if self._measured else 1.0
 
+    def curve(self) -> list[tuple[int, float]]:
+        """Return the expected seconds at each size that has an entry of its own."""
+        return list(zip(self._knots, self._at, strict=True))
+
+    def points(self) -> list[tuple[int, float, float]]:
+        """Return the sizes that were seen, the mean seconds there, and how often lately."""
+        return [(n, self.level * mean, count) for n, mean, count in self.shape.measured()]
+
     def seconds(self, n: float) -> float:
         """Return the expected time of a batch of size `n` >= 1.
 

@@ -83,6 +83,10 @@ class Shape:
         ]
         self._w = self._n = self._nn = self._d = self._nd = 0.0  # sums of 1, n, n², d, n·d, forgotten
 
+    def measured(self) -> list[tuple[int, float, float]]:
+        """Return the sizes that were seen, the mean of what was measured there, and how often."""
+        return [each for each in zip(self.knots, self._local, self.counts, strict=True) if each[2] > 0]
+
     def index(self, n: int) -> int:
         """Return the position of the knot at `n`, or of the last one below."""
         if n <= self._dense:

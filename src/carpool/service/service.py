@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Literal
+from typing import Literal, Unpack
 
 from carpool.drive.output import LineSink, print_line
 from carpool.service.checks import at_least, check_callable, when_full_waits
@@ -11,6 +11,7 @@ from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.handle import AsyncHandle, Handle
 from carpool.service.join import Join, join_of
+from carpool.settings import SettingsByName
 
 _SINK_ARGUMENTS = "a worker's name, whether it is an error, and a line"
 
@@ -164,40 +165,11 @@ class Service(Declaration):
         """
         return self.run(journal_size=journal_size, output=output, when_full=when_full, join=join, on=on).start()
 
-    def serve(
-        self,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        when_full: Literal["refuse", "wait"] = "refuse",
-        timeout_status: Literal[504, 408] = 504,
-        max_body_mb: float = 16.0,
-        join: str | Join | None = None,
-        on: Literal["ray"] | Elsewhere | None = None,
-        debug: bool = False,
-        log: Literal["text", "json"] = "text",
-        log_level: Literal["debug", "info", "warning", "error"] = "info",
-        reload: Literal["beside", "rolling"] = "beside",
-        watch: bool = False,
-    ) -> None:
+    def serve(self, **settings: Unpack[SettingsByName]) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.
 
-        It is `carpool.serve` for one service; see there for what each setting means and for what is
-        raised. It needs `carpool[serve]`.
+        It is `carpool.serve` for one service; see there for the settings and for what is raised. It
+        needs `carpool[serve]`.
         """
         serving = importlib.import_module("carpool.http.serve")  # at its first use: Python callers need no HTTP
-        serving.serve(
-            self,
-            host=host,
-            port=port,
-            when_full=when_full,
-            timeout_status=timeout_status,
-            max_body_mb=max_body_mb,
-            join=join,
-            on=on,
-            debug=debug,
-            log=log,
-            log_level=log_level,
-            reload=reload,
-            watch=watch,
-        )
+        serving.serve(self, **settings)

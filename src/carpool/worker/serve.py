@@ -39,6 +39,7 @@ from carpool.wire.order import StepTiming
 from carpool.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.worker import program, step_loop
 from carpool.worker.answer import BatchAnswerer, ExampleError
+from carpool.worker.own_metrics import own_metrics
 from carpool.worker.quiet import hold_back_prints
 from carpool.worker.reports import FailureReports, clear_own_frames, describe
 from carpool.worker.setup import Setup
@@ -126,7 +127,10 @@ async def serve(
         may_wait=may_wait,
     )
     answerer = await _load(link, setup, find_model, retrier, announcer, points, same_process)
+    metrics = None if same_process else own_metrics(setup.stage, setup.place)
     if type(answerer) is StepAnswerer:
+        if metrics is not None:
+            metrics.keep_writing()
         await step_loop.run(link, answerer, announcer, points)
         await _tear_down(answerer.batches, setup)
         return
@@ -148,8 +152,12 @@ async def serve(
         _send_reply(link, reply)
         if points.after_send is not None:
             points.after_send()
+        if metrics is not None:
+            metrics.note()
         idle_since = monotonic()
     await _tear_down(answerer, setup)
+    if metrics is not None:
+        metrics.write()
 
 
 # -- loading the model

@@ -1,0 +1,256 @@
+"""Who may ask: keys, names of the host, and pages of other sites.
+
+An app has an `Access` only where something is restricted. It judges heads. A front that remembers
+heads by their exact bytes remembers its judgement with them, so a key that is presented again and
+again costs nothing; `Access.on_change` tells it when to forget.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from carpool.http.codec import Refusal
+from carpool.http.exchange import Exchange, Head, HttpResponse
+from carpool.http.keys import KeyRing
+
+SINGLE: Final = frozenset({b"authorization", b"x-api-key"})
+"""Headers that a request may have once only."""
+
+_OPEN = b"/livez"
+_READYZ = b"/readyz"
+_LOOK_EVERY_S = 1.0
+_ANY = "*"
+_SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+_OWN_SITES = frozenset({b"same-origin", b"none"})
+_CHALLENGE = b'Bearer realm="carpool"'
+_CHALLENGE_TO_BROWSERS = _CHALLENGE + b', Basic realm="carpool (any name, and the key as password)"'
+_ALLOWED_HEADERS = (
+    b"authorization, content-type, x-api-key, x-request-id, x-request-priority, x-request-timeout-ms, traceparent"
+)
+_EXPOSED_HEADERS = b"x-request-id, retry-after, server-timing"
+_PREFLIGHT_S = b"600"
+LOCAL_NAMES: Final = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
+"""What a browser on the same machine calls a server that listens on a loopback address."""
+
+
+class Access:
+    """Judges whether a request may be made at all.
+
+    Args:
+        keys: who may ask; None if everybody may.
+        hosts: the names by which clients may call the server, such as `api.example.com`,
+            `*.example.com` or `[::1]`; empty if any will do.
+        origins: the sites whose pages may ask, such as `https://example.com`; `*` for all.
+        is_readyz_open: whether `/readyz` needs no key, as `/livez` never does.
+        prefix: what stands before each path, as of a proxy.
+
+    Attributes:
+        wanted_headers: the headers that it looks at.
+        requests: how many requests each caller has made, by the name of its key.
+        rejected: how many requests had no key, or a wrong one.
+        on_change: are called when heads that were let in before may not be any more.
+    """
+
+    def __init__(
+        self,
+        keys: KeyRing | None = None,
+        hosts: Iterable[str] = (),
+        origins: Iterable[str] = (),
+        *,
+        is_readyz_open: bool = False,
+        prefix: str = "",
+    ) -> None:
+        self.keys = keys
+        self._hosts = frozenset(_host(name) for name in hosts)
+        self._origins = frozenset(origin.rstrip("/").lower().encode() for origin in origins)
+        start = prefix.encode()
+        self._open = {_OPEN, start + _OPEN} | ({_READYZ, start + _READYZ} if is_readyz_open else set())
+        self.wanted_headers = frozenset(
+            {
+                b"host",
+                b"origin",
+                b"sec-fetch-site",
+                b"access-control-request-method",
+                *(SINGLE if keys is not None else ()),
+            }
+        )
+        self.on_change: list[Callable[[], None]] = []
+        self._expiry = inf if keys is None else keys.next_expiry(time.time())
+        self._looked_at = 0.0
+        self.requests = dict.fromkeys([] if keys is None else sorted(keys.names), 0)
+        self.rejected = 0
+
+    def check(self, head: Head) -> HttpResponse | None:
+        """Judge a head, and note its caller and what its answer has to say to the caller's browser.
+
+        Returns:
+            The answer to a browser that asks whether a page may ask; None for any other request.
+
+        Raises:
+            Refusal: the request may not be made.
+        """
+        headers = head.headers
+        if head.path in self._open and head.method in _SAFE_METHODS:
+            return None
+        if self._hosts and not self._is_known(headers.get(b"host")):
+            raise Refusal(421, "wrong_host")
+        origin = headers.get(b"origin")
+        if origin is not None and self._is_allowed(origin):
+            head.extra = (
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", _EXPOSED_HEADERS),
+                (b"vary", b"origin"),
+            )
+            if head.method == b"OPTIONS" and b"access-control-request-method" in headers:
+                return _preflight()
+        elif head.method not in _SAFE_METHODS and _is_of_another_site(headers, origin):
+            raise Refusal(403, "cross_site")
+        if self.keys is not None:
+            head.caller = self._caller(head, self.keys)
+        return None
+
+    def counted(self, head: Head, route: Callable[[Exchange], None]) -> Callable[[Exchange], None]:
+        """Return a route that counts the requests of a caller."""
+        counts, caller = self.requests, head.caller
+        if not caller:
+            return route
+        counts.setdefault(caller, 0)
+
+        def count(exchange: Exchange) -> None:
+            counts[caller] += 1
+            route(exchange)
+
+        return count
+
+    def refresh(self) -> None:
+        """Read the keys again if they have changed, and see whether one has ended."""
+        if self.keys is None:
+            return
+        now = time.time()
+        if self.keys.reload() or now >= self._expiry:
+            for forget in self.on_change:
+                forget()
+        self._expiry = self.keys.next_expiry(now)
+
+    def refresh_now_and_then(self) -> None:
+        """Do the same at most once a second, for a front that has no timer for it."""
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            self.refresh()
+
+    def _caller(self, head: Head, keys: KeyRing) -> str:
+        """Return who asks. Raises Refusal if that is nobody who may."""
+        presented = head.headers.get(b"x-api-key", b"")
+        scheme, _, credentials = head.headers.get(b"authorization", b"").partition(b" ")
+        if not presented and scheme.lower() == b"bearer":
+            presented = credentials.strip()
+        elif not presented and scheme.lower() == b"basic":
+            presented = _password(credentials)
+        caller = keys.caller_of(presented, time.time()) if presented else None
+        if caller is None:
+            self.rejected += 1
+            is_page = head.method in _SAFE_METHODS  # a browser asks its user only where it opens a page
+            challenge = _CHALLENGE_TO_BROWSERS if is_page else _CHALLENGE
+            raise Refusal(401, "unauthorized", headers=((b"www-authenticate", challenge),))
+        return caller
+
+    def _is_known(self, host: bytes | None) -> bool:
+        """Report whether the server is called by a name of its own."""
+        if host is None:  # HTTP/1.0, which no browser speaks
+            return True
+        name = host.lower()
+        name = name[: name.find(b"]") + 1] if name.startswith(b"[") else name.partition(b":")[0]
+        if name in self._hosts or b"*" in self._hosts:
+            return True
+        _, dot, parent = name.partition(b".")
+        while dot:
+            if b"*." + parent in self._hosts:
+                return True
+            _, dot, parent = parent.partition(b".")
+        return False
+
+    def _is_allowed(self, origin: bytes) -> bool:
+        return origin.lower() in self._origins or _ANY.encode() in self._origins
+
+
+def new_access(
+    api_keys: str | os.PathLike[str] | None,
+    allow_host: Iterable[str],
+    cors_origin: Iterable[str],
+    *,
+    open_readyz: bool = False,
+    root_path: str = "",
+) -> Access | None:
+    """Return who may ask by some settings, and by the keys in CARPOOL_API_KEYS; None for everybody.
+
+    Raises:
+        ValueError: a setting or a line of the keys cannot be understood.
+        OSError: the file of keys cannot be read.
+    """
+    text = os.environ.get("CARPOOL_API_KEYS", "")
+    keys = None if api_keys is None and not text else KeyRing(None if api_keys is None else Path(api_keys), text)
+    hosts, origins = tuple(allow_host), tuple(cors_origin)
+    if keys is None and not hosts and not origins:
+        return None
+    return Access(keys, hosts, origins, is_readyz_open=open_readyz, prefix=root_path)
+
+
+def _password(credentials: bytes) -> bytes:
+    """Return the password of what a browser sends for its user; empty if there is none."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def _preflight() -> HttpResponse:
+    """Return the answer to a browser that asks whether a page may ask."""
+    allowed = (
+        (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
+        (b"access-control-allow-headers", _ALLOWED_HEADERS),
+        (b"access-control-max-age", _PREFLIGHT_S),
+    )
+    return HttpResponse(204, b"", headers=allowed)
+
+
+def _is_of_another_site(headers: Mapping[bytes, bytes], origin: bytes | None) -> bool:
+    """Report whether a browser says that a page from elsewhere asks.
+
+    Browsers send at least one of the two headers with every request that can change something, and
+    pages cannot set them. The first counts, as a proxy may have changed the name of the host.
+    """
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in _OWN_SITES
+    return origin is not None and origin.lower().partition(b"://")[2] != headers.get(b"host", b"").lower()
+
+
+def _host(name: str) -> bytes:
+    """Return a name of the server as `Host` has it. Raises ValueError if it is none."""
+    try:
+        if ipaddress.ip_address(name).version == 6:
+            name = f"[{name}]"
+    except ValueError:
+        pass
+    if not name or any(c in name for c in "/@ ,") or (":" in name and not name.startswith("[")):
+        raise ValueError(
+            f"{name!r} is no name of a host: write it without scheme and port, such as api.example.com, *.example.com"
+            " or [::1]"
+        )
+    return name.lower().encode()
+
+
+def is_loopback(host: str) -> bool:
+    """Report whether only programs of this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")

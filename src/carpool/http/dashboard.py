@@ -1,0 +1,139 @@
+"""The dashboard: a page, and the figures of each second as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
+
+from carpool.clock import monotonic
+from carpool.http.assets import pages_at
+from carpool.http.codec import as_json
+from carpool.http.exchange import Ask, ErrorResponder, Exchange, HttpResponse, ServedModel
+from carpool.http.streaming import SSE, HttpStream
+from carpool.observe.figures import figures, problems
+from carpool.observe.stats import Stats
+from carpool.request import DEFAULT_LANE
+from carpool.wire.payload import JSON
+
+if TYPE_CHECKING:
+    from carpool.drive.aio import Driver
+
+_PATH = b"/dashboard"
+_EVERY_S = 1.0
+_PROBLEMS_OVER_S = 10
+_MOST_VIEWERS = 32
+_EVENTS = SSE._replace(end=b"", error=b"")
+
+
+class _Source:
+    """Stands for a model and its driver, where the answer in parts is the figures."""
+
+    name = "dashboard"
+    weigher = None
+
+    def __init__(self, viewers: dict[Exchange, bool]) -> None:
+        self._viewers = viewers
+
+    @property
+    def driver(self) -> Driver:
+        """Itself: it is asked for nothing but what follows."""
+        return cast("Driver", self)
+
+    def pause(self, exchange: Exchange, is_paused: bool) -> None:
+        """Send no more figures to a viewer that does not take them, or go on."""
+        if exchange in self._viewers:
+            self._viewers[exchange] = is_paused
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Forget a viewer that has left."""
+        self._viewers.pop(exchange, None)
+
+    def refused(self, error: Exception) -> None:
+        """Take note of nothing: it is no model that refuses."""
+
+
+class Dashboard:
+    """The dashboard of an app.
+
+    Args:
+        stats: returns the statistics of the services that run.
+        responder: puts an error into HTTP.
+
+    Attributes:
+        pages: what answers, by path.
+    """
+
+    def __init__(self, stats: Callable[[], Sequence[Stats]], responder: ErrorResponder) -> None:
+        self._stats = stats
+        self._viewers: dict[Exchange, bool] = {}  # and whether each is paused
+        self._history: deque[dict[str, Any]] = deque(maxlen=_PROBLEMS_OVER_S)
+        self._timer: asyncio.TimerHandle | None = None
+        self._ask = Ask(
+            endpoint=cast(ServedModel, _Source(self._viewers)),
+            responder=responder,
+            format=JSON,
+            accept=JSON,
+            timeout_s=inf,
+            lane=DEFAULT_LANE,
+            content_type=SSE.content_type,
+            framing=_EVENTS,
+        )
+        self.pages: dict[bytes, Callable[[Exchange], None]] = {
+            **dict(pages_at(_PATH)),
+            _PATH + b"/data": self._data,
+            _PATH + b"/events": self._events,
+        }
+
+    def close(self) -> None:
+        """End the events of all viewers, since the server ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        viewers = list(self._viewers)
+        self._viewers.clear()
+        for exchange in viewers:
+            exchange.end_parts(b"", is_whole=True)
+
+    def _data(self, exchange: Exchange) -> None:
+        exchange.respond(HttpResponse(200, self._message(), headers=((b"cache-control", b"no-store"),)))
+
+    def _events(self, exchange: Exchange) -> None:
+        """Send the figures now, and then each second."""
+        if len(self._viewers) >= _MOST_VIEWERS or exchange.head.method != b"GET":
+            exchange.respond(HttpResponse(204, b""))
+            return
+        now = monotonic()
+        exchange.head.ask = self._ask
+        exchange.stream = HttpStream(now, inf)
+        exchange.watch_silence()
+        self._viewers[exchange] = False
+        self._send(exchange, self._message())
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._tick)
+
+    def _tick(self) -> None:
+        """Send the figures of this second to whoever looks."""
+        self._timer = None
+        if not self._viewers:
+            return
+        message = self._message()
+        for exchange, is_paused in list(self._viewers.items()):
+            if not is_paused:
+                self._send(exchange, message)
+        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._tick)
+
+    def _send(self, exchange: Exchange, message: bytes) -> None:
+        assert exchange.stream is not None
+        exchange.stream.heard = monotonic()
+        exchange.tell_part(message)
+
+    def _message(self) -> bytes:
+        """Return the figures and what is wrong."""
+        now = figures(self._stats(), monotonic())
+        before = self._history[0] if self._history else None
+        if not self._history or now["time"] - self._history[-1]["time"] >= _EVERY_S / 2:
+            self._history.append(now)
+        return as_json({"figures": now, "problems": problems(before, now)})

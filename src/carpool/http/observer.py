@@ -1,0 +1,253 @@
+"""What an answer gets on its way out besides being written: an id, times, a line in the log, spans.
+
+An app has an `Observer` only where something of this is asked for. Then answers take the long way
+through `Connection._write`, and each request carries `Notes`. Otherwise nothing here is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from random import getrandbits, random
+from typing import TYPE_CHECKING, Protocol
+
+from carpool.clock import monotonic
+from carpool.http.compression import Compression
+from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse
+from carpool.http.notes import InStage, Notes
+from carpool.logger import GuardedLogger
+from carpool.observe.log import printable
+
+if TYPE_CHECKING:
+    from carpool.core.batch import Batch
+    from carpool.drive.aio import Driver
+    from carpool.observe.stats import StageStats
+
+access_logger = GuardedLogger(logging.getLogger("carpool.access"), {})
+"""Writes the access log."""
+
+_TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_LONGEST_PATH = 256
+_ZERO_TRACE, _ZERO_SPAN = b"0" * 32, b"0" * 16
+
+
+class SpanMaker(Protocol):
+    """Makes the spans of a trace; see `observe/tracing.py`."""
+
+    def begin(self, head: Head, notes: Notes) -> None:
+        """Begin the span of a request, and note its ids."""
+
+    def end(self, exchange: Exchange, notes: Notes, status: int) -> None:
+        """End the span of a request."""
+
+    def batch_started(self, stage: StageStats, batch: Batch, members: Sequence[Notes]) -> None:
+        """Begin the span of a batch, with links to those of its members."""
+
+    def batch_completed(self, stage: StageStats, place: int) -> None:
+        """End the span of the batch that a worker had."""
+
+
+class Observer:
+    """Watches the requests of an app.
+
+    Args:
+        share: how many of the requests get a line in the log, from 0 to 1.
+        tells_times: whether answers have `Server-Timing`.
+        compression: compresses answers; None to leave them as they are.
+        spans: makes spans; None for none.
+        new_id: returns the id of a request that has none.
+
+    Attributes:
+        wanted_headers: the headers that it looks at.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        tells_times: bool,
+        compression: Compression | None,
+        spans: SpanMaker | None,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._share = share
+        self._tells_times = tells_times
+        self._compression = compression
+        self._spans = spans
+        self._new_id = new_id
+        self.wanted_headers = frozenset(
+            {b"traceparent", b"tracestate", *((b"accept-encoding",) if compression is not None else ())}
+        )
+
+    # -- a request
+
+    def noted(self, route: Callable[[Exchange], None]) -> Callable[[Exchange], None]:
+        """Return a route that begins the notes of its request."""
+
+        def begin(exchange: Exchange) -> None:
+            exchange.notes = self._new_notes(exchange.head, monotonic())
+            route(exchange)
+
+        return begin
+
+    def watch(self, driver: Driver) -> None:
+        """Have the batches of a service noted."""
+        for stage in driver.stats.stages:
+            stage.watcher = self
+
+    def batch_started(self, stage: StageStats, batch: Batch) -> None:
+        """Note the batch of each request that is noted."""
+        members = []
+        for request in batch.requests:
+            notes: Notes | None = getattr(request, "notes", None)
+            if notes is not None:
+                notes.stages.append(InStage(stage.name, request.arrived, batch.started, batch.id, batch.n))
+                members.append(notes)
+        if self._spans is not None:
+            self._spans.batch_started(stage, batch, members)
+
+    def batch_completed(self, stage: StageStats, place: int) -> None:
+        """Note that a worker has answered its batch."""
+        if self._spans is not None:
+            self._spans.batch_completed(stage, place)
+
+    # -- its answer
+
+    def headers(self, exchange: Exchange, now: float, *, has_ended: bool = True) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers that an answer gets.
+
+        Args:
+            exchange: the request.
+            now: the time.
+            has_ended: whether the answer is complete, so that its times are known.
+        """
+        notes = self._notes_of(exchange, now)
+        headers = [(b"traceparent", b"00-%b-%b-01" % (notes.trace, notes.span))]
+        if not notes.request_id:
+            notes.request_id = exchange.head.request_id or self._new_id().encode()
+        headers.append((REQUEST_ID, notes.request_id))
+        if self._tells_times and has_ended:
+            headers.append((b"server-timing", server_timing(notes, now)))
+        return tuple(headers)
+
+    def answering(self, exchange: Exchange, response: HttpResponse, now: float) -> HttpResponse:
+        """Return an answer as it leaves, and note that it does."""
+        notes = self._notes_of(exchange, now)
+        notes.request_id = next((value for name, value in response.headers if name == REQUEST_ID), b"")
+        added = self.headers(exchange, now)
+        if notes.request_id and any(name == REQUEST_ID for name, _ in response.headers):
+            added = tuple(header for header in added if header[0] != REQUEST_ID)
+        response = response._replace(headers=response.headers + added)
+        head = exchange.head
+        if self._compression is not None and head.method != b"HEAD" and response.describes_its_body:
+            response = self._compression.compressed(response, head.headers.get(b"accept-encoding", b""))
+        self.answered(exchange, response.status, len(response.body), now)
+        return response
+
+    def answered(self, exchange: Exchange, status: int, nbytes: int, now: float) -> None:
+        """Note the end of an answer: a line in the log, and the end of its span."""
+        notes = self._notes_of(exchange, now)
+        if self._spans is not None:
+            self._spans.end(exchange, notes, status)
+        if self._share and (self._share >= 1 or random() < self._share):
+            self._write_line(exchange, notes, status, nbytes, now)
+
+    def _write_line(self, exchange: Exchange, notes: Notes, status: int, nbytes: int, now: float) -> None:
+        """Write a line of the access log."""
+        head = exchange.head
+        method, path = (_escaped(text) for text in (head.method, head.path))
+        stages = [
+            {
+                "stage": each.stage,
+                "queued_ms": round(1000 * (each.started - each.arrived), 3),
+                "computed_ms": round(1000 * (until - each.started), 3),
+                "batch": each.batch,
+                "batch_size": each.n,
+            }
+            for each, until in _with_ends(notes, now)
+        ]
+        about = {
+            "request_id": notes.request_id.decode("latin-1"),
+            "caller": head.caller or None,
+            "model": head.ask.endpoint.name if head.ask is not None else None,
+            "method": method,
+            "path": path,
+            "status": status,
+            "bytes": nbytes,
+            "took_ms": round(1000 * (now - notes.began), 3),
+            "trace_id": notes.trace.decode(),
+            "stages": stages or None,
+        }
+        words = [f"{method} {path} {status} {nbytes} B {about['took_ms']} ms", f"id={about['request_id']}"]
+        if head.caller:
+            words.append(f"caller={head.caller}")
+        words += [
+            f"{each['stage']}: queued {each['queued_ms']} ms, computed {each['computed_ms']} ms in batch"
+            f" {each['batch']} of {each['batch_size']};"
+            for each in stages
+        ]
+        access_logger.info("%s", " ".join(words).rstrip(";"), extra=about)
+
+    def _new_notes(self, head: Head, now: float) -> Notes:
+        """Begin the notes of a request, in the trace that its client names or in a new one."""
+        match = _TRACEPARENT.fullmatch(head.headers.get(b"traceparent", b""))
+        trace = match[1] if match and match[1] != _ZERO_TRACE and match[2] != _ZERO_SPAN else b""
+        notes = Notes(now, trace or b"%032x" % getrandbits(128), b"%016x" % getrandbits(64))
+        if self._spans is not None:
+            self._spans.begin(head, notes)
+        return notes
+
+    def _notes_of(self, exchange: Exchange, now: float) -> Notes:
+        """Return the notes of a request; new ones of one that was refused before the app had it."""
+        notes = getattr(exchange, "notes", None)
+        if notes is None:
+            notes = exchange.notes = self._new_notes(exchange.head, now)
+        return notes
+
+
+def new_observer(
+    share: float, tells_times: bool, traces: bool, compression: Compression | None, new_id: Callable[[], str]
+) -> Observer | None:
+    """Return what watches requests by some settings; None if none of them asks for it.
+
+    Raises:
+        ValueError: `share` is no share, or a package for tracing is missing.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"access_log must be a share of the requests, from 0 to 1, not {share!r}")
+    if not share and not tells_times and not traces and compression is None:
+        return None
+    spans: SpanMaker | None = None
+    if traces:
+        from carpool.observe.tracing import Tracer  # it needs an extra
+
+        spans = Tracer()
+    return Observer(share, tells_times, compression, spans, new_id)
+
+
+def server_timing(notes: Notes, now: float) -> bytes:
+    """Return the header that tells a browser, or a person, where the time went."""
+    parts = []
+    for each, until in _with_ends(notes, now):
+        about = f'desc="{_token(each.stage)}"'
+        parts.append(f"queue;dur={1000 * (each.started - each.arrived):.3f};{about}")
+        parts.append(f"compute;dur={1000 * (until - each.started):.3f};{about}")
+        parts.append(f'batch;desc="{each.n}"')
+    parts.append(f"total;dur={1000 * (now - notes.began):.3f}")
+    return ", ".join(parts).encode()
+
+
+def _with_ends(notes: Notes, now: float) -> list[tuple[InStage, float]]:
+    """Return what was noted of each stage, and when the request left it."""
+    ends = [each.arrived for each in notes.stages[1:]] + [now]
+    return list(zip(notes.stages, ends, strict=True)) if notes.stages else []
+
+
+def _token(name: str) -> str:
+    """Return the name of a stage as it may stand between quotes in a header."""
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "_" for c in name)
+
+
+def _escaped(text: bytes) -> str:
+    """Return bytes from outside as they may stand in a line of the log."""
+    return printable(text[:_LONGEST_PATH].decode("utf-8", "backslashreplace")).replace("\n", "\\n").replace("\t", "\\t")

@@ -1,0 +1,240 @@
+"""The figures of running services as plain data, for the dashboard and `carpool top`.
+
+They are the numbers of `/metrics`, before anything is divided or averaged: whoever shows them
+compares two moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from carpool.observe.durations import DURATION_BOUNDS, Durations
+from carpool.observe.stats import StageStats, Stats, explained
+from carpool.observe.stream_stats import StreamStats
+from carpool.policy.cost import CostModel
+
+_LATE_SHARE = 0.05  # of the answers may be later than the SLO before that is a problem
+_LARGEST_INT = 2**53  # what JavaScript can tell from the next one
+_FEW = 0.01  # of the requests may fail before that is bad, and not only worth a look
+_RULES = {
+    "full": "the batch is full",
+    "free": "a worker is free, so nothing waits",
+    "delay": "the delay is over",
+    "size": "the batch has the size that pays best",
+    "tight": "the first request has no more time to wait",
+    "shed": "some requests cannot be in time any more",
+    "probe": "a size is tried of which little is known",
+    "cold": "nothing is known yet, so batches grow step by step",
+    "closing": "the service ends, so nothing waits",
+    "quarantine": "a request that may have killed a worker runs alone",
+    "gather": "it waits a moment for clients that are about to return",
+}
+
+
+def figures(services: Sequence[Stats], now: float) -> dict[str, Any]:
+    """Return the figures of all services at `now`, in seconds of the driver's clock."""
+    return {
+        "time": now,
+        "bounds_s": list(DURATION_BOUNDS),
+        "services": [_service(stats, now) for stats in services],
+    }
+
+
+def _service(stats: Stats, now: float) -> dict[str, Any]:
+    return {
+        "name": stats.name,
+        "outcomes": {**stats.outcomes, "cancelled": stats.cancelled},
+        "in_flight": stats.pipeline.unanswered,
+        "latency": _histogram(stats.latency),
+        "slo_s": stats.slo_s,
+        "within_slo": stats.within_slo,
+        "stages": [_stage(stage, now) for stage in stats.stages],
+        "streams": None if stats.streams is None else _streams(stats.streams),
+    }
+
+
+def _stage(stage: StageStats, now: float) -> dict[str, Any]:
+    batcher, roster = stage.batcher, stage.roster
+    why = {key: value for key, value in explained(batcher.policy, now).items() if _is_plain(value)}
+    return {
+        "name": stage.name,
+        "has_failed": roster is not None and roster.failed,
+        "queued": len(batcher.queue),
+        "queued_bytes": batcher.queue.nbytes,
+        "most_queued": batcher.queue.max_size,
+        "running": len(batcher.in_flight),
+        "queue": _histogram(stage.queue_time),
+        "compute": _histogram(stage.compute_time),
+        "idle_gap": _histogram(stage.idle_gap),
+        "batch_sizes": {str(n): count for n, count in sorted(stage.batch_sizes.items())},
+        "reasons": {reason: count for reason, count in stage.reasons.items() if count},
+        "items": stage.items,
+        "padding": stage.padding,
+        "workers": [] if roster is None else [_worker(place) for place in roster.places],
+        "restarts": 0 if roster is None else roster.restarts,
+        "split_batches": stage.split_batches,
+        "out_of_memory": stage.out_of_memory,
+        "safe_batch_size": stage.safe_batch_size,
+        "policy": why,
+        "decision": in_words(why, len(batcher.queue)),
+        "cost": _cost(batcher.policy),
+    }
+
+
+def _worker(place: Any) -> dict[str, Any]:
+    return {"state": str(place.state), "restarts": max(0, place.starts - 1)}
+
+
+def _streams(streams: StreamStats) -> dict[str, Any]:
+    return {
+        "ends": dict(streams.ends),
+        "good": streams.good,
+        "rows": streams.stepper.running,
+        "paused": streams.pausing,
+        "parts": streams.stepper.parts,
+        "first_part": _histogram(streams.first_part),
+        "part": _histogram(streams.part),
+    }
+
+
+def _histogram(durations: Durations) -> dict[str, Any]:
+    return {"counts": list(durations.counts), "sum_s": durations.sum_s}
+
+
+def _cost(policy: Any) -> dict[str, Any] | None:
+    """Return the curve that a policy has learned, and the points that it was learned from."""
+    cost = getattr(policy, "cost", None)
+    if not isinstance(cost, CostModel) or not cost.samples:
+        return None
+    curve, measured = cost.curve(), cost.points()
+    return {"sizes": [n for n, _ in curve], "seconds": [s for _, s in curve], "measured": measured}
+
+
+def in_words(why: dict[str, Any], queued: int) -> str:
+    """Say by which rule a policy has sent its last batch."""
+    if "error" in why:
+        return f"its policy raises: {why['error']}"
+    if why.get("policy") == "onebyone":
+        return f"each item goes alone, as soon as a worker is free{f'; {queued} wait now' if queued else ''}"
+    rule = str(why.get("rule", ""))
+    text = _RULES.get(rule, rule)
+    gather_s = why.get("gather_s") or 0.0
+    size = why.get("expected_batch_size")
+    words = [f"the last batch went because {text}" if text else f"policy {why.get('policy', '')}"]
+    if gather_s:
+        words.append(f"it gathers for up to {1000 * gather_s:.1f} ms, as clients are about to return")
+    if size:
+        words.append(f"it makes batches of up to {size:.0f} on purpose")
+    if queued:
+        words.append(f"{queued} wait now")
+    return "; ".join(words)
+
+
+def _is_plain(value: object) -> bool:
+    """Report whether JSON can say a value, which a policy of the user's may have made."""
+    if type(value) is float:
+        return -inf < value < inf
+    if type(value) is int:
+        return abs(value) < _LARGEST_INT
+    return type(value) is str or type(value) is bool or value is None
+
+
+def problems(before: dict[str, Any] | None, now: dict[str, Any]) -> list[dict[str, str]]:
+    """Return what is wrong, worst first, in words and with the next step.
+
+    Args:
+        before: the figures a few seconds ago; None if there are none.
+        now: the figures.
+    """
+    found: list[tuple[int, str, str]] = []
+    earlier = {} if before is None else {service["name"]: service for service in before["services"]}
+    for service in now["services"]:
+        for stage in service["stages"]:
+            found += _of_stage(service["name"], stage)
+        if service["name"] in earlier:
+            found += _of_traffic(earlier[service["name"]], service)
+    return [{"level": "bad" if rank == 0 else "warn", "text": text, "step": step} for rank, text, step in sorted(found)]
+
+
+def _of_stage(model: str, stage: dict[str, Any]) -> list[tuple[int, str, str]]:
+    """Return what is wrong with a stage as it stands."""
+    name, states = f"Stage {stage['name']} of {model}", [worker["state"] for worker in stage["workers"]]
+    ready = states.count("ready")
+    if stage["has_failed"]:
+        return [
+            (
+                0,
+                f"{name} has failed: its workers died again and again, and all requests are answered 503.",
+                "Look in the log for what the last workers said, mend it, and start the server anew.",
+            )
+        ]
+    found = []
+    if states and not ready:
+        found.append(
+            (
+                0,
+                f"{name} has no worker that is ready ({', '.join(sorted(set(states)))}).",
+                "If they load, wait; if they die, the log says why.",
+            )
+        )
+    elif ready < len(states):
+        found.append(
+            (
+                1,
+                f"{len(states) - ready} of {len(states)} workers of {name[0].lower()}{name[1:]} are not ready.",
+                "They are being replaced. If this goes on, the log says why they end.",
+            )
+        )
+    if stage["queued"] >= stage["most_queued"]:
+        found.append((0, f"The queue of {name[0].lower()}{name[1:]} is full.", "Add workers, or send less."))
+    return found
+
+
+def _of_traffic(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[int, str, str]]:
+    """Return what is wrong with what became of the latest requests."""
+    model = now["name"]
+    counts = {outcome: n - before["outcomes"].get(outcome, 0) for outcome, n in now["outcomes"].items()}
+    total = sum(counts.values())
+    found = []
+    for outcome, rank, text, step in (
+        ("overloaded", 0, "are refused, since more come than can be served", "Add workers, or have clients send less."),
+        ("expired", 0, "miss their deadline", "Look where the time goes below: in the queue, or in the model?"),
+        ("unavailable", 0, "are answered 503", "Look at the workers below, and in the log."),
+        ("model_error", 0, "make the model raise", "The log has the tracebacks."),
+        ("invalid_item", 1, "do not fit the model's input", "Tell the clients; /docs shows what fits."),
+    ):
+        if counts.get(outcome, 0) > 0:
+            if counts[outcome] < _FEW * total:
+                rank = 1
+            found.append((rank, f"{_share(counts[outcome], total)} of the requests for {model} {text}.", step))
+    for stage, old in zip(now["stages"], before["stages"], strict=True):
+        died = stage.get("restarts", 0) - old.get("restarts", 0)
+        if died > 0:
+            found.append(
+                (
+                    1,
+                    f"Workers of stage {stage['name']} of {model} have died lately: {died}.",
+                    "They were replaced, and their requests were run again. The log says why they ended.",
+                )
+            )
+    answered = counts.get("ok", 0)
+    if now["slo_s"] is not None and answered:
+        late = answered - (now["within_slo"] - before["within_slo"])
+        if late > _LATE_SHARE * answered:
+            slo_ms = 1000 * now["slo_s"]
+            found.append(
+                (
+                    1,
+                    f"{_share(late, answered)} of the answers of {model} come later than the SLO of {slo_ms:g} ms.",
+                    "Add workers, lower max_batch_size, or send less.",
+                )
+            )
+    return found
+
+
+def _share(part: int, whole: int) -> str:
+    """Return a share in percent, as people say it."""
+    percent = 100 * part / whole
+    return f"{percent:.0f} %" if percent >= 1 else "Less than 1 %"

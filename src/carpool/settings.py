@@ -1,0 +1,178 @@
+"""The settings of a server: one schema for the command line, the environment, the file and Python.
+
+Their meaning is said here only; `carpool serve --help` shows it. What they do to each other is
+checked in `http/serve.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, TypedDict
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How a server listens, whom it lets in, what a client may take up, and what is written down.
+
+    Attributes:
+        host: The address to listen on. 0.0.0.0 makes the services reachable from other machines,
+            for which keys are needed, or a client CA, or --insecure.
+        port: The port to listen on; 0 takes a free one.
+        socket: The path of a Unix socket to listen on, in the place of host and port.
+        socket_mode: Who may connect to that socket, as the permissions of a file: 600 is this user
+            only.
+        fd: The number of a socket that listens already, as systemd hands it over (3), in the place
+            of host and port.
+        api_keys: A file with the keys of those who may ask, a line NAME:KEY or NAME:sha256:HEX
+            each; see carpool key. The environment may have further ones in CARPOOL_API_KEYS.
+        open_readyz: Answer /readyz without a key, as /livez always is, for a prober that has none.
+        insecure: Listen on a public address although everybody may ask.
+        tls_cert: The file with the server's certificate (PEM). It is read again when it is renewed.
+        tls_key: The file with its private key, unless the certificate's file has it.
+        tls_client_ca: A file with roots: only clients with a certificate from there are let in.
+        allow_host: A name by which clients may call the server, such as api.example.com or
+            *.example.com; it may be given several times, and * stands for any name. Without it a
+            server on a loopback address answers to local names only, and any other to all names.
+        cors_origin: A site whose pages may ask, such as https://example.com; it may be given
+            several times, and * stands for any site.
+        root_path: What a proxy puts before each path, such as /api; it may also cut it off.
+        compress: How answers may be compressed for clients that accept it: zstd, gzip, or both in
+            the order of preference, zstd,gzip.
+        compress_from_bytes: The size of the smallest answer that is compressed.
+        admin_address: Another address for /metrics, /dashboard and what changes the server, as
+            HOST:PORT or unix:PATH. They are then not at the main address.
+        when_full: What to do with a request while the queue is full: refuse it with 429, or let it
+            wait until its deadline.
+        timeout_status: The HTTP status of a request whose deadline has passed.
+        max_body_mb: The size of the largest request body, in MiB.
+        max_connections: How many connections may be open at a time.
+        max_header_bytes: The size of all header lines of a request.
+        max_headers: How many header lines a request may have.
+        max_pipelined: How many requests of one connection may be at work at a time.
+        header_timeout_s: The seconds in which a request's head must arrive.
+        body_timeout_s: The seconds in which a request's body must arrive.
+        idle_timeout_s: The seconds for which a connection may be idle.
+        write_timeout_s: The seconds for which a client may take nothing of its answers.
+        join: Where workers of stages with join=True connect (see carpool worker): HOST:PORT, or the
+            path of a Unix socket.
+        join_token: A file with the token that such workers must know; a Unix socket can do without.
+        join_cert: A file with the certificate that such workers see, for TLS.
+        join_key: A file with the key of that certificate, if it is not in the same file.
+        join_ca: A file with certificates of those who vouch for the workers, which then need one
+            each.
+        on: Where worker processes run: ray for a Ray cluster (the one of RAY_ADDRESS or of this
+            machine, or a new one).
+        reload: How SIGHUP, carpool reload and --watch replace workers: beside starts all new ones
+            before an old one goes; rolling replaces one at a time, where there is no memory for
+            both.
+        watch: Reload when a Python file below the current folder changes. For development.
+        debug: Show the texts of exceptions in error responses. Not for production.
+        log: Write log lines for people, or one JSON object per line.
+        log_level: The least important lines that are shown, also of your models' own loggers: debug
+            says now and then why batches go when they do, info tells of starts and ends, warning of
+            requests that are refused or late, error of lost workers and of what models raise. What
+            models print is always shown.
+        access_log: The share of requests that get a line in the log: 1 for all, 0.01 for one in a
+            hundred, 0 for none.
+        server_timing: Tell each client in Server-Timing how long its request waited and was
+            computed.
+        trace: Make spans of requests and batches, and send them where OpenTelemetry's own variables
+            say (OTEL_EXPORTER_OTLP_ENDPOINT). It needs carpool[otel].
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    socket: str | None = None
+    socket_mode: str = "600"
+    fd: int | None = None
+    api_keys: str | None = None
+    open_readyz: bool = False
+    insecure: bool = False
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    allow_host: tuple[str, ...] = ()
+    cors_origin: tuple[str, ...] = ()
+    root_path: str = ""
+    compress: str = ""
+    compress_from_bytes: int = 1024
+    admin_address: str | None = None
+    when_full: Literal["refuse", "wait"] = "refuse"
+    timeout_status: Literal[504, 408] = 504
+    max_body_mb: float = 16.0
+    max_connections: int = 1024
+    max_header_bytes: int = 32 * 1024
+    max_headers: int = 64
+    max_pipelined: int = 16
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    idle_timeout_s: float = 75.0
+    write_timeout_s: float = 30.0
+    join: str | None = None
+    join_token: str | None = None
+    join_cert: str | None = None
+    join_key: str | None = None
+    join_ca: str | None = None
+    on: Literal["ray"] | None = None
+    reload: Literal["beside", "rolling"] = "beside"
+    watch: bool = False
+    debug: bool = False
+    log: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    access_log: float = 0.0
+    server_timing: bool = False
+    trace: bool = False
+
+
+class SettingsByName(TypedDict, total=False):
+    """The same settings as arguments of `serve`; see `ServerSettings` for what each means."""
+
+    host: str
+    port: int
+    socket: str | None
+    socket_mode: str
+    fd: int | None
+    api_keys: str | None
+    open_readyz: bool
+    insecure: bool
+    tls_cert: str | None
+    tls_key: str | None
+    tls_client_ca: str | None
+    allow_host: tuple[str, ...]
+    cors_origin: tuple[str, ...]
+    root_path: str
+    compress: str
+    compress_from_bytes: int
+    admin_address: str | None
+    when_full: Literal["refuse", "wait"]
+    timeout_status: Literal[504, 408]
+    max_body_mb: float
+    max_connections: int
+    max_header_bytes: int
+    max_headers: int
+    max_pipelined: int
+    header_timeout_s: float
+    body_timeout_s: float
+    idle_timeout_s: float
+    write_timeout_s: float
+    join: str | None
+    join_token: str | None
+    join_cert: str | None
+    join_key: str | None
+    join_ca: str | None
+    on: Literal["ray"] | None
+    reload: Literal["beside", "rolling"]
+    watch: bool
+    debug: bool
+    log: Literal["text", "json"]
+    log_level: Literal["debug", "info", "warning", "error"]
+    access_log: float
+    server_timing: bool
+    trace: bool
+
+
+NAMES = tuple(field.name for field in fields(ServerSettings))
+"""The names of all settings, in order."""
+
+LISTS = frozenset({"allow_host", "cors_origin"})
+"""Those that may have several values."""

@@ -1,0 +1,258 @@
+"""The dashboard and the page of the API: their data, their files, and what a browser shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from carpool import top
+from carpool.http.app import App
+from carpool.observe.durations import DURATION_BOUNDS
+from carpool.observe.figures import in_words, problems
+from tests.http.both_fronts import asked, both_fronts
+from tests.support import chromium
+from tests.support.http import models
+from tests.support.http.front import get, post
+from tests.support.http.net import Client, RunningServer, serving
+from tests.support.sources import ROOT
+from tests.support.waiting import wait_until
+
+PAGES = ROOT / "src" / "carpool" / "http" / "pages"
+
+
+@pytest.fixture(scope="module")
+def fronts() -> Iterator[tuple[RunningServer, int]]:
+    with both_fronts(App(models.scale, models.two_steps)) as (ours, asgi):
+        yield ours, asgi.port
+
+
+@pytest.fixture(params=[0, 1], ids=["own", "asgi"])
+def port(request: pytest.FixtureRequest, fronts: tuple[RunningServer, int]) -> int:
+    return fronts[0].port if request.param == 0 else fronts[1]
+
+
+def data_of(port: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(asked(port, get("/dashboard/data"), "GET").body)
+    return found
+
+
+def test_the_figures_are_those_of_metrics(port: int) -> None:
+    """Counts of requests and batches, buckets and states of workers are the same in both."""
+    for _ in range(5):
+        asked(port, post(b"21"))
+    service = data_of(port)["figures"]["services"][0]
+    text = asked(port, get("/metrics"), "GET").body.decode()
+
+    def metric(line: str) -> float:
+        found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
+        assert found is not None, line
+        return float(found[1])
+
+    name, (stage,) = service["name"], service["stages"]
+    labels = f'model="{name}",stage="{stage["name"]}"'
+    assert service["outcomes"]["ok"] == metric(f'carpool_requests_total{{model="{name}",outcome="ok"}}') >= 5
+    assert sum(service["latency"]["counts"]) == metric(f'carpool_request_duration_seconds_count{{model="{name}"}}')
+    assert sum(stage["batch_sizes"].values()) == metric(f"carpool_batch_size_count{{{labels}}}")
+    assert sum(stage["queue"]["counts"]) == metric(f"carpool_queue_duration_seconds_count{{{labels}}}")
+    assert [worker["state"] for worker in stage["workers"]].count("ready") == metric(
+        f'carpool_workers{{{labels},state="ready"}}'
+    )
+    assert data_of(port)["problems"] == []
+
+
+def test_figures_come_as_events(port: int) -> None:
+    """The figures come at once and then each second, and a viewer that leaves is forgotten."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as viewer:
+        viewer.sendall(get("/dashboard/events"))
+        received = b""
+        while received.count(b"data: {") < 3:
+            received += viewer.recv(65536)
+    assert b"content-type: text/event-stream" in received.lower()
+    assert b"transfer-encoding: chunked" in received.lower()
+
+
+def test_viewers_that_have_left_are_forgotten(fronts: tuple[RunningServer, int]) -> None:
+    """Nothing is kept of viewers that have gone."""
+    ours, _ = fronts
+    with socket.create_connection(("127.0.0.1", ours.port), timeout=20) as viewer:
+        viewer.sendall(get("/dashboard/events"))
+        viewer.recv(65536)
+    wait_until(lambda: not ours.app._dashboard._viewers)
+
+
+def test_the_server_ends_while_somebody_looks() -> None:
+    """Events end in good order when the server drains, and do not hold it up."""
+    with serving(App(models.scale)) as running:
+        viewer = Client(running.port)
+        viewer.send(get("/dashboard/events"))
+        assert viewer.sock.recv(65536)
+    received = b""
+    while data := viewer.sock.recv(65536):
+        received += data
+    assert received.endswith(b"0\r\n\r\n")
+    viewer.close()
+
+
+@pytest.mark.parametrize("page", ["/dashboard", "/docs"])
+def test_pages_load_their_own_files_only(port: int, page: str) -> None:
+    """All that a page names is served by us, nothing stands inline, and the policy forbids the rest."""
+    answer = asked(port, get(page), "GET")
+    text = answer.body.decode()
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script>", text)
+    names = re.findall(r'(?:src|href)="([^#"]+)"', text)
+    assert len(names) >= 3
+    for name in names:
+        assert "://" not in name
+        assert asked(port, get(f"/{name}"), "GET").status == 200
+
+
+def test_libraries_of_others_have_their_licences() -> None:
+    """Next to each vendored library is its licence, and the list says version and origin."""
+    listed = (PAGES / "VENDORED.md").read_text()
+    for name, licence in (("uPlot.esm.js", "uPlot.LICENSE"), ("swagger-ui-bundle.js", "swagger-ui.LICENSE")):
+        assert name in listed
+        assert licence in listed
+        assert (PAGES / licence).stat().st_size > 500
+
+
+def stage(**changes: Any) -> dict[str, Any]:
+    ready = {"state": "ready", "restarts": 0}
+    usual = {"name": "S", "has_failed": False, "queued": 0, "most_queued": 10, "workers": [ready, ready]}
+    return {**usual, **changes}
+
+
+def moment(
+    stages: list[dict[str, Any]], slo_s: float | None = None, within: int = 0, **outcomes: int
+) -> dict[str, Any]:
+    counts = {
+        **dict.fromkeys(("ok", "overloaded", "expired", "unavailable", "model_error", "invalid_item"), 0),
+        **outcomes,
+    }
+    return {"services": [{"name": "M", "stages": stages, "outcomes": counts, "slo_s": slo_s, "within_slo": within}]}
+
+
+@pytest.mark.parametrize(
+    ("now", "level", "text"),
+    [
+        (moment([stage(has_failed=True)]), "bad", "Stage S of M has failed"),
+        (moment([stage(workers=[{"state": "loading"}])]), "bad", "no worker that is ready (loading)"),
+        (moment([stage(workers=[{"state": "ready"}, {"state": "dead"}])]), "warn", "1 of 2 workers of stage S of M"),
+        (moment([stage(queued=10)]), "bad", "queue of stage S of M is full"),
+        (moment([stage(restarts=2)], ok=3), "warn", "Workers of stage S of M have died lately: 2"),
+        (moment([stage()], overloaded=1, ok=3), "bad", "25 % of the requests for M are refused"),
+        (moment([stage()], expired=1, ok=999), "warn", "Less than 1 % of the requests for M miss"),
+        (moment([stage()], 0.05, 80, ok=100), "warn", "20 % of the answers of M come later than the SLO of 50 ms"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_with_the_next_step(now: dict[str, Any], level: str, text: str) -> None:
+    """Each kind of trouble has a sentence, and another one that says what to do."""
+    (problem,) = problems(moment([stage()], now["services"][0]["slo_s"]), now)
+    assert problem["level"] == level
+    assert text in problem["text"]
+    assert problem["step"].endswith((".", "?"))
+
+
+def test_all_well_is_no_problem_and_the_worst_comes_first() -> None:
+    """Without trouble there is nothing, and what stops requests stands above what does not."""
+    assert problems(moment([stage()]), moment([stage()], ok=100)) == []
+    levels = [each["level"] for each in problems(moment([stage()]), moment([stage()], invalid_item=1, expired=1, ok=1))]
+    assert levels == ["bad", "warn"]
+
+
+def test_decisions_are_told_in_words() -> None:
+    """The rule of the last batch is a sentence that says what waits and for what."""
+    why = {"policy": "adaptive", "rule": "free", "gather_s": 0.0012, "expected_batch_size": 8}
+    assert in_words(why, 3) == (
+        "the last batch went because a worker is free, so nothing waits; it gathers for up to 1.2 ms, as clients are"
+        " about to return; it makes batches of up to 8 on purpose; 3 wait now"
+    )
+    assert in_words({"error": "no"}, 0) == "its policy raises: no"
+
+
+def test_top_shows_the_same_in_a_terminal(fronts: tuple[RunningServer, int]) -> None:
+    """`carpool top` shows services, stages and problems of a server by its URL, and says why it cannot."""
+    ours, _ = fronts
+    asked(ours.port, post(b"21"))
+    console = Console(width=160, record=True, force_terminal=False)
+    top.run(f"http://127.0.0.1:{ours.port}", "", console, times=1)
+    data = data_of(ours.port)
+    console.print(top.shown(data, data))
+    text = console.export_text()
+    assert "All is well" in text
+    assert "1 of 1" in text
+    bad = {**data, "problems": [{"level": "bad", "text": "It burns.", "step": "Run."}]}
+    with console.capture() as capture:
+        console.print(top.shown(bad, data))
+    assert "It burns." in capture.get()
+    with pytest.raises(top.NoFigures, match="does not answer"):
+        top.fetched("http://127.0.0.1:1", "")
+    with pytest.raises(top.NoFigures, match="admin-address"):
+        top.fetched(f"http://127.0.0.1:{ours.port}/livez", "")
+
+
+def test_quantiles_are_those_of_prometheus() -> None:
+    """A quantile lies in its bucket on a straight line; there is none of an empty histogram."""
+    counts = [0] * 18
+    counts[2] = 10
+    assert top.quantile(counts, DURATION_BOUNDS, 0.5) == pytest.approx(0.00075)
+    assert top.quantile([0] * 18, DURATION_BOUNDS, 0.5) is None
+    counts[17] = 100
+    assert top.quantile(counts, DURATION_BOUNDS, 0.99) == DURATION_BOUNDS[-1]
+
+
+ERRORS = """
+window.__errors = [];
+addEventListener("error", (event) => window.__errors.push(String(event.message)));
+addEventListener("securitypolicyviolation", (event) => window.__errors.push(event.blockedURI));
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.PATH is None, reason="there is no Chromium")
+def test_a_browser_shows_the_figures_and_a_killed_worker(tmp_path: Path) -> None:
+    """What the page shows are the figures of /metrics, a killed worker is told within two seconds,
+    and there is no error and no request to another host.
+    """
+    with serving(App(models.scale)) as running, chromium.run(tmp_path) as tab:
+        for _ in range(7):
+            asked(running.port, post(b"21"))
+        tab.prepare(ERRORS)
+        tab.open(f"http://127.0.0.1:{running.port}/dashboard")
+        wait_until(lambda: tab.value("document.getElementById('verdict').className") == "good")
+        shown = tab.value("document.querySelector('[data-name=\"Answered in all\"] dd').textContent")
+        assert int(shown) == data_of(running.port)["figures"]["services"][0]["outcomes"]["ok"] >= 7
+        os.kill(running.pids[0], signal.SIGKILL)
+        wait_until(lambda: "replaced 1" in tab.value("document.body.textContent"), 4.0)
+        assert tab.value("window.__errors.join()") == ""
+        hosts = tab.value(
+            "[...new Set(performance.getEntriesByType('resource').map((e) => new URL(e.name).host))].join()"
+        )
+        assert hosts == f"127.0.0.1:{running.port}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.PATH is None, reason="there is no Chromium")
+def test_a_browser_shows_what_can_be_asked(tmp_path: Path) -> None:
+    """The page of the API shows each address, without an error and without a request to another host."""
+    with serving(App(models.scale)) as running, chromium.run(tmp_path) as tab:
+        tab.prepare(ERRORS)
+        tab.open(f"http://127.0.0.1:{running.port}/docs")
+        wait_until(lambda: "/predict" in tab.value("document.body.textContent"), 20.0)
+        assert tab.value("document.querySelectorAll('.opblock').length") >= 6
+        assert tab.value("window.__errors.join()") == ""
+        hosts = tab.value(
+            "[...new Set(performance.getEntriesByType('resource').map((e) => new URL(e.name).host))].join()"
+        )
+        assert hosts == f"127.0.0.1:{running.port}"

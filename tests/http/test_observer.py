@@ -1,0 +1,189 @@
+"""The access log, Server-Timing, ids, traces and compression: what answers get besides being written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from carpool.http.addresses import predict_path
+from carpool.http.app import App
+from carpool.http.compression import Compression
+from carpool.http.exchange import HttpResponse
+from carpool.http.notes import InStage, Notes
+from carpool.http.observer import server_timing
+from carpool.observe.log import JsonLines
+from tests.http.both_fronts import asked, both_fronts
+from tests.support.http import models
+from tests.support.http.front import Front, get, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.net import Client
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture(scope="module")
+def observed() -> Iterator[tuple[int, int]]:
+    """The ports of both fronts of an app that logs each request and tells times."""
+    app = App(models.scale, models.two_steps, models.echo, access_log=1.0, server_timing=True, compress="gzip")
+    with both_fronts(app) as (ours, asgi):
+        yield ours.port, asgi.port
+
+
+@pytest.fixture(params=[0, 1], ids=["own", "asgi"])
+def port(request: pytest.FixtureRequest, observed: tuple[int, int]) -> int:
+    found: int = observed[request.param]
+    return found
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    """The access log as JSON."""
+    records = [record for record in caplog.records if record.name == "carpool.access"]
+    return [json.loads(JsonLines().format(record)) for record in records]
+
+
+def test_a_line_tells_what_was_asked_and_where_the_time_went(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The line has id, status, bytes, and for each stage the time in the queue and in the batch, with its id and
+    size.
+    """
+    with caplog.at_level(logging.INFO):
+        answer = asked(port, post(b"3", predict_path(models.two_steps.name), "X-Request-Id: mine"))
+    assert answer.status == 200
+    (line,) = lines(caplog)
+    assert (line["request_id"], line["method"], line["status"]) == ("mine", "POST", 200)
+    assert line["path"] == predict_path(models.two_steps.name)
+    assert line["bytes"] == len(answer.body)
+    stages = line["stages"]
+    assert isinstance(stages, list)
+    assert len(stages) == 2
+    for stage in stages:
+        assert stage["batch_size"] == 1
+        assert stage["queued_ms"] >= 0
+        assert stage["computed_ms"] > 0
+    took = line["took_ms"]
+    assert isinstance(took, float)
+    assert sum(stage["queued_ms"] + stage["computed_ms"] for stage in stages) <= took + 1
+
+
+def test_refusals_and_pages_have_lines_too(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """What the app refuses, and its own pages, are in the log with their status; what came from outside is escaped
+    and cut.
+    """
+    with caplog.at_level(logging.INFO):
+        asked(port, post(b"{", "/models/echo/predict"))
+        asked(port, get("/nowhere/%0a" + "x" * 1000), "GET")
+        asked(port, get("/livez"), "GET")
+    assert [line["status"] for line in lines(caplog)] == [400, 404, 200]
+    path = lines(caplog)[1]["path"]
+    assert isinstance(path, str)
+    assert len(path) <= 300
+    assert all("\n" not in record.getMessage() for record in caplog.records if record.name == "carpool.access")
+
+
+def test_every_answer_has_an_id_and_its_place_in_a_trace(port: int) -> None:
+    """Answers repeat the client's id or have one of ours, and a trace goes on in the one that the client names."""
+    for data in (post(b"21"), post(b"{"), get("/livez")):
+        ids = {asked(port, data).headers["x-request-id"] for _ in range(2)}
+        assert len(ids) == 2
+    assert asked(port, post(b"21", "/predict", "X-Request-Id: mine")).headers["x-request-id"] == "mine"
+    sent = f"00-{TRACE}-00f067aa0ba902b7-01"
+    told = asked(port, post(b"21", "/predict", f"traceparent: {sent}")).headers["traceparent"]
+    assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-01", told)
+    assert told != sent
+    for wrong in ("x", f"00-{'0' * 32}-00f067aa0ba902b7-01", f"00-{TRACE.upper()}-00f067aa0ba902b7-01"):
+        told = asked(port, post(b"21", "/predict", f"traceparent: {wrong}")).headers["traceparent"]
+        assert TRACE not in told.lower()
+
+
+def test_server_timing_says_where_the_time_went(port: int) -> None:
+    """Each stage has its time in the queue and in the batch, and there is the time of all."""
+    text = asked(port, post(b"21")).headers["server-timing"]
+    assert re.fullmatch(
+        r'queue;dur=[\d.]+;desc="\w+", compute;dur=[\d.]+;desc="\w+", batch;desc="1", total;dur=[\d.]+', text
+    )
+
+
+def test_server_timing_of_two_stages() -> None:
+    """The time in a stage ends where that in the next one begins; names that a header cannot carry are changed."""
+    notes = Notes(10.0, b"", b"")
+    notes.stages = [InStage('a"\n', 10.0, 10.5, 1, 4), InStage("b", 11.0, 11.0, 7, 2)]
+    told = server_timing(notes, 13.0).decode()
+    assert told == (
+        'queue;dur=500.000;desc="a__", compute;dur=500.000;desc="a__", batch;desc="4", '
+        'queue;dur=0.000;desc="b", compute;dur=2000.000;desc="b", batch;desc="2", total;dur=3000.000'
+    )
+
+
+def test_a_large_answer_is_compressed_for_those_who_accept_it(port: int) -> None:
+    """Answers above the size are compressed if the client accepts it and they get smaller, and their body is the
+    same.
+    """
+    body = b'"' + b"carpool " * 500 + b'"'
+    small = asked(port, post(body, "/models/echo/predict", "Accept-Encoding: br, gzip"))
+    assert small.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(small.body) == body
+    assert len(small.body) < len(body) / 10
+    assert "accept-encoding" in small.headers["vary"]
+    for line in ("X: y", "Accept-Encoding: identity", "Accept-Encoding: gzip;q=0"):
+        whole = asked(port, post(body, "/models/echo/predict", line))
+        assert "content-encoding" not in whole.headers
+        assert whole.body == body
+    assert "content-encoding" not in asked(port, post(b"21", "/predict", "Accept-Encoding: gzip")).headers
+
+
+def test_what_is_compressed_already_is_left_alone() -> None:
+    """Pictures, small answers, and answers that have a coding stay as they are; `*` takes the preferred one."""
+    compression = Compression(["gzip"], 10)
+    picture = HttpResponse(200, b"x" * 100, b"image/png")
+    coded = HttpResponse(200, b"x" * 100, headers=((b"content-encoding", b"br"),))
+    for response in (picture, coded, HttpResponse(200, b"x")):
+        assert compression.compressed(response, b"gzip") is response
+    assert compression.compressed(HttpResponse(200, b"x" * 100), b"*").headers[0] == (b"content-encoding", b"gzip")
+
+
+def test_zstd_where_it_is_installed() -> None:
+    """zstd comes first where the setting says so, and its package is named where it is missing."""
+    try:
+        import zstandard
+    except ImportError:
+        with pytest.raises(ValueError, match=r"carpool\[compress\]"):
+            Compression(["zstd"], 10)
+        return
+    response = Compression(["zstd", "gzip"], 10).compressed(HttpResponse(200, b"x" * 100), b"gzip, zstd")
+    assert response.headers[0] == (b"content-encoding", b"zstd")
+    assert zstandard.ZstdDecompressor().decompress(bytes(response.body)) == b"x" * 100
+
+
+def test_pipelined_requests_each_get_their_own(observed: tuple[int, int]) -> None:
+    """Answers of one connection keep their order, and each has its own id."""
+    with Client(observed[0]) as client:
+        client.send(b"".join(post(str(x).encode(), "/predict", f"X-Request-Id: n{x}") for x in range(10)))
+        answers = [client.answer() for _ in range(10)]
+    assert [answer.headers["x-request-id"] for answer in answers] == [f"n{x}" for x in range(10)]
+    assert [float(answer.body) for answer in answers] == [2.0 * x for x in range(10)]
+
+
+def test_a_sample_of_the_requests_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With a share of a half about half of the requests have a line."""
+    caplog.set_level(logging.INFO)
+    with both_fronts(App(models.scale, access_log=0.5)) as (ours, _), Client(ours.port) as client:
+        for _ in range(100):
+            client.ask(get("/livez"))
+    assert 20 <= len(lines(caplog)) <= 80
+
+
+@on_a_jumping_loop
+async def test_nothing_is_watched_unless_asked() -> None:
+    """Without these settings there is no observer, batches are told to nobody, and answers take the short way."""
+    front = Front()
+    assert front.app.observer is None
+    wire = front.connect()
+    for _ in range(2):
+        wire.send(post(b"1"))
+        await turns()
+    assert b"x-request-id" not in wire.received
+    assert b"traceparent" not in wire.received

@@ -1,0 +1,117 @@
+"""Metrics of the user's own that change in workers appear in /metrics, summed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from carpool.observe.own_metrics import OwnMetricsOfWorkers
+from carpool.worker.own_metrics import OwnMetrics, families_of
+from tests.support.serving import Served, serve
+from tests.support.waiting import wait_until
+
+PROGRAM = """
+    import carpool
+    from prometheus_client import Counter, Gauge
+
+    tokens = Counter("tokens", "Tokens that were read.", ["kind"])
+    loaded = Gauge("loaded", "Models that are loaded.")
+
+    class Count(carpool.Model):
+        def setup(self):
+            loaded.set(1)
+
+        def predict(self, text: str) -> int:
+            tokens.labels("word").inc(len(text.split()))
+            return carpool.worker_index()
+
+    service = carpool.Service(carpool.Stage(Count, workers=2))
+"""
+
+
+def value(served: Served, line: str) -> float:
+    found = re.search(rf"^{re.escape(line)} (\S+)$", served.ask("GET", "/metrics")[1].decode(), re.MULTILINE)
+    return -1.0 if found is None else float(found[1])
+
+
+def test_what_workers_count_is_in_metrics(tmp_path: Path) -> None:
+    """A counter is summed over all workers, also those that have died; a gauge over those that live."""
+    (tmp_path / "counts.py").write_text(textwrap.dedent(PROGRAM))
+    with serve("counts:service", folder=tmp_path) as served:
+        for _ in range(10):
+            assert served.ask("POST", "/predict", "three short words")[0] == 200
+        words = 'tokens_total{kind="word"}'
+        wait_until(lambda: value(served, words) == 30.0)
+        assert value(served, "loaded") == 2.0
+        folder = next(Path("/proc").glob(f"{served.process.pid}/task/*/children")).read_text().split()
+        victims = [pid for pid in folder if "worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(int(victims[0]), signal.SIGKILL)
+        wait_until(lambda: value(served, 'carpool_workers{model="Count",stage="Count",state="ready"}') == 2.0)
+        assert value(served, words) == 30.0
+        assert served.ask("POST", "/predict", "one more")[0] == 200
+        wait_until(lambda: value(served, words) == 32.0)
+        wait_until(lambda: value(served, "loaded") == 2.0)
+
+
+def test_sums_of_processes(tmp_path: Path) -> None:
+    """Counters and histograms are summed over all files, gauges over the processes that live, and a broken file is
+    passed over.
+    """
+    own = OwnMetricsOfWorkers()
+    for pid in (11, 22):
+        registry = CollectorRegistry()
+        Counter("seen", "Seen.", registry=registry).inc(pid)
+        Gauge("level", "Level.", registry=registry).set(pid)
+        Histogram("took_seconds", "Took.", registry=registry, buckets=(1, 2)).observe(1.5)
+        Counter("carpool_fake", "Ours.", registry=registry).inc()
+        OwnMetrics(f"{own.folder}/S.0.{pid}", registry).write()
+    Path(own.folder, "S.0.33").write_bytes(b"broken")
+    own.seen([22])
+    samples = {sample.name: sample.value for metric in own.collect() for sample in metric.samples if not sample.labels}
+    buckets = {s.labels["le"]: s.value for m in own.collect() for s in m.samples if s.name == "took_seconds_bucket"}
+    assert (samples["seen_total"], samples["level"], samples["took_seconds_count"]) == (33.0, 22.0, 2.0)
+    assert buckets == {"1.0": 0.0, "2.0": 2.0, "+Inf": 2.0}
+    assert "carpool_fake_total" not in samples
+    own.close()
+    assert not os.path.exists(own.folder)
+
+
+def test_what_a_killed_server_has_left_is_removed() -> None:
+    """The folder of a server that was killed is removed by the next one; that of a live one stays."""
+    done = subprocess.Popen(["true"])
+    done.wait()
+    left = Path(tempfile.mkdtemp(prefix=f"carpool-metrics-{done.pid}-"))
+    live = OwnMetricsOfWorkers()
+    other = OwnMetricsOfWorkers()
+    assert not left.exists()
+    assert Path(live.folder).exists()
+    live.close()
+    other.close()
+
+
+def test_a_collector_that_raises_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A collector of the user's that raises costs the metrics and nothing else."""
+
+    class Broken:
+        def collect(self) -> list[object]:
+            raise KeyboardInterrupt
+
+    OwnMetrics(str(tmp_path / "S.0.1"), Broken()).write()
+    assert not (tmp_path / "S.0.1").exists()
+    with pytest.raises(KeyboardInterrupt):
+        families_of(Broken())
+    monkeypatch.setattr("carpool.observe.own_metrics.REGISTRY", Broken())
+    own = OwnMetricsOfWorkers()
+    assert list(own.collect()) == []
+    own.close()
+    assert "a collector of metrics raised" in caplog.text

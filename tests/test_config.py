@@ -1,0 +1,218 @@
+"""ServerSettings from flags, the environment and a file: one schema, one order, and errors that name the nearest."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+import carpool
+from carpool.config import read, values
+from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
+from carpool.settings import LISTS, NAMES, ServerSettings, SettingsByName
+from tests.support import models
+from tests.support.sources import ROOT
+
+
+def found(folder: Path, environ: dict[str, str] | None = None, *sets: str) -> dict[str, Any]:
+    """The values of the environment and the file."""
+    config = read(environ or {}, folder, None, sets)
+    return {name: each.value for name, each in config.settings.items()}
+
+
+def test_the_environment_counts_before_the_file(tmp_path: Path) -> None:
+    """What both say is as the environment says, and each says where it is from."""
+    (tmp_path / "carpool.toml").write_text('port = 1\nwhen-full = "wait"\nallow_host = ["a", "b"]\n')
+    config = read({"CARPOOL_PORT": "2"}, tmp_path)
+    assert {name: (each.value, each.source) for name, each in config.settings.items()} == {
+        "port": ("2", "environment"),
+        "when_full": ("wait", "carpool.toml"),
+        "allow_host": (["a", "b"], "carpool.toml"),
+    }
+
+
+def test_a_table_of_pyproject_is_as_good_as_a_file(tmp_path: Path) -> None:
+    """[tool.carpool] counts where there is no carpool.toml; without the table the file says nothing."""
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
+    assert found(tmp_path) == {}
+    (tmp_path / "pyproject.toml").write_text("[tool.carpool]\nport = 3\n")
+    assert found(tmp_path) == {"port": 3}
+    (tmp_path / "carpool.toml").write_text("port = 4\n")
+    assert found(tmp_path) == {"port": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("prot = 1", "carpool.toml has 'prot', which is no setting; did you mean 'port'?"),
+        ("max_conections = 1", "did you mean 'max_connections'?"),
+        ("port = ", "carpool.toml is no TOML"),
+        ("stages = 3", "stages in carpool.toml must be tables"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, error: str) -> None:
+    """An unknown key names the nearest right one, and what is no TOML says where."""
+    (tmp_path / "carpool.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(error)) as caught:
+        found(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_variables_of_others_do_no_harm(tmp_path: Path) -> None:
+    """What Kubernetes sets for a service called carpool is passed over; an unknown variable is told and not fatal."""
+    environ = {"CARPOOL_PORT": "tcp://10.0.0.1:80", "CARPOOL_SERVICE_HOST": "10.0.0.1", "CARPOOL_PORT_80_TCP": "x"}
+    config = read(environ | {"CARPOOL_WORKER": "1", "CARPOOL_API_KEYS": "a:secret", "CARPOOL_HOTS": "x"}, tmp_path)
+    assert config.settings == {}
+    assert config.doubts == ["CARPOOL_HOTS in the environment is no setting; did you mean 'host'?"]
+    assert found(tmp_path, {"CARPOOL_API_KEYS_FILE": "keys"}) == {"api_keys": "keys"}
+
+
+def test_stages_and_services_can_be_set_from_outside(tmp_path: Path) -> None:
+    """A flag counts before the environment and that before the file, setting by setting."""
+    (tmp_path / "carpool.toml").write_text(
+        "[stages.double]\nworkers = 2\nmax_batch_size = 4\n[services.double]\nslo_s = 0.5\n"
+    )
+    sets = {"CARPOOL_SET": "stages.double.workers=3 stages.double.max-queue-size=9"}
+    config = read(sets, tmp_path, None, ["stages.double.workers=4"])
+    assert values(config.stages) == {"double": {"workers": 4, "max_batch_size": 4, "max_queue_size": 9}}
+    assert values(config.services) == {"double": {"slo_s": 0.5}}
+    for wrong in ("stages.double=3", "double.workers=3", "stages.double.workers"):
+        with pytest.raises(ValueError, match=r"write stages\.NAME\.SETTING=VALUE"):
+            read({}, tmp_path, None, [wrong])
+
+
+def many(xs: list[float]) -> list[float]:
+    return [2 * x for x in xs]
+
+
+def test_a_changed_service_is_the_declared_one_but_for_what_is_changed() -> None:
+    """ServerSettings that nothing changes stay, services that nothing changes are the same objects, and the changed one
+    works.
+    """
+    service = carpool.Service(
+        carpool.Stage(many, max_batch_size=8, workers=2, max_queue_size=50, run_in="thread"),
+        name="m",
+        timeout_s=None,
+        routes={"/other": None},
+    )
+    other = carpool.Service(carpool.Stage(models.double, run_in="thread"))
+    (new, same) = changed([service, other], {"m": {"slo_s": 0.25}}, {"many": {"workers": 1, "policy": "greedy"}})
+    assert same is other
+    assert (new.slo_s, new.timeout_s, new.name) == (0.25, float("inf"), "m")
+    assert [route.path for route in new.routes] == ["/other"]
+    (stage,) = new.stages
+    assert (stage.workers, stage.policy, stage.max_batch_size, stage.max_queue_size) == (1, "greedy", 8, 50)
+    with new.run() as running:
+        assert running.predict(4.0) == 8.0
+    assert changed([service], {}, {"m/many": {"workers": 3}})[0].stages[0].workers == 3
+
+
+@pytest.mark.parametrize(
+    ("services", "stages", "error"),
+    [
+        ({}, {"mayn": {"workers": 1}}, "there is no stage 'mayn'; did you mean 'many'?"),
+        ({}, {"many": {"worker": 1}}, "a stage has no setting 'worker'; did you mean 'workers'?"),
+        ({"manny": {"slo_s": 1}}, {}, "there is no service 'manny'; did you mean 'many'?"),
+        ({"many": {"slo": 1}}, {}, "a service has no setting 'slo'; did you mean 'slo_s'?"),
+        ({}, {"many": {"workers": 0}}, "workers"),
+        ({}, {"many": {"policy": "adaptve"}}, "adaptive"),
+    ],
+)
+def test_wrong_changes_name_the_nearest(services: Any, stages: Any, error: str) -> None:
+    """A name that there is not is an error with the nearest that there is; a wrong value is refused as in code."""
+    service = carpool.Service(carpool.Stage(many, max_batch_size=8, run_in="thread"))
+    with pytest.raises(ValueError, match=re.escape(error)):
+        changed([service], services, stages)
+
+
+def test_workers_with_things_of_their_own_are_not_multiplied() -> None:
+    """Another number of workers keeps an environment that all share and devices; cpus and different environments must
+    be changed, too.
+    """
+    shared = carpool.Service(carpool.Stage(many, max_batch_size=8, workers=2, env={"A": "1"}))
+    assert changed([shared], {}, {"many": {"workers": 3}})[0].stages[0].env == ({"A": "1"},) * 3
+    own = carpool.Service(carpool.Stage(many, max_batch_size=8, env=[{"A": "1"}, {"A": "2"}]))
+    with pytest.raises(ValueError, match="different env"):
+        changed([own], {}, {"many": {"workers": 3}})
+    tied = carpool.Service(carpool.Stage(many, max_batch_size=8, cpus=[0]))
+    with pytest.raises(ValueError, match="change cpus with workers"):
+        changed([tied], {}, {"many": {"workers": 2}})
+
+
+def test_settings_by_name_are_the_settings() -> None:
+    """The schema and the arguments of `serve` have the same names and types, and each is described once."""
+    hints = get_type_hints(ServerSettings)
+    assert get_type_hints(SettingsByName) == hints
+    assert set(NAMES) >= LISTS
+    assert ServerSettings.__doc__ is not None
+    described = re.findall(r"^        (\w+): ", ServerSettings.__doc__, re.MULTILINE)
+    assert described == list(NAMES)
+
+
+def test_the_settings_of_stages_and_services_exist() -> None:
+    """What can be changed from outside is there."""
+    assert {each.name for each in fields(carpool.Stage)} >= set(OF_A_STAGE)
+    assert {each.name for each in fields(carpool.Service)} >= set(OF_A_SERVICE)
+
+
+def test_the_document_lists_every_setting() -> None:
+    """docs/configuration.md names each setting of the server, of a stage and of a service."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    for name in (*NAMES, *OF_A_STAGE, *OF_A_SERVICE):
+        assert f"`{name}`" in text, name
+
+
+def command(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1", **environ}
+    arguments = (sys.executable, "-m", "carpool", *arguments)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=cwd)
+
+
+def test_config_shows_values_and_where_they_are_from(tmp_path: Path) -> None:
+    """`carpool config` shows every setting with its value and source; flags come first, then the environment, the
+    file and the default.
+    """
+    (tmp_path / "carpool.toml").write_text(
+        'port = 1\nhost = "127.0.0.9"\nidle_timeout_s = 5\n[stages.double]\nworkers = 3\n'
+    )
+    target = "tests.support.serving_models:double"
+    done = command("config", "--port", "7", cwd=tmp_path, CARPOOL_HOST="127.0.0.3", CARPOOL_ALLOW_HOST="a,b")
+    assert done.returncode == 0, done.stderr
+    lines = [re.sub(" +", " ", line) for line in done.stdout.splitlines()]
+    for line in ("port 7 # flag", 'host "127.0.0.3" # environment', "idle_timeout_s 5.0 # carpool.toml"):
+        assert line in lines
+    assert 'allow_host ["a", "b"] # environment' in lines
+    assert "max_connections 1024 # default" in lines
+    assert "stages.double.workers 3 # carpool.toml" in lines
+    assert target
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"CARPOOL_PORT": "many"}, "CARPOOL_PORT"),
+        ({"CARPOOL_LOG": "xml"}, "CARPOOL_LOG"),
+        ({"CARPOOL_DEBUG": "mayb"}, "CARPOOL_DEBUG"),
+    ],
+)
+def test_a_wrong_value_names_its_place(tmp_path: Path, environ: dict[str, str], text: str) -> None:
+    """A value of the wrong kind is an error that says where it stands."""
+    done = command("config", cwd=tmp_path, **environ)
+    assert done.returncode != 0
+    assert text in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_key_makes_a_line_that_serve_takes(tmp_path: Path) -> None:
+    """`carpool key` prints the line for the file on its output, and the key itself beside it."""
+    done = command("key", "alice", "--expires", "2999-01-01", cwd=tmp_path)
+    assert re.fullmatch(r"alice:sha256:[0-9a-f]{64} expires=2999-01-01\n", done.stdout)
+    assert re.fullmatch(r"key:  cp_[\w-]{43}\n", done.stderr)
+    assert command("key", "a b", cwd=tmp_path).returncode == 2

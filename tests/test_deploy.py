@@ -1,0 +1,169 @@
+"""The files of deploy/: every metric and setting that they name exists, and what they say fits what carpool does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.config import read
+from carpool.observe.prometheus import CallerMetrics, Callers, render
+from carpool.settings import NAMES
+from tests.support.sources import ROOT
+
+DEPLOY = ROOT / "deploy"
+_WORDS = re.compile(r"carpool_[a-z_]+")
+_SUFFIXES = ("_total", "_bucket", "_sum", "_count", "_created")
+
+
+class _NoCallers(Callers):
+    def __init__(self) -> None:
+        self.requests = {"alice": 1}
+        self.rejected = 1
+
+
+@pytest.fixture(scope="module")
+def metrics() -> dict[str, set[str]]:
+    """The labels of each metric that /metrics can have, by the name of its samples."""
+    from carpool.core.batcher import Batcher
+    from carpool.core.pipeline import Pipeline
+    from carpool.core.queue import Queue
+    from carpool.core.roster import Roster
+    from carpool.observe.stats import Stats
+    from carpool.policy import Adaptive
+
+    pipeline = Pipeline([Batcher("s", Adaptive(8), Queue(8))])
+    stats = Stats("m", pipeline, [Roster(1, lambda: 0.5)], [False], slo_s=1.0)
+    text = render([stats], 0.0, more=[CallerMetrics(_NoCallers())])[0].decode()
+    families = re.findall(r"^# HELP (\w+)", text, re.MULTILINE)
+    found = {name: set[str]() for family in families for name in (family, *(family + each for each in _SUFFIXES))}
+    for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
+        found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    source = (ROOT / "src/carpool/observe/prometheus.py").read_text()
+    for family in re.findall(r'"(carpool_\w+)"', source):
+        for name in (family, *(family + each for each in _SUFFIXES)):
+            found.setdefault(name, set())
+    for name in ("first_part", "part", "longest_gap"):
+        for suffix in ("", *_SUFFIXES):
+            found.setdefault(f"carpool_{name}_seconds{suffix}", set())
+    return found
+
+
+def expressions() -> list[str]:
+    """All expressions of the alerts and of the board, and the query of the autoscaler."""
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    for name in ("alerts.yaml", "kubernetes.yaml"):
+        text = (DEPLOY / name).read_text()
+        found += [" ".join(each.split()) for each in re.findall(r"(?:expr|query): >-\n((?: {10,}.*\n)+)", text)]
+        found += re.findall(r"expr: (?!>-)(.+)", text)
+    return found
+
+
+def test_there_are_expressions() -> None:
+    """The readers of this test find what there is."""
+    assert len(expressions()) > 30
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_every_metric_that_is_named_exists(expression: str, metrics: dict[str, set[str]]) -> None:
+    """An expression names only metrics that /metrics has, and its brackets are closed."""
+    named = [name for name in _WORDS.findall(expression) if name != "carpool_"]
+    assert named or "up{" in expression
+    for name in named:
+        assert name in metrics, f"{expression} names {name}"
+    for opening, closing in ("()", "{}", "[]"):
+        assert expression.count(opening) == expression.count(closing)
+
+
+def test_every_label_that_is_asked_for_exists(metrics: dict[str, set[str]]) -> None:
+    """An alert selects by labels that its metric has."""
+    for expression in expressions():
+        for name, selector in re.findall(r"(carpool_\w+)\{([^}]*)\}", expression):
+            asked = set(re.findall(r"(\w+)\s*=~?", selector)) - {"instance", "job"}
+            known = metrics[name] | {"model", "stage"}
+            assert asked <= known, (expression, asked - known)
+
+
+def test_the_names_of_others_are_mapped_from_names_that_exist(metrics: dict[str, set[str]]) -> None:
+    """The table of docs/operating.md, and each alert in it, name what there is."""
+    text = (ROOT / "docs" / "operating.md").read_text()
+    for name in re.findall(r"`(carpool_\w+)", text):
+        assert name in metrics, name
+    alerts = set(re.findall(r"alert: (\w+)", (DEPLOY / "alerts.yaml").read_text()))
+    assert set(re.findall(r"^\| `(Carpool\w+)`", text, re.MULTILINE)) == alerts
+
+
+def test_settings_in_the_files_exist(tmp_path: Path) -> None:
+    """The example of carpool.toml is understood, and each flag of the other files is one."""
+    config = read({}, tmp_path, str(DEPLOY / "carpool.toml"))
+    assert config.settings["admin_address"].value == "127.0.0.1:9000"
+    flags = {f"--{name.replace('_', '-')}" for name in NAMES} | {"--config"}
+    for name in ("Dockerfile", "carpool.service", "kubernetes.yaml", "nginx.conf", "carpool.socket"):
+        lines = [line for line in (DEPLOY / name).read_text().splitlines() if "docker" not in line]
+        ours = [line for line in lines if re.search(r"carpool|serve|CMD|- --", line)]
+        for flag in re.findall(r"(--[a-z-]+)", "\n".join(ours)):
+            if flag not in ("--from", "--no-cache-dir"):
+                assert flag in flags, (name, flag)
+
+
+def parsed(name: str) -> list[Any]:
+    yaml = pytest.importorskip("yaml")
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def test_the_manifests_say_what_they_must() -> None:
+    """Pods run as nobody with a read-only root, have longer to end than preStop and the drain take, and are probed at
+    addresses that need no key.
+    """
+    (deployment,) = [each for each in parsed("kubernetes.yaml") if each["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod["enableServiceLinks"] is False
+    assert pod["terminationGracePeriodSeconds"] > 5 + 30 + 5
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert "--open-readyz" in container["args"]
+
+
+def test_the_alerts_load() -> None:
+    """Each alert has an expression, a severity and a summary."""
+    (file,) = parsed("alerts.yaml")
+    for rule in file["groups"][0]["rules"]:
+        assert rule["expr"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"]
+
+
+def test_the_image_runs_as_nobody_and_gets_signals() -> None:
+    """The image has a numeric user that is not root, no shell in front of carpool, and all that it copies is there."""
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    said = {line.split()[0]: line.partition(" ")[2] for line in lines if line and line[0].isupper()}
+    assert int(said["USER"].split(":")[0]) > 0
+    assert json.loads(said["ENTRYPOINT"]) == ["carpool", "serve"]
+    assert "--api-keys" in json.loads(said["CMD"])
+    for line in lines:
+        if line.startswith("COPY ") and "--from" not in line:
+            assert all((ROOT / name).exists() for name in line.split()[1:-1]), line
+
+
+@pytest.mark.slow
+def test_systemd_takes_the_unit() -> None:
+    """systemd finds nothing to complain of in the unit, but for the program that is not installed here."""
+    import shutil
+
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(DEPLOY / "carpool.service")], capture_output=True, text=True, timeout=60
+    )
+    complaints = [
+        line for line in done.stderr.splitlines() if "carpool.service" in line and "not executable" not in line
+    ]
+    assert complaints == []
