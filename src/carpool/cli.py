@@ -72,6 +72,8 @@ def serve(
 
     Then: curl --json '21.0' localhost:8000/predict
 
+    SIGHUP has it load the models anew: new code and weights, without losing a request.
+
     The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
     answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
 

@@ -162,6 +162,7 @@ def test_a_terminal_that_is_closed_ends_the_server(folder: Path) -> None:
         assert process.wait(timeout=20) == 0
 
 
+@pytest.mark.slow
 def test_watching(folder: Path) -> None:
     """With --watch a change of a source file has the service reloaded."""
     with serve("program:service", "--watch", "--reload", "rolling", folder=folder) as served:
