@@ -41,7 +41,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="of each rule; default: %(default)s")
     parser.add_argument("--docs", action="store_true", help="write table and picture into docs/")
     given = parser.parse_args()
-    reports = {name: day(given.policy, *rule, seeds=given.seeds) for name, rule in RULES.items()}
+    reports = {}
+    for name, rule in RULES.items():
+        reports[name] = day(given.policy, *rule, seeds=given.seeds)
+        print(f"{name}: {reports[name].attainment:.2%}, {reports[name].worker_s:.0f} s", file=sys.stderr, flush=True)
     found = scaling_table(reports)
     print(found)
     if given.docs:
