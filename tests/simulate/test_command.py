@@ -87,7 +87,7 @@ def test_stages_workers_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
     simulate(
         policy="greedy",
         cost=["affine:a=1ms,b=0s", "sqrt:c=4ms"],
-        workers=[1, 4],
+        workers=["1", "4"],
         max_batch_size=[8, 16],
         duration="1s",
         slo="none",
