@@ -73,6 +73,8 @@ def serve(
     Each option may also stand in the environment, as CARPOOL_PORT, and in carpool.toml or
     [tool.carpool] of pyproject.toml, as port; docs/configuration.md tells more.
 
+    SIGHUP has it load the models anew: new code and weights, without losing a request.
+
     The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
     answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
 

@@ -45,7 +45,7 @@ def test_a_driver_keeps_its_promises(driver: str, promise: str) -> None:
     asyncio.run(PROMISES[promise](DRIVERS[driver]))
 
 
-@slow_where(lambda driver: driver in ALIKE)
+@slow_where(lambda driver: driver in (*ALIKE, "http"))
 @pytest.mark.parametrize("driver", [name for name in DRIVERS if not name.startswith("batched")])
 def test_workers_come_and_go_without_loss(driver: str) -> None:
     """With every driver that has workers, each caller gets its own answer while their number changes."""

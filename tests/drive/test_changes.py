@@ -181,12 +181,11 @@ def test_when_new_workers_fail_the_old_ones_stay(file: Path, run_in: str) -> Non
     assert callers.errors == []
 
 
-@pytest.mark.slow
 def test_a_broken_version_ten_times_and_a_hundred_reloads(file: Path) -> None:
     """Reloaded a hundred times under 64 callers, no request is lost, refused or answered by a mixture; ten
-    broken versions between are noticed by no caller.
+    broken versions between are noticed by no caller. (With processes: tests/http/test_admin.py.)
     """
-    stages = [versions(file, name=name, kwargs={"cost_s": 0.001}) for name in ("one", "two")]
+    stages = [versions(file, "thread", name=name, kwargs={"cost_s": 0.001}) for name in ("one", "two")]
     with Service(*stages).run() as service, Callers(service, 64) as callers:
         for version in range(2, 102):
             if version % 10 == 0:

@@ -128,6 +128,7 @@ def test_a_server_is_changed_under_load(folder: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_reloaded_a_hundred_times(folder: Path) -> None:
     """Reloaded a hundred times under 64 connections, and with ten broken versions between, no request is lost,
     refused or answered by anything but a version that was there.
@@ -162,6 +163,7 @@ def test_a_terminal_that_is_closed_ends_the_server(folder: Path) -> None:
         assert process.wait(timeout=20) == 0
 
 
+@pytest.mark.slow
 def test_watching(folder: Path) -> None:
     """With --watch a change of a source file has the service reloaded."""
     with serve("program:service", "--watch", "--reload", "rolling", folder=folder) as served:

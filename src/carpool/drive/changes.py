@@ -259,7 +259,8 @@ async def _take_back(pool: WorkerPool, places: Sequence[int]) -> None:
     """End newcomers that are not wanted any more, and wait until they have gone."""
     for place in places:
         pool.turnover.take_back(place)
-    await pool.turnover.until_gone(places, _END_S)
+    if not pool.roster.stopping:  # whoever stops it waits for their ends
+        await pool.turnover.until_gone(places, _END_S)
 
 
 def _check_ready(are_ready: Iterable[bool]) -> None:

@@ -86,9 +86,9 @@ class Turnover:
         return Newcomer(place, ready)
 
     def is_ready(self, place: int) -> bool:
-        """Report whether a newcomer is ready, and has not died since."""
+        """Report whether a newcomer is ready, and has neither died since nor been taken back."""
         record = self._roster.places.get(place)
-        return record is not None and record.state == PlaceState.READY
+        return place in self._newcomers and record is not None and record.state == PlaceState.READY
 
     def admit(self, place: int) -> None:
         """Let a newcomer that is ready take batches: it is a worker like the others from now on."""

@@ -58,8 +58,10 @@ def serve(*services: Service, **settings: Unpack[SettingsByName]) -> None:
     """Serve services over HTTP until SIGTERM or Ctrl-C, as the command `carpool serve` does.
 
     The first signal lets the requests inside finish, and then `serve` returns. A second one ends
-    the process at once, with the status 128 + its number. Call it under
-    `if __name__ == "__main__":`, since worker processes run the main program to find their models.
+    the process at once, with the status 128 + its number. SIGHUP has the models loaded anew, in new
+    workers (but if the terminal of the process was closed, it is a signal like the others). Call it
+    under `if __name__ == "__main__":`, since worker processes run the main program to find their
+    models.
 
     Args:
         services: What to serve. The first one answers at /predict, and each at

@@ -22,7 +22,7 @@ from carpool.http.connection import Connection
 from carpool.http.listener import BACKLOG, Listener, PortListener
 from carpool.http.server_state import Limits, ServerState
 from carpool.http.tls import Certificates
-from carpool.http.watch import reload_on_change
+from carpool.http.watch import SourceFiles, reload_on_change
 from carpool.logger import logger
 
 _LAST_ANSWERS_S = 5.0
@@ -207,6 +207,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received_signal, number, stopping)
+        files = None if self.watched is None else SourceFiles(self.watched)
         self._had_terminal = _has_terminal()
         loop.add_signal_handler(signal.SIGHUP, self._hung_up, stopping)
         try:
@@ -218,8 +219,8 @@ class Server:
                 ready()
                 systemd.notify("READY=1")
                 beating = asyncio.ensure_future(systemd.keep_alive())
-                if self.watched is not None:
-                    self._beside.append(loop.create_task(reload_on_change(self.app.admin, self.watched)))
+                if files is not None:
+                    self._beside.append(loop.create_task(reload_on_change(self.app.admin, files)))
                 if await _done_first(asyncio.ensure_future(self.app.failed()), stopped):
                     raise Unavailable("no service can answer any more", code="stage_failed")
         finally:

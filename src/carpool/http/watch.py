@@ -40,9 +40,13 @@ class SourceFiles:
         return dict(_written(str(self._folder)))
 
 
-async def reload_on_change(admin: Admin, folder: Path) -> None:
-    """Reload all services whenever source files have changed and stay as they are for a moment."""
-    files = await asyncio.to_thread(SourceFiles, folder)
+async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
+    """Reload all services whenever source files have changed and stay as they are for a moment.
+
+    Args:
+        admin: reloads them.
+        files: as they were before the services were started.
+    """
     changed: list[str] = []
     while True:
         await asyncio.sleep(_EVERY_S)

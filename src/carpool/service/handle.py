@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError
 from functools import partial
 from math import inf
 from threading import Lock, get_ident
@@ -736,7 +737,10 @@ class Handle:
         assert self._inner.running_driver
         self._refuse_own_thread("changed")
         assert self._thread is not None
-        self._thread.run(work())
+        try:
+            self._thread.run(work())
+        except CancelledError:  # the loop has ended before it was done
+            raise Unavailable("the service was closed meanwhile", code="stopped") from None
 
     def stats(self) -> ServiceSnapshot:
         """Return what the service has done so far, even after it was closed.

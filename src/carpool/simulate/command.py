@@ -225,6 +225,7 @@ def simulate(
         return
     slo = slo or "60ms"
     with _exit_on_mistake():
+        counts = [int(each) if each.isdigit() else each for each in workers or ()]
         plan = _Plan(
             specs.listed(policy or _POLICIES),
             _arrivals(arrivals, trace),
@@ -232,7 +233,7 @@ def simulate(
             {
                 "slo_s": _slo_s(slo),
                 "max_batch_size": _one_or_each(max_batch_size, 64),
-                "workers": _one_or_each(workers, 1),
+                "workers": _one_or_each(counts, 1),
                 "start_s": start_s,
                 "scaling": scaling,
                 "duration_s": _duration_s(duration, trace if arrivals is None else None),
@@ -253,7 +254,7 @@ def simulate(
             },
         )
         capacity = _capacity(plan)
-        comes_and_goes = any("-" in each for each in workers or ())
+        comes_and_goes = any(isinstance(each, str) for each in counts)
         draw = None if plot is None else _drawer(plot)
         found = _run(plan, seed, seeds, jobs, with_sweep=plot is not None and not comes_and_goes)
     shown = _Shown(arrivals or trace or USUAL_ARRIVALS, " -> ".join(plan.cost), slo)
