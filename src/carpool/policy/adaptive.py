@@ -281,10 +281,10 @@ class Adaptive(Policy):
         if is_easy and self._has_time(now, queue):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
-        elif self.cost.samples < _COLD:
-            decision = self._cold(now, queue)
         elif queue.by_length and (composed := self._composed(now, queue, free)) is not None:
             decision = composed
+        elif self.cost.samples < _COLD:
+            decision = self._cold(now, queue)
         else:
             self._chooser.refresh()
             decision = self._unhurried(now, queue, free, busy) or self._warm(now, queue, free, busy)
