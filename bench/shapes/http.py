@@ -38,6 +38,7 @@ from bench.tools import options
 from bench.tools.comparison import compare, one_table, say, take_turns
 from bench.tools.docs import write
 from bench.tools.figures import median_ratio, origin, short, table
+from bench.tools.process_tree import adopt_orphans, end_on_sigterm
 from bench.tools.server import NotServing, clean_environment
 from bench.tools.side import SideFailed
 
@@ -97,6 +98,8 @@ def main() -> int:
     names = [OURS, *(name for name in EMBEDDERS if name != OURS and any(p in name for p in given.sides.split(";")))]
     loads = [Load(clients=int(n)) for n in filter(None, given.connections.split(","))]
     loads += [Load(share=float(share)) for share in filter(None, given.shares.split(","))]
+    end_on_sigterm()  # while servers start, too, so that none of them stays
+    adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="cb-") as folder, ExitStack() as stack:
         try:
             texts = texts_in(Path(folder))
@@ -137,10 +140,7 @@ def started_together(stack: ExitStack, names: Sequence[str], texts: Texts) -> tu
     model = model_path()
     contexts = [running(name, model, texts.all[0]) for name in names]
     with ThreadPoolExecutor(len(names)) as pool:
-        entered = [pool.submit(context.__enter__) for context in contexts]
-    for context, done in zip(contexts, entered, strict=True):
-        if done.exception() is None:
-            stack.push(context)
+        entered = [pool.submit(stack.enter_context, context) for context in contexts]
     ports: dict[str, int] = {}
     missing: list[str] = []
     for name, done in zip(names, entered, strict=True):
