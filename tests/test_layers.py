@@ -15,6 +15,7 @@ EXCEPTIONS = {
     ("carpool", "carpool.http.serve"),  # likewise `carpool.serve`
     ("carpool.service.service", "carpool.http.serve"),  # for `service.serve`, when it is called
     ("carpool", "carpool.simulate"),  # likewise
+    ("carpool", "carpool.client"),  # likewise
 }
 """Imports from below that are meant: who imports, and what."""
 
@@ -49,8 +50,8 @@ def listed() -> list[str]:
     section = (ROOT / "ARCHITECTURE.md").read_text().split("\n## Order of the modules\n")[1].split("\n## ")[0]
     names = []
     for group, modules in re.findall(r"^\| ?(.*?) ?\| (`.*?) \|", section, re.MULTILINE):
-        folder = re.fullmatch(r"`(\w+)/`", group)
-        package = f"carpool.{folder[1]}" if folder else "carpool"
+        folder = re.fullmatch(r"`([\w/]+)/`", group)
+        package = f"carpool.{folder[1].replace('/', '.')}" if folder else "carpool"
         for name in re.findall(r"`(\w+)`", modules):
             names.append(package if name == "__init__" else f"{package}.{name}")
     return names

@@ -1,4 +1,4 @@
-"""The command line: `carpool serve`, `carpool simulate` and `carpool demo`.
+"""The command line: `carpool serve`, `carpool score`, `carpool simulate` and `carpool demo`.
 
 Every error that a user can make is reported in one line, with what to do about it.
 """
@@ -29,6 +29,7 @@ from carpool.simulate.command import simulate
 
 if TYPE_CHECKING:
     from carpool.http.app import App
+    from carpool.http.protocols.base import HttpProtocol
     from carpool.http.server import Server
 
 
@@ -60,6 +61,9 @@ def serve(
     debug: bool = False,
     log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
+    protocol: list[str] | None = None,
+    vertex: bool = False,
+    accept_compressed: bool = False,
 ) -> None:
     """Serve one or several services over HTTP.
 
@@ -99,6 +103,16 @@ def serve(
         and then why batches go when they do, info tells of starts and ends, warning of requests
         that are refused or late, error of lost workers and of what models raise. What models print
         is always shown.
+    protocol:
+        A protocol of other servers to speak besides carpool's own addresses: oip, kserve-v1,
+        sagemaker, openai, rerank, vertex, or module:attribute for one of yours. Give it once for
+        each; without it all of them are spoken, and "none" stands for none.
+    vertex:
+        Listen and answer as Vertex AI wants it: on all addresses, at port AIP_HTTP_PORT (8080), and
+        at AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE. This is the default where these are set.
+    accept_compressed:
+        Read compressed request bodies (Content-Encoding: gzip, deflate, zstd), which count expanded
+        for the size of the largest body.
     """
     log.set_up(log_format, log.level_of(log_level))
     services = [_find(name) for name in (target, *more)]
@@ -106,8 +120,9 @@ def serve(
         from carpool.http.serve import check_port, new_app, why_not_bound
         from carpool.http.server import Server
 
+        host, port, protocols = _spoken(host, port, protocol, vertex)
         check_port(port, "--port")
-        app = new_app(services, when_full, timeout_status, max_body_mb, debug)
+        app = new_app(services, when_full, timeout_status, max_body_mb, debug, protocols, accept_compressed)
     except ImportError as error:
         _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
     except ValueError as error:
@@ -123,6 +138,87 @@ def serve(
     else:
         _log_summary(app, address)
     _run_until_stopped(server)
+
+
+def _spoken(
+    host: str, port: int, names: list[str] | None, vertex: bool
+) -> tuple[str, int, list[str | HttpProtocol] | None]:
+    """Return where to listen and which protocols to speak. Raises ValueError."""
+    from carpool.http.protocols import BUILT_IN
+    from carpool.http.protocols.vertex import Vertex
+
+    chosen: list[str | HttpProtocol] | None = None if names is None else [each for each in names if each != "none"]
+    if vertex:
+        chosen = [Vertex(always=True), *[each for each in chosen or BUILT_IN if each != Vertex.name]]
+    if vertex or (Vertex().is_wanted and (names is None or Vertex.name in names)):
+        host, port = Vertex.address(host, port)
+    return host, port, chosen
+
+
+@cli.command
+def score(
+    target: str,
+    /,
+    *,
+    source: Annotated[str, Parameter(name="--in")],
+    out: str,
+    errors: str | None = None,
+    resume: bool = False,
+    model: str | None = None,
+    in_format: Literal["ndjson", "csv", "parquet"] | None = None,
+    out_format: Literal["ndjson", "csv", "parquet"] | None = None,
+    log_level: Literal["debug", "info", "warning", "error"] = "warning",
+) -> None:
+    """Answer all rows of a file with a model, in order and in constant memory.
+
+    Example: carpool score program:service --in rows.ndjson --out answers.ndjson
+
+    The exit status is 0 if all rows were answered, 1 if some have failed, and 2 for a wrong
+    command.
+
+    Parameters
+    ----------
+    target:
+        The service, as module:attribute, which is started for it; or the address of a running
+        server, such as http://host:8000.
+    source:
+        The file of rows: NDJSON with an item in each line, CSV with a header, or Parquet. "-" is
+        the standard input.
+    out:
+        The file of answers, one for each row; a row that has failed has an object with its error.
+        "-" is the standard output.
+    errors:
+        A file that gets a line for each row that has failed, with its number.
+    resume:
+        Go on where an earlier run was ended, by whatever.
+    model:
+        The name of the model, of a server that has several.
+    in_format:
+        The format of the rows, where the name of the file does not say it.
+    out_format:
+        The format of the answers, where the name of the file does not say it.
+    log_level:
+        The least important log lines that are shown; see `carpool serve`.
+    """
+    log.set_up("text", log.level_of(log_level))
+    from carpool.score.command import Job
+    from carpool.score.command import score as run_job
+    from carpool.score.run import Scorer, ServerScorer, ServiceScorer
+
+    try:
+        scorer: Scorer
+        if target.startswith(("http://", "https://")):
+            scorer = ServerScorer(target, model, carpool.Client)
+        else:
+            scorer = ServiceScorer(_find(target))
+        status = run_job(Job(source, out, errors, in_format, out_format, resume), scorer)
+    except (ImportError, ValueError, TypeError, OSError) as error:
+        _fail(str(error))
+    except (StartupError, Unavailable) as error:
+        logging.shutdown()
+        print(f"carpool: {error}", file=sys.stderr)
+        raise SystemExit(_FAILED) from None
+    raise SystemExit(status)
 
 
 @cli.command

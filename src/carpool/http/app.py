@@ -11,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from carpool.clock import monotonic
 from carpool.drive.output import LineSink, print_line
+from carpool.drive.streams import Window
 from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import traceback_of
 from carpool.hints import schema
 from carpool.http import asgi, openapi
 from carpool.http.addresses import Address
+from carpool.http.bulk import BULK_PRIORITY, BulkItems, feed_bulk
+from carpool.http.compressed import check_coding, expanded
+from carpool.http.converted import submission_of
 from carpool.http.codec import (
     Refusal,
     allow,
@@ -32,16 +37,20 @@ from carpool.http.codec import (
 )
 from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
-from carpool.http.exchange import Ask, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.exchange import JSON_TYPE, WANTED_HEADERS, Ask, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.items import ExchangeItems
 from carpool.http.many import ItemList, split
 from carpool.http.overview import overview
-from carpool.http.streaming import HttpStream
+from carpool.http.protocol_routes import ProtocolRoutes
+from carpool.http.protocols import protocols_named
+from carpool.http.protocols.base import HttpProtocol
+from carpool.http.streaming import BULK, HttpStream
 from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.service.checks import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds
-from carpool.wire.payload import CUSTOM, without_adapter
+from carpool.service.checks import LARGEST_PRIORITY, at_least, check_callable, flag, nonnegative_seconds
+from carpool.wire.payload import CUSTOM, JSON, OBJECT, without_adapter
 
 if TYPE_CHECKING:
     from carpool.service.service import Service
@@ -49,6 +58,8 @@ if TYPE_CHECKING:
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _TEXT_TYPE = b"text/plain; charset=utf-8"
+_BULK_LANE = Lane(BULK_PRIORITY, None, 0)
+_LINES_INSIDE = 1024
 
 Route = Callable[[Exchange], None]
 Target = tuple[Route, Endpoint | None, Address | None]
@@ -68,9 +79,13 @@ class App:
         idle_check_s: once there has been no good answer for this long, `/readyz` runs an example
             through the model.
         output: what to do with each line that a worker prints.
+        protocols: which protocols of other servers are spoken besides, by their names or as objects
+            (docs/protocols.md); None for all that carpool knows, as far as they fit the models.
+        accept_compressed: whether compressed request bodies are read.
 
     Attributes:
         max_body_bytes: size of the largest request body.
+        wanted_headers: the headers that the app or one of its protocols looks at.
         endpoints: the services as the app serves them, in order.
         wants_heads: whether a model of the app asks for whole requests.
         refusing: why requests are refused now; None while the services run.
@@ -89,6 +104,8 @@ class App:
         debug: bool = False,
         idle_check_s: float = 30.0,
         output: LineSink = print_line,
+        protocols: Sequence[str | HttpProtocol] | None = None,
+        accept_compressed: bool = False,
     ) -> None:
         _check_services(services)
         if when_full not in ("refuse", "wait"):
@@ -106,7 +123,14 @@ class App:
         self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it
         self._starting: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
+        self._accepts_compressed = flag("accept_compressed", accept_compressed)
+        self._protocols = ProtocolRoutes(
+            protocols_named(protocols), self.endpoints, self, self._problem, is_patient=self._wait
+        )
+        self.wanted_headers = WANTED_HEADERS | self._protocols.headers
         self._routes = self._make_routes()
+        for path in self._protocols.replaced:
+            self._routes.pop(path, None)
 
     @property
     def services(self) -> list[Service]:
@@ -226,16 +250,23 @@ class App:
         try:
             methods = self._routes.get(head.path) or self._routes.get(as_routes_are(head.path))
             if methods is None:
-                raise Refusal(404, "not_found")
+                self._admit_to_protocol(head)
+                return None
             if head.method not in methods:
                 raise Refusal(405, "method_not_allowed", headers=allow(name.decode() for name in methods))
             route, endpoint, address = methods[head.method]
-            if content_length(head.headers) > self.max_body_bytes:
+            is_bulk = address is not None and address.is_bulk(head.headers.get(b"content-type", b""))
+            if content_length(head.headers) > self.max_body_bytes and not is_bulk:
                 raise too_large(self.max_body_bytes)
             if endpoint is not None and address is not None:
-                head.ask = self._ask(head, endpoint, address)
-                if head.ask.packed:
+                head.ask = self._ask(head, endpoint, address, is_bulk=is_bulk)
+                if is_bulk:
+                    route = self._predict_bulk
+                elif head.ask.packed:
                     route = self._predict_whole_request
+                elif head.ask.format == OBJECT:
+                    route = partial(self._predict_converted, endpoint)
+                route = self._expanding(head.headers, route)
             head.route = route
         except CarpoolError as error:
             if endpoint is not None:
@@ -273,47 +304,102 @@ class App:
 
     def pause(self, exchange: Exchange, is_paused: bool) -> None:
         """Have the model make no more parts for a client that does not take them, or go on."""
-        ask = exchange.head.ask
-        if ask is not None and ask.endpoint.driver is not None:
+        ask, item = exchange.head.ask, exchange.item
+        if isinstance(item, ExchangeItems):
+            item.pause(is_paused)
+        elif ask is not None and ask.endpoint.driver is not None:
             ask.endpoint.driver.pause(exchange, is_paused)
 
     def cancel(self, exchange: Exchange) -> None:
         """Give up an exchange whose client has left: if it is still queued, it is not run."""
         ask, item = exchange.head.ask, exchange.item
-        if ask is not None and ask.endpoint.driver is not None:
-            for request in item.submitted if type(item) is ItemList else [exchange]:
-                ask.endpoint.driver.cancel(request)
+        if isinstance(item, ExchangeItems):
+            item.cancel()
+        elif ask is not None and ask.endpoint.driver is not None:
+            ask.endpoint.driver.cancel(exchange)
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
+        response = self.plain_error(head, error)
+        if head is None or head.protocol is None:
+            return response
+        return self._protocols.in_words_of(head.protocol, response)
+
+    def plain_error(self, head: Head | None, error: Exception) -> HttpResponse:
+        """Return the same in our own words, also where a protocol is spoken."""
         if head is None:
             return self._errors.response(b"", error)
         return self._errors.response(head.request_id, error, head.ask.endpoint.name if head.ask is not None else "")
 
-    def _ask(self, head: Head, endpoint: Endpoint, address: Address) -> Ask:
-        """Read what is asked of a model off a request's headers."""
-        headers, formats = head.headers, address.formats
+    def _admit_to_protocol(self, head: Head) -> None:
+        """Judge a request whose address is not one of the app's own. Raises `CarpoolError`."""
+        self._protocols.admit(head)
+        headers = head.headers
+        if content_length(headers) > self.max_body_bytes:
+            raise too_large(self.max_body_bytes)
+        if head.method != b"POST":
+            return
+        self._check_coding(headers)
+        head.route = self._expanding(headers, head.route)
+        timeout, priority = headers.get(b"x-request-timeout-ms"), headers.get(b"x-request-priority")
+        head.ask = self._protocols.ask(
+            inf if timeout is None else _seconds(timeout), DEFAULT_LANE if priority is None else _lane(priority)
+        )
+
+    def _check_coding(self, headers: Mapping[bytes, bytes], *, is_bulk: bool = False) -> None:
+        """Raise `CarpoolError` if no request is taken now, or none in this coding."""
         if self.refusing is not None:
             raise copy.copy(self.refusing)  # each raise adds its frames to the traceback of what it raises
-        if headers.get(b"content-encoding", b"identity") != b"identity":
+        coding = headers.get(b"content-encoding", b"identity")
+        if coding == b"identity":
+            return
+        if not self._accepts_compressed or is_bulk:
             text = "compressed request bodies are not read: send the body without Content-Encoding"
             raise InvalidRequest(text, status=415, code="unsupported_media_type")
-        format, accept = address.choose(headers.get(b"content-type"), headers.get(b"accept"))
+        check_coding(coding)
+
+    def _expanding(self, headers: Mapping[bytes, bytes], route: Route) -> Route:
+        """Return a route that expands the body before another one, if the body is compressed."""
+        coding = headers.get(b"content-encoding", b"identity")
+        return route if coding == b"identity" else partial(self._expand, coding, route)
+
+    def _expand(self, coding: bytes, route: Route, exchange: Exchange) -> None:
+        try:
+            exchange.item = expanded(exchange.body, coding, self.max_body_bytes)
+        except CarpoolError as error:
+            exchange.respond(self.refuse(exchange.head, error))
+            return
+        exchange.nbytes = len(exchange.body)
+        route(exchange)
+
+    def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
+        """Read what is asked of a model off a request's headers."""
+        headers, formats = head.headers, address.formats
+        self._check_coding(headers, is_bulk=is_bulk)
+        usual, framing = DEFAULT_LANE, None
+        sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
+        if is_bulk:
+            format, accept, framing, usual = address.format_of_lines, JSON, BULK, _BULK_LANE
+        elif address.takes_converted(sent, wanted):
+            format, accept = OBJECT, OBJECT
+        else:
+            format, accept = address.choose(sent, wanted)
+            framing = formats.framing(wanted)
         timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
         priority = headers.get(b"x-request-priority")
         wants_head = formats.wants_heads and format == CUSTOM
-        framing = formats.framing(headers.get(b"accept"))
         return Ask(
             endpoint=endpoint,
             responder=self,
             format=format,
             accept=accept if framing is None else framing.format,
             timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
-            lane=DEFAULT_LANE if priority is None else _lane(priority),
-            content_type=formats.types[accept],
+            lane=usual if priority is None else _lane(priority),
+            content_type=formats.types.get(accept, JSON_TYPE),
             packed=pack_head(head.path, head.query, head.fields) if wants_head else b"",
             framing=framing,
             stream_s=inf if timeout is None else _seconds(timeout),
+            is_bulk=is_bulk,
         )
 
     # -- the routes
@@ -374,6 +460,17 @@ class App:
         exchange.nbytes += len(ask.packed)
         self._predict(exchange)
 
+    def _predict_converted(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        """Hand a request to its model's driver whose body is converted here."""
+        headers = exchange.head.headers
+        sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
+        try:
+            submission = submission_of(endpoint, exchange.body, sent, wanted)
+        except CarpoolError as error:
+            exchange.respond(self.refuse(exchange.head, error))
+            return
+        self._protocols.submit(exchange, submission)
+
     def _predict_list(self, exchange: Exchange) -> None:
         """Hand the items of a list to their model's driver."""
         ask = exchange.head.ask
@@ -396,6 +493,19 @@ class App:
                     driver.refused(error)
         exchange.item = whole  # for `cancel`
         driver.submit_all(whole.begin())
+
+    def _predict_bulk(self, exchange: Exchange) -> None:
+        """Have the lines of a body taken as they come, each as an item."""
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, handle = ask.endpoint.driver, ask.endpoint.handle
+        assert driver is not None
+        window = Window(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
+        soon = asyncio.get_running_loop().call_soon
+        unfed = exchange.item if type(exchange.item) is list else []
+        exchange.item = BulkItems(exchange, ask, driver, window, self.max_body_bytes, soon)
+        for piece in unfed:
+            feed_bulk(exchange, piece)
 
     def _livez(self, exchange: Exchange) -> None:
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))

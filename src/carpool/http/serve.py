@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from carpool.drive.descriptors import fill_standard
 from carpool.http.app import App
+from carpool.http.protocols.base import HttpProtocol
 from carpool.logger import logger
 from carpool.observe import log as log_lines
 from carpool.service.service import Service
@@ -49,6 +50,8 @@ def serve(
     debug: bool = False,
     log: Literal["text", "json"] = "text",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
+    protocols: Sequence[str | HttpProtocol] | None = None,
+    accept_compressed: bool = False,
 ) -> None:
     """Serve services over HTTP until SIGTERM or Ctrl-C, as the command `carpool serve` does.
 
@@ -69,6 +72,9 @@ def serve(
         log: "text" for log lines that people read, or "json" for one object per line. A program
             that has set up logging already keeps what it has.
         log_level: The least level of log lines that are written. What models print is always shown.
+        protocols: Which protocols of other servers are spoken besides carpool's own addresses, by
+            their names or as objects; None for all.
+        accept_compressed: Whether compressed request bodies are read.
 
     Raises:
         StartupError: A service could not start.
@@ -89,7 +95,7 @@ def serve(
         raise ValueError(f"log must be 'text' or 'json', not {log!r}")
     if not logging.getLogger("carpool").hasHandlers():
         log_lines.set_up(log, log_lines.level_of(log_level))
-    app = new_app(services, when_full, timeout_status, max_body_mb, debug)
+    app = new_app(services, when_full, timeout_status, max_body_mb, debug, protocols, accept_compressed)
     server = Server(app, host, port)
     try:
         server.bind()
@@ -104,6 +110,8 @@ def new_app(
     timeout_status: Literal[504, 408],
     max_body_mb: float,
     debug: bool,
+    protocols: Sequence[str | HttpProtocol] | None = None,
+    accept_compressed: bool = False,
 ) -> App:
     """Make the app of a server that logs what models print. Raises what `App` raises."""
     return App(
@@ -113,6 +121,8 @@ def new_app(
         max_body_bytes=int(max_body_mb * 2**20),
         debug=debug,
         output=log_lines.worker_line,
+        protocols=protocols,
+        accept_compressed=accept_compressed,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from carpool.drive.output import LineSink, print_line
 from carpool.service.checks import at_least, check_callable
@@ -117,6 +118,8 @@ class Service(Declaration):
         debug: bool = False,
         log: Literal["text", "json"] = "text",
         log_level: Literal["debug", "info", "warning", "error"] = "info",
+        protocols: Sequence[Any] | None = None,
+        accept_compressed: bool = False,
     ) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.
 
@@ -134,4 +137,6 @@ class Service(Declaration):
             debug=debug,
             log=log,
             log_level=log_level,
+            protocols=protocols,
+            accept_compressed=accept_compressed,
         )

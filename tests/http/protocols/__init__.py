@@ -1,0 +1,1 @@
+"""The protocols of other servers, asked as their clients ask."""
