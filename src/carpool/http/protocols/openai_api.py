@@ -37,7 +37,7 @@ _RETRIED: Final = frozenset({408, 409, 429, 503})
 
 class _Embeddings(msgspec.Struct):
     model: str
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Any  # of several kinds of lists in a union msgspec reads only one
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
@@ -114,14 +114,9 @@ def _embeddings(members: dict[str, bytes]) -> _Embeddings:
         raise InvalidRequest(f"Unrecognized request argument supplied: {min(unknown)[:100]}")
     value = {name: _decode(raw) for name, raw in members.items()}
     try:
-        # of a union of lists msgspec reads only one: what is in the list is looked at below
-        plain = msgspec.convert({**value, "input": ""}, _Embeddings)
+        return msgspec.convert(value, _Embeddings)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
-    if "input" not in value:
-        raise InvalidRequest("Object missing required field `input`")
-    plain.input = value["input"]
-    return plain
 
 
 def _inputs(given: Any) -> list[Any]:
