@@ -14,6 +14,7 @@ import httpx
 
 from carpool.client.app_transport import AppTransport
 from carpool.client.budget import RetryBudget, is_retried, retry_after_s, wait_s
+from carpool.client.bunches import ThreadInput, in_bunches
 from carpool.client.duplex import Duplex, Target
 from carpool.client.messages import (
     EVENTS_TYPE,
@@ -37,8 +38,6 @@ T = TypeVar("T")
 
 _READY_EVERY_S = 0.1
 _MOST_CONNECTIONS = 256
-_BUNCH_BYTES = 64 * 1024
-_BUNCH_S = 0.01
 _HERE = "http://app"
 
 
@@ -188,6 +187,8 @@ class AsyncClient:
             async for data in answer.aiter_raw():
                 for part in events.feed(data):
                     yield read(part, as_type, is_json=True)
+                if events.failure is not None:
+                    raise events.failure
         except httpx.TransportError as error:
             raise broken("the stream") from error
         finally:
@@ -227,7 +228,7 @@ class AsyncClient:
                     yield result
 
     async def bunches(
-        self, xs: Iterable[Any] | AsyncIterable[Any], as_type: Any = Any, priority: int | None = None
+        self, xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput, as_type: Any = Any, priority: int | None = None
     ) -> AsyncIterator[list[Any]]:
         """Yield the same in lists, each of what came together; errors stand in their places."""
         headers = self._request_headers(priority, LINES_TYPE, LINES_TYPE)
@@ -311,16 +312,16 @@ class AsyncClient:
                     answer = await self._http.send(request, stream=is_stream)
                     await _check(answer)
                 return answer
-            except TimeoutError as error:
-                raise DeadlineExceeded("the server did not answer in time") from error
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                failure: CarpoolError = _unreachable(error)
-            except httpx.TransportError as error:
-                raise broken("the answer") from error
             except CarpoolError as error:
                 if not is_retried(error.status, error.code):
                     raise
                 failure, asked_s = error, retry_after_s(answer.headers)
+            except TimeoutError as error:
+                raise DeadlineExceeded("the server did not answer in time") from error
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failure = _unreachable(error)
+            except httpx.TransportError as error:
+                raise broken("the answer") from error
             await self._before_retry(attempt, asked_s, until, failure)
 
     async def _before_retry(self, attempt: int, asked_s: float | None, until: float, failure: CarpoolError) -> None:
@@ -338,37 +339,17 @@ class _Counted:
         n: how many were read.
     """
 
-    def __init__(self, xs: Iterable[Any] | AsyncIterable[Any]) -> None:
+    def __init__(self, xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput) -> None:
         self._xs = xs
         self.n = 0
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield lines, several at a time where they come quickly."""
-        held: list[bytes] = []
-        size, since = 0, 0.0
-        async for x in _each(self._xs):
-            line = line_of(x)
-            self.n += 1
-            if not held:
-                since = monotonic()
-            held.append(line)
-            size += len(line)
-            if size >= _BUNCH_BYTES or monotonic() - since > _BUNCH_S:
-                yield b"".join(held)
-                held.clear()
-                size = 0
-                await asyncio.sleep(0)
-        if held:
-            yield b"".join(held)
-
-
-async def _each(xs: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
-    if isinstance(xs, AsyncIterable):
-        async for x in xs:
-            yield x
-    else:
-        for x in xs:
-            yield x
+        async with aclosing(in_bunches(self._xs)) as bunches:
+            async for bunch in bunches:
+                lines = [line_of(x) for x in bunch]
+                self.n += len(lines)
+                yield b"".join(lines)
 
 
 def _entry(line: bytes, kind: Any) -> Any:

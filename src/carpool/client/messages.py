@@ -156,17 +156,15 @@ class EventReader:
 
     Attributes:
         has_ended: whether the event came that says that the answer is whole.
+        failure: why the answer has failed; None if it has not.
     """
 
     has_ended: bool = False
+    failure: CarpoolError | None = None
     _rest: bytes = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the parts that are complete now.
-
-        Raises:
-            CarpoolError: the answer has failed.
-        """
+        """Return the parts that are complete now."""
         *events, self._rest = (self._rest + data).split(b"\n\n")
         parts: list[bytes] = []
         for event in events:
@@ -178,9 +176,8 @@ class EventReader:
                 elif name == b"data":
                     part = value.strip()
             if kind == b"error":
-                error = error_in_entry(part)
-                raise error if error is not None else broken("the stream")
-            if kind == b"end":
+                self.failure = error_in_entry(part) or broken("the stream")
+            elif kind == b"end":
                 self.has_ended = True
             elif part:
                 parts.append(part)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from ssl import SSLContext
 from types import TracebackType
@@ -15,13 +14,10 @@ from typing import Any, TypeVar, overload
 
 from carpool.client.aio import AsyncClient
 from carpool.client.budget import RetryBudget
-from carpool.clock import monotonic
+from carpool.client.bunches import ThreadInput
 from carpool.errors import CarpoolError
 
 T = TypeVar("T")
-
-_MOST_AT_ONCE = 256  # items that are taken from an input in one go
-_LONGEST_S = 0.01
 
 
 class Client:
@@ -141,9 +137,8 @@ class Client:
         self, xs: Iterable[Any], *, as_type: Any = Any, priority: int | None = None
     ) -> Generator[list[Any], None, None]:
         """Yield the same in lists, each of what came together; errors stand in their places."""
-        with ThreadPoolExecutor(1, "carpool client input") as reader:
-            taken = _taken(iter(xs), reader)
-            yield from self._iterated(lambda: self._client.bunches(taken, as_type, priority))
+        taken = self._wait(_read_in_thread(xs))
+        yield from self._iterated(lambda: self._client.bunches(taken, as_type, priority))
 
     def _iterated(self, make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
         """Yield what an iterator on the loop yields."""
@@ -182,28 +177,5 @@ async def _next(iterator: AsyncIterator[T]) -> T:
     return await anext(iterator)
 
 
-async def _taken(xs: Iterator[Any], reader: ThreadPoolExecutor) -> AsyncIterator[Any]:
-    """Yield items that are taken in another thread, which may wait for them."""
-    loop = asyncio.get_running_loop()
-    while True:
-        bunch, is_last, error = await loop.run_in_executor(reader, _take, xs)
-        for x in bunch:
-            yield x
-        if error is not None:
-            raise error
-        if is_last:
-            return
-
-
-def _take(xs: Iterator[Any]) -> tuple[list[Any], bool, BaseException | None]:
-    """Return the next items, whether they are the last ones, and what the input has raised."""
-    bunch: list[Any] = []
-    since = monotonic()
-    try:
-        for x in xs:
-            bunch.append(x)
-            if len(bunch) >= _MOST_AT_ONCE or monotonic() - since > _LONGEST_S:
-                return bunch, False, None
-    except BaseException as error:  # an input is the user's
-        return bunch, True, error
-    return bunch, True, None
+async def _read_in_thread(xs: Iterable[Any]) -> ThreadInput:
+    return ThreadInput(xs)
