@@ -16,6 +16,7 @@ EXCEPTIONS = {
     ("carpool.service.service", "carpool.http.serve"),  # for `service.serve`, when it is called
     ("carpool", "carpool.simulate"),  # likewise
     ("carpool", "carpool.client"),  # likewise
+    ("carpool.testing", "carpool.testing.serving"),  # likewise
 }
 """Imports from below that are meant: who imports, and what."""
 

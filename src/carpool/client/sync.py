@@ -36,6 +36,9 @@ class Client:
         retries: Whether to try again what was not run.
         verify: How the server's certificate is checked, for https; False for not at all.
         headers: Sent with each request.
+
+    Attributes:
+        url: Where the server is; empty for an app.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Client:
         verify: SSLContext | bool = True,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        self.url = url if isinstance(url, str) else ""
         self._loop = asyncio.new_event_loop()
         self._is_closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="carpool client", daemon=True)

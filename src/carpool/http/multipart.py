@@ -102,7 +102,7 @@ class _Reader:
     def _count(self, n: int) -> None:
         self._header_bytes += n
         if self._header_bytes > _LONGEST_HEADERS:
-            raise InvalidRequest("a part of the form has too long headers", status=413, code="too_large")
+            raise InvalidRequest("a part of the form has too long headers")
 
     def _header_end(self) -> None:
         if self._field.lower() == b"content-disposition":
