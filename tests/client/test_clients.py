@@ -55,7 +55,9 @@ def count(n: int) -> Iterator[int]:
 
 def services() -> list[Service]:
     return [
-        Service(Stage(model, max_batch_size=16 if isinstance(model, type) else None, run_in="thread", workers=1), name=name)
+        Service(
+            Stage(model, max_batch_size=16 if isinstance(model, type) else None, run_in="thread", workers=1), name=name
+        )
         for name, model in (
             ("double", Double),
             ("rows", Rows),
@@ -282,7 +284,13 @@ def scripted(*answers: bytes) -> Iterator[Scripted]:
 
 def answer(status: int, body: Any, *headers: str) -> bytes:
     data = json.dumps(body).encode()
-    lines = [f"HTTP/1.1 {status} X", "content-type: application/json", f"content-length: {len(data)}", "connection: close", *headers]
+    lines = [
+        f"HTTP/1.1 {status} X",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+        "connection: close",
+        *headers,
+    ]
     return "\r\n".join([*lines, "", ""]).encode() + data
 
 
@@ -329,8 +337,9 @@ def test_retries_end_with_the_deadline() -> None:
 
 def test_retries_can_be_switched_off() -> None:
     """With `retries=False` the first refusal is raised."""
-    with scripted(answer(429, error("overloaded"), "retry-after: 0")) as server:
-        with carpool.Client(server.url, retries=False) as client, pytest.raises(carpool.Overloaded):
+    refusal = answer(429, error("overloaded"), "retry-after: 0")
+    with scripted(refusal) as server, carpool.Client(server.url, retries=False) as client:
+        with pytest.raises(carpool.Overloaded):
             client.predict(1)
 
 
@@ -339,7 +348,9 @@ def test_a_key_is_sent() -> None:
     with scripted(answer(200, 7)) as server:
         with carpool.Client(server.url, api_key="secret", headers={"x-team": "a"}) as client:
             assert client.predict(1) == 7
-        assert b"authorization: bearer secret" in server.requests[0].lower() and b"x-team: a" in server.requests[0].lower()
+        assert (
+            b"authorization: bearer secret" in server.requests[0].lower() and b"x-team: a" in server.requests[0].lower()
+        )
 
 
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -360,7 +371,7 @@ def test_a_broken_stream_never_looks_whole(body: bytes) -> None:
 def test_a_broken_bulk_answer_never_looks_whole(body: bytes) -> None:
     """An answer with fewer lines than items raises, however it ends."""
     with scripted(LINES + body) as server, carpool.Client(server.url) as client:
-        with pytest.raises(carpool.Unavailable, match="broke off|not HTTP"):
+        with pytest.raises(carpool.Unavailable, match=r"broke off|not HTTP"):
             list(client.predict_many([1, 2]))
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.serving import serve
 
-PROGRAM = '''
+PROGRAM = """
 import time
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def slow(xs: list[int]) -> list[int]:
 flats = carpool.Service(carpool.Stage(Price, max_batch_size=64))
 numbers = carpool.Service(carpool.Stage(double, max_batch_size=64, workers=1))
 slowly = carpool.Service(carpool.Stage(slow, max_batch_size=16, workers=1))
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +85,10 @@ def score(place: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes,
 
 def test_lines_are_answered_in_order(place: Path) -> None:
     """Each line has its answer, wrong ones an error, which is also listed with its row; the status is 1."""
-    (place / "rows.ndjson").write_text("1\n2\n\n\"x\"\n13\n5\n")
-    status, _, said = score(place, "program:numbers", "--in", "rows.ndjson", "--out", "out.ndjson", "--errors", "bad.ndjson")
+    (place / "rows.ndjson").write_text('1\n2\n\n"x"\n13\n5\n')
+    status, _, said = score(
+        place, "program:numbers", "--in", "rows.ndjson", "--out", "out.ndjson", "--errors", "bad.ndjson"
+    )
     answers = [json.loads(line) for line in (place / "out.ndjson").read_text().splitlines()]
     assert (answers[:2], answers[4]) == ([2.0, 4.0], 10.0)
     assert [each["error"]["status"] for each in answers[2:4]] == [422, 500]
@@ -99,7 +101,7 @@ def test_lines_are_answered_in_order(place: Path) -> None:
 @pytest.mark.slow
 def test_tables_in_and_out(place: Path) -> None:
     """CSV and Parquet have columns; the types of a row are those of the model's items."""
-    (place / "flats.csv").write_text("rooms,area,city\n2,10,a\n3,1.5,\"b, c\"\nmany,1,d\n")
+    (place / "flats.csv").write_text('rooms,area,city\n2,10,a\n3,1.5,"b, c"\nmany,1,d\n')
     status, _, said = score(place, "program:flats", "--in", "flats.csv", "--out", "out.csv")
     with open(place / "out.csv", newline="") as file:
         first, second, third = csv.DictReader(file)
@@ -142,8 +144,14 @@ def test_a_running_server(place: Path) -> None:
     [
         (("program:numbers", "--in", "none.ndjson", "--out", "o"), "No such file"),
         (("program:numbers", "--in", "rows.ndjson", "--out", "there.ndjson"), "is there already: go on with --resume"),
-        (("program:numbers", "--in", "-", "--out", "there.ndjson", "--resume"), "--resume needs an --in that is a file"),
-        (("program:numbers", "--in", "rows.ndjson", "--out", "-", "--resume"), "--resume needs an --out that is a file"),
+        (
+            ("program:numbers", "--in", "-", "--out", "there.ndjson", "--resume"),
+            "--resume needs an --in that is a file",
+        ),
+        (
+            ("program:numbers", "--in", "rows.ndjson", "--out", "-", "--resume"),
+            "--resume needs an --out that is a file",
+        ),
         (("program:none", "--in", "rows.ndjson", "--out", "o"), "has no attribute 'none'"),
         (("program:numbers", "--in", "bad.csv", "--out", "o"), "another number of fields"),
     ],
@@ -159,7 +167,7 @@ def test_what_cannot_be_done_is_said_in_a_line(place: Path, arguments: tuple[str
 
 def test_it_goes_on_where_it_was(place: Path) -> None:
     """With `--resume` what is there stays, a last line that is not complete is written anew."""
-    (place / "rows.ndjson").write_text("1\n\"x\"\n3\n4\n")
+    (place / "rows.ndjson").write_text('1\n"x"\n3\n4\n')
     (place / "out.ndjson").write_text('2.0\n{"error":{"code":"invalid_item"}}\n{"err')
     (place / "bad.ndjson").write_text('{"row":2,"error":{}}\n{"row":3,"error":{}}\n')
     resume = ("program:numbers", "--in", "rows.ndjson", "--out", "out.ndjson", "--errors", "bad.ndjson", "--resume")
@@ -169,7 +177,7 @@ def test_it_goes_on_where_it_was(place: Path) -> None:
     assert "2 rows were answered before" in said
     assert score(place, *resume)[0] == 1
     (place / "out.csv").write_text('price,city,error\n20.0,"a\nb",\n4')
-    (place / "flats.csv").write_text("rooms,area,city\n2,10,\"a\nb\"\n2,2,c\n")
+    (place / "flats.csv").write_text('rooms,area,city\n2,10,"a\nb"\n2,2,c\n')
     assert score(place, "program:flats", "--in", "flats.csv", "--out", "out.csv", "--resume")[0] == 0
     assert (place / "out.csv").read_text() == 'price,city,error\n20.0,"a\nb",\n4.0,c,\n'
 
@@ -194,6 +202,8 @@ def test_it_survives_being_killed(place: Path) -> None:
     status, _, said = score(place, *arguments)
     assert status == 1, said
     found: list[Any] = [json.loads(line) for line in (place / "out.ndjson").read_text().splitlines()]
-    assert [x if isinstance(x, int) else "error" for x in found] == [n + 1 if n % 1000 else "error" for n in range(rows)]
+    assert [x if isinstance(x, int) else "error" for x in found] == [
+        n + 1 if n % 1000 else "error" for n in range(rows)
+    ]
     listed = [json.loads(line)["row"] for line in (place / "bad.ndjson").read_text().splitlines()]
     assert listed == list(range(1, rows + 1, 1000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from math import inf
 from types import TracebackType
@@ -135,9 +135,7 @@ class AsyncClient:
     async def predict(
         self, x: Any, *, as_type: Any = Any, timeout_s: float | None = None, priority: int = 0
     ) -> Any: ...
-    async def predict(
-        self, x: Any, *, as_type: Any = Any, timeout_s: float | None = None, priority: int = 0
-    ) -> Any:
+    async def predict(self, x: Any, *, as_type: Any = Any, timeout_s: float | None = None, priority: int = 0) -> Any:
         """Return the model's answer to one item.
 
         Args:
@@ -229,7 +227,7 @@ class AsyncClient:
 
     async def bunches(
         self, xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput, as_type: Any = Any, priority: int | None = None
-    ) -> AsyncIterator[list[Any]]:
+    ) -> AsyncGenerator[list[Any], None]:
         """Yield the same in lists, each of what came together; errors stand in their places."""
         headers = self._request_headers(priority, LINES_TYPE, LINES_TYPE)
         counted = _Counted(xs)
@@ -247,7 +245,7 @@ class AsyncClient:
         if rest or n < counted.n:
             raise broken("the answer")
 
-    async def _lines(self, headers: dict[str, str], counted: _Counted) -> AsyncIterator[bytes]:
+    async def _lines(self, headers: dict[str, str], counted: _Counted) -> AsyncGenerator[bytes, None]:
         """Yield the pieces of the answer to a bulk request."""
         if self._target is None:
             request = self._http.build_request("POST", self._path, headers=headers, content=counted.pieces())

@@ -78,4 +78,5 @@ def wait_s(attempt: int, asked_s: float | None, dice: Callable[[], float] = rand
     """
     if asked_s is not None:
         return asked_s * (1 + 0.25 * dice())
-    return min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * (0.5 + 0.5 * dice())
+    doubled_s: float = _FIRST_WAIT_S * 2.0 ** (attempt - 1)
+    return min(doubled_s, _LONGEST_WAIT_S) * (0.5 + 0.5 * dice())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from typing import Any, Final
 
 from carpool.clock import monotonic
@@ -77,7 +77,7 @@ class ThreadInput:
             self._loop.call_soon_threadsafe(self._news.set)
 
 
-async def in_bunches(xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput) -> AsyncIterator[list[Any]]:
+async def in_bunches(xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput) -> AsyncGenerator[list[Any], None]:
     """Yield items in bunches of what is there. Raises what the input raises."""
     if isinstance(xs, ThreadInput):
         async for bunch in xs.bunches():

@@ -61,7 +61,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def msgpack_bytes(value: Any) -> bytes:
-    """Return a value as msgpack; arrays are nested lists. Raises TypeError, ValueError or the like."""
+    """Return a value as msgpack, like `json_bytes`."""
     return _msgpack_encoder.encode(value)
 
 

@@ -14,7 +14,9 @@ from carpool.wire.payload import JSON, adapted
 if TYPE_CHECKING:
     from carpool.service.service import Service
 
-BULK_TYPES = frozenset({b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines"})
+BULK_TYPES = frozenset(
+    {b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines"}
+)
 """The content types of bodies with an item in each line."""
 
 MANY = "/many"

@@ -25,8 +25,6 @@ from carpool.hints import schema
 from carpool.http import asgi, openapi
 from carpool.http.addresses import Address
 from carpool.http.bulk import BULK_PRIORITY, BulkItems, feed_bulk
-from carpool.http.compressed import check_coding, expanded
-from carpool.http.converted import submission_of
 from carpool.http.codec import (
     Refusal,
     allow,
@@ -35,6 +33,8 @@ from carpool.http.codec import (
     content_length,
     too_large,
 )
+from carpool.http.compressed import check_coding, expanded
+from carpool.http.converted import submission_of
 from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import JSON_TYPE, WANTED_HEADERS, Ask, Exchange, Head, HttpResponse, ServedModel

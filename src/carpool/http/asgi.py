@@ -242,7 +242,7 @@ async def _answer_bulk(exchange: AsgiExchange, receive: Receive, send: Send) -> 
 
 
 async def _feed(exchange: AsgiExchange, receive: Receive) -> BaseException | None:
-    """Feed a bulk request to its end, and then wait until the client leaves; see `_disconnected`."""
+    """Feed a bulk request to its end, then wait until the client leaves; see `_disconnected`."""
     try:
         while True:
             message = await receive()

@@ -1,5 +1,5 @@
-"""Bulk: a body of any number of lines, one item each, answered by as many lines in their order while
-the body is still being sent.
+"""Bulk: a body of any number of lines, one item each, answered by as many lines in their order
+while the body is still being sent.
 
 At most a window of items is inside at a time. While it is full, or the client does not take its
 answers, no more of the body is wanted. So memory is bounded in both directions: by the window, one
@@ -42,9 +42,7 @@ class BulkItems(ExchangeItems):
         soon: has something called at the end of this turn of the loop.
     """
 
-    def __init__(
-        self, exchange: Exchange, ask: Ask, driver: Driver, window: Window, longest: int, soon: Soon
-    ) -> None:
+    def __init__(self, exchange: Exchange, ask: Ask, driver: Driver, window: Window, longest: int, soon: Soon) -> None:
         super().__init__(exchange, ask.endpoint)
         self._ask = ask
         self._driver = driver
@@ -220,7 +218,7 @@ Piece = bytes | HttpResponse | None
 
 
 def feed_bulk(exchange: Exchange, piece: Piece) -> None:
-    """Hand on what has come of a bulk request; until the app has it, its item is a list of that."""
+    """Hand on what has come of a bulk request; its item is a list of that until the app has it."""
     items = exchange.item
     if type(items) is list:
         items.append(piece)

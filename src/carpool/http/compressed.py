@@ -80,5 +80,3 @@ def _expanded_zstd(body: bytes | bytearray, most: int) -> tuple[bytes, bool, boo
     expander = _zstd().ZstdDecompressor()
     data: bytes = expander.decompress(body, most + 1)
     return data, expander.eof, bool(expander.unused_data)
-
-

@@ -103,7 +103,7 @@ class Input:
 
 
 def number_in(text: str) -> Any:
-    """Return a field of a CSV file as a number if it is one, as None if it is empty, else as text."""
+    """Return a field of a CSV file: a number if it is one, None if it is empty, else text."""
     if not text:
         return None
     for read in (int, float):

@@ -35,7 +35,7 @@ class Output(Protocol):
     """Where the answers go."""
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Write the next answers, all of each or nothing of it that a later run would take."""
+        """Write the next answers; what is written of one in part, a later run does not take."""
 
     def close(self) -> None:
         """Take note that all answers were written."""

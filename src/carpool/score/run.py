@@ -1,4 +1,4 @@
-"""Who answers the rows of `carpool score`: a service that is started for it, or a running server."""
+"""What answers the rows of `carpool score`: a service started for it, or a running server."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ class ServiceScorer:
         lines = []
         for stage, snapshot in zip(self._service.stages, self._stats.stages, strict=True):
             busy = snapshot.mean_compute_s * snapshot.batches / (stage.workers * seconds) if seconds else 0.0
-            lines.append(f"{stage.name}: mean batch size {snapshot.mean_batch_size:.1f}, workers busy {min(busy, 1):.0%}")
+            lines.append(
+                f"{stage.name}: mean batch size {snapshot.mean_batch_size:.1f}, workers busy {min(busy, 1):.0%}"
+            )
         return lines
 
 
@@ -135,7 +137,9 @@ class ServerScorer:
         with self._client:
             self._client.wait_until_ready()
             for bunch in self._client.bunches(items()):
-                yield [failed(each) if isinstance(each, BaseException) else Answer(_encode(each), False) for each in bunch]
+                yield [
+                    failed(each) if isinstance(each, BaseException) else Answer(_encode(each), False) for each in bunch
+                ]
 
     def summary(self, seconds: float) -> list[str]:
         return [f"server: {self._url}"]

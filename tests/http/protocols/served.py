@@ -104,7 +104,9 @@ def union(x: dict[str, list[int]]) -> int:
 def services() -> list[Service]:
     """All of them, each with one worker in this process."""
     return [
-        Service(Stage(model, max_batch_size=64 if isinstance(model, type) else None, run_in="thread", workers=1), name=name)
+        Service(
+            Stage(model, max_batch_size=64 if isinstance(model, type) else None, run_in="thread", workers=1), name=name
+        )
         for name, model in (
             ("double", Double),
             ("rows", Rows),

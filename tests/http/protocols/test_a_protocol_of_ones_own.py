@@ -135,7 +135,7 @@ def test_protocols_are_chosen_by_name() -> None:
         "Lines",
         "Lines",
     ]
-    with pytest.raises(ValueError, match="no protocol 'olp': choose among .*oip"):
+    with pytest.raises(ValueError, match=r"no protocol 'olp': choose among .*oip"):
         App(models.scale, protocols=["olp"])
     with pytest.raises(ValueError, match="cannot be imported"):
         App(models.scale, protocols=["no.such:thing"])

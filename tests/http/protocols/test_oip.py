@@ -76,7 +76,9 @@ def test_each_row_is_an_item(port: int) -> None:
     assert infer(port, "double", tensor("x", "INT32", [2, 1], [[1], [2]]))[1]["outputs"][0]["data"] == [2.0, 4.0]
     status, answer = infer(port, "rows", tensor("input", "FP32", [2, 3], [[1, 2, 3], [4, 5, 6]]))
     assert answer["outputs"] == [tensor("output", "FP32", [2, 3], [2, 4, 6, 8, 10, 12])]
-    status, answer = infer(port, "named", tensor("label", "BYTES", [2], ["a", "b"]), tensor("numbers", "FP64", [2, 2], [1, 2, 3, 4]))
+    status, answer = infer(
+        port, "named", tensor("label", "BYTES", [2], ["a", "b"]), tensor("numbers", "FP64", [2, 2], [1, 2, 3, 4])
+    )
     assert {each["name"]: each["data"] for each in answer["outputs"]} == {"total": [3.0, 7.0], "label": ["aa", "bb"]}
 
 
@@ -117,8 +119,17 @@ def test_arrays_keep_their_dtype(port: int) -> None:
     """A model of arrays gets them in the dtype of its hint, and may change what it gets."""
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     head = {"name": "input", "datatype": "FP32", "shape": [2, 3]}
-    told, data = parted(binary(port, "rows", [(head, rows.tobytes())], outputs=[{"name": "output", "parameters": {"binary_data": True}}]))
-    assert told["outputs"][0] == {"name": "output", "datatype": "FP32", "shape": [2, 3], "parameters": {"binary_data_size": 24}}
+    told, data = parted(
+        binary(
+            port, "rows", [(head, rows.tobytes())], outputs=[{"name": "output", "parameters": {"binary_data": True}}]
+        )
+    )
+    assert told["outputs"][0] == {
+        "name": "output",
+        "datatype": "FP32",
+        "shape": [2, 3],
+        "parameters": {"binary_data_size": 24},
+    }
     assert (np.frombuffer(data, np.float32).reshape(2, 3) == rows * 2).all()
     pixels = {"name": "pixels", "datatype": "UINT8", "shape": [2, 3]}
     gain = {"name": "gain", "datatype": "INT64", "shape": [2]}
@@ -211,7 +222,10 @@ BAD_JSON: list[tuple[str, Any]] = [
     ("BF16 in JSON", {"inputs": [{**X, "datatype": "BF16", "data": [1, 2]}]}),
     ("nested too deep", b'{"inputs": ' + b"[" * 100_000),
     ("a wrong output", {"inputs": [{**X, "data": [1, 2]}], "outputs": [{"name": "z"}]}),
-    ("a classification", {"inputs": [{**X, "data": [1, 2]}], "outputs": [{"name": "output", "parameters": {"classification": 2}}]}),
+    (
+        "a classification",
+        {"inputs": [{**X, "data": [1, 2]}], "outputs": [{"name": "output", "parameters": {"classification": 2}}]},
+    ),
     ("binary data without its header", {"inputs": [{**X, "parameters": {"binary_data_size": 8}}]}),
 ]
 

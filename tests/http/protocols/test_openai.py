@@ -93,8 +93,16 @@ def score(pair: tuple[str, str]) -> float:
 @pytest.fixture(scope="module")
 def doors() -> Iterator[Any]:
     services = [
-        Service(Stage(model, max_batch_size=8 if isinstance(model, type) and issubclass(model, (Embed, OfTokens)) else None,
-                      max_rows=8 if model in (Words, Parrot) else None, run_in="thread", workers=1), name=name)
+        Service(
+            Stage(
+                model,
+                max_batch_size=8 if isinstance(model, type) and issubclass(model, (Embed, OfTokens)) else None,
+                max_rows=8 if model in (Words, Parrot) else None,
+                run_in="thread",
+                workers=1,
+            ),
+            name=name,
+        )
         for name, model in (
             ("embed", Embed),
             ("tokens", OfTokens),
@@ -188,7 +196,12 @@ def test_a_whole_completion(port: int) -> None:
     _, cut = posted(port, "/v1/completions", {"model": "words", "prompt": "a b c", "max_tokens": 2})
     assert (cut["choices"][0]["text"], cut["choices"][0]["finish_reason"]) == ("a b", "length")
     _, several = posted(port, "/v1/completions", {"model": "words", "prompt": ["a", "b"], "n": 2})
-    assert [(each["index"], each["text"]) for each in several["choices"]] == [(0, "a "), (1, "a "), (2, "b "), (3, "b ")]
+    assert [(each["index"], each["text"]) for each in several["choices"]] == [
+        (0, "a "),
+        (1, "a "),
+        (2, "b "),
+        (3, "b "),
+    ]
     _, stopped = posted(port, "/v1/completions", {"model": "words", "prompt": "a b c", "stop": "b"})
     assert (stopped["choices"][0]["text"], stopped["choices"][0]["finish_reason"]) == ("a ", "stop")
     assert posted(port, "/v1/completions", {"model": "whole", "prompt": "x"})[1]["choices"][0]["text"] == "<x>"
@@ -216,7 +229,9 @@ def test_a_stop_ends_a_stream_and_what_makes_it(port: int) -> None:
     """Nothing of a stop is told, and the model makes no further parts."""
     STEPPED.clear()
     prompt = "one two " + "sleep " * 500
-    chunks, last = streamed(port, "/v1/completions", {"model": "words", "prompt": prompt, "stream": True, "stop": ["o sl"]})
+    chunks, last = streamed(
+        port, "/v1/completions", {"model": "words", "prompt": prompt, "stream": True, "stop": ["o sl"]}
+    )
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "one tw" and last == "[DONE]"
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     n = len(STEPPED)
@@ -256,7 +271,10 @@ def _is_quiet() -> bool:
 
 def test_chats(port: int) -> None:
     """A chat goes on with a message, whole or in pieces; a model may have parameters of its own."""
-    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "ab"}]}]
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "ab"}]},
+    ]
     _, answer = posted(port, "/v1/chat/completions", {"model": "parrot", "messages": messages, "temperature": 0.5})
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "ab!", "refusal": None}
@@ -264,7 +282,9 @@ def test_chats(port: int) -> None:
     assert loud["choices"][0]["message"]["content"] == "ab!!!"
     chunks, last = streamed(port, "/v1/chat/completions", {"model": "parrot", "messages": messages, "stream": True})
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas == [{"role": "assistant", "content": "a"}, {"content": "b"}, {"content": "!"}, {}] and last == "[DONE]"
+    assert (
+        deltas == [{"role": "assistant", "content": "a"}, {"content": "b"}, {"content": "!"}, {}] and last == "[DONE]"
+    )
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     _, cut = posted(port, "/v1/chat/completions", {"model": "parrot", "messages": messages, "max_completion_tokens": 5})
     assert cut["choices"][0]["finish_reason"] == "stop"
@@ -313,7 +333,12 @@ def test_reranking(port: int) -> None:
     assert shown["results"][0]["document"] == {"text": "abc"}
     _, tei = posted(port, "/rerank", {"query": "abc", "texts": ["x", "ab"], "return_text": True})
     assert tei == [{"index": 1, "score": 2.0, "text": "ab"}, {"index": 0, "score": 0.0, "text": "x"}]
-    for wrong in ({"query": "a"}, {"query": "a", "documents": []}, {"documents": ["a"]}, {"query": "a", "documents": [1]}):
+    for wrong in (
+        {"query": "a"},
+        {"query": "a", "documents": []},
+        {"documents": ["a"]},
+        {"query": "a", "documents": [1]},
+    ):
         status, answer = posted(port, "/v1/rerank", wrong)
         assert status == 400 and isinstance(answer["message"], str)
     status, answer = posted(port, "/v1/rerank", {"model": "embed", "query": "a", "documents": ["a"]})

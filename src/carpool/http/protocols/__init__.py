@@ -19,7 +19,7 @@ from carpool.http.protocols.vertex import Vertex
 BUILT_IN: Final[dict[str, type[HttpProtocol]]] = {
     kind.name: kind for kind in (Vertex, OpenInference, KServeV1, SageMaker, OpenAI, Rerank)
 }
-"""The protocols that carpool knows, by name; of two that have one address, the first one gets it."""
+"""The protocols that carpool knows, by name; of two with one address the first one gets it."""
 
 
 def protocols_named(protocols: Sequence[str | HttpProtocol] | None) -> list[HttpProtocol]:
@@ -60,5 +60,7 @@ def _checked(found: Any, what: str) -> HttpProtocol:
     """Return a protocol, made of its class if it is one. Raises TypeError."""
     protocol = found() if isinstance(found, type) else found
     if not isinstance(protocol, HttpProtocol):
-        raise TypeError(f"{what} {found!r}, which is no protocol: derive it from carpool.http.protocols.base.HttpProtocol")
+        raise TypeError(
+            f"{what} {found!r}, which is no protocol: derive it from carpool.http.protocols.base.HttpProtocol"
+        )
     return protocol

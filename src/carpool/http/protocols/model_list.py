@@ -1,13 +1,13 @@
-"""`/v1/models`, which KServe V1, TF Serving and OpenAI all have: one answer with the keys of all."""
+"""`/v1/models`, which KServe V1, TF Serving and OpenAI have: one answer with the keys of all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ModelOfApp, ProtocolRequest, ProtocolRoute
 from carpool.http.protocols.wording import as_response, versions_of
-from carpool.http.exchange import HttpResponse
 
 _CREATED: Final = 0  # OpenAI's clients want the time at which a model was made, which nobody knows
 

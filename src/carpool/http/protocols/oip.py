@@ -13,7 +13,6 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-
 import msgspec
 
 from carpool.errors import InvalidRequest
@@ -271,7 +270,9 @@ def _raw(inputs: Table, nbytes: int) -> _Infer:
     else:
         size = np.dtype(DTYPES[column.datatype]).itemsize
         if len(column.shape) > 1:
-            raise InvalidRequest("a body without JSON is a flat tensor, and the shape of the model's input is not known")
+            raise InvalidRequest(
+                "a body without JSON is a flat tensor, and the shape of the model's input is not known"
+            )
         shape = [1, nbytes // size] if column.shape else [nbytes // size]
     tensor = _Tensor(column.name, shape, column.datatype, {"binary_data_size": nbytes})
     return _Infer([tensor], parameters={"binary_data_output": True})
@@ -345,6 +346,3 @@ def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]]) -
         return HttpResponse(200, head)
     headers = ((b"inference-header-content-length", str(len(head)).encode()),)
     return HttpResponse(200, b"".join([head, *binary]), _BINARY, headers)
-
-
-

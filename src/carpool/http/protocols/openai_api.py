@@ -120,7 +120,7 @@ def _embeddings(members: dict[str, bytes]) -> _Embeddings:
 
 
 def _inputs(given: Any) -> list[Any]:
-    """Return the inputs of a request: each is a text or a list of tokens. Raises `InvalidRequest`."""
+    """Return the inputs, each a text or a list of tokens. Raises `InvalidRequest`."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
@@ -196,8 +196,8 @@ def _vector(result: Any, asked: _Embeddings) -> list[float] | str:
 
 
 def count_tokens(model: ModelOfApp, value: Any) -> int:
-    """Return how many tokens an input has: by the model's own `count_tokens`, a static method of it;
-    0 if it has none.
+    """Return how many tokens an input has, by the model's own `count_tokens`, a static method of
+    it; 0 if it has none.
     """
     if isinstance(value, list):
         return len(value)
@@ -219,7 +219,8 @@ def _complete(models: Sequence[ModelOfApp], form: Form, request: ProtocolRequest
     kind = model.takes.input_type
     if not (isinstance(kind, type) and issubclass(kind, form.item)):
         raise unfit(
-            f"the model {model.name} takes no carpool.openai.{form.item.__name__}, so it does not answer at {request.path}"
+            f"the model {model.name} takes no carpool.openai.{form.item.__name__}, so it does not answer at"
+            f" {request.path}"
         )
     wishes, parameters = Wishes.read(members)
     submission = submission_of(model, form, kind, wishes, parameters, partial(count_tokens, model), int(time.time()))

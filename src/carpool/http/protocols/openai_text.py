@@ -51,7 +51,7 @@ class Form:
         raise NotImplementedError
 
     def prompts(self, parameters: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the parameters of each answer that is asked for: a request may have several prompts."""
+        """Return the parameters for each prompt: a request may have several."""
         raise NotImplementedError
 
     def prompt_tokens(self, item: Any, count: CountTokens) -> int:

@@ -1,5 +1,5 @@
-"""Reranking, in the forms of Cohere (`/v1/rerank`, `/v2/rerank`) and of TEI (`/rerank`): a query and
-documents, for models that score pairs of texts.
+"""Reranking, in the forms of Cohere (`/v1/rerank`, `/v2/rerank`) and of TEI (`/rerank`): a query
+and documents, for models that score pairs of texts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class _Rerank(msgspec.Struct):
     top_n: int | None = None
     return_documents: bool = False
     return_text: bool = False
-
 
 
 _read = msgspec.json.Decoder(_Rerank).decode
@@ -118,7 +117,11 @@ def _respond(asked: _Rerank, documents: list[str], results: list[Any]) -> HttpRe
             ]
         )
     shown = [
-        {"index": i, "relevance_score": score, **({"document": {"text": documents[i]}} if asked.return_documents else {})}
+        {
+            "index": i,
+            "relevance_score": score,
+            **({"document": {"text": documents[i]}} if asked.return_documents else {}),
+        }
         for i, score in ranked
     ]
     return as_response({"id": secrets.token_hex(8), "results": shown, "meta": {"api_version": {"version": "2"}}})
@@ -129,5 +132,7 @@ def _score(result: Any) -> float:
     try:
         score = float(result)
     except (TypeError, ValueError):
-        raise ModelError(f"the model returned {type(result).__name__} for a pair, not a score", code="bad_result") from None
+        raise ModelError(
+            f"the model returned {type(result).__name__} for a pair, not a score", code="bad_result"
+        ) from None
     return score

@@ -205,9 +205,7 @@ def items_of(table: Table, tensors: Sequence[Tensor]) -> Items:
         raise InvalidRequest(f"the model {which}: its inputs are {', '.join(map(repr, names))}")
     if len({len(tensor.array) for tensor in given.values()}) != 1:
         raise InvalidRequest("the first axis of all inputs is the rows, and the inputs have different numbers of rows")
-    columns = {
-        column.name: _values(column, given[column.name]) for column in table.columns if column.name in given
-    }
+    columns = {column.name: _values(column, given[column.name]) for column in table.columns if column.name in given}
     has_arrays = any(column.is_array for column in table.columns)
     if not table.is_record:
         (values,) = columns.values()

@@ -150,7 +150,9 @@ class _Invocations:
         if set(lines[0]) <= set(names):
             names, lines = lines[0], lines[1:]
         if not all(len(line) == len(names) for line in lines):
-            raise InvalidRequest(f"a line of the table has another number of fields than its columns, {', '.join(names)}")
+            raise InvalidRequest(
+                f"a line of the table has another number of fields than its columns, {', '.join(names)}"
+            )
         return [
             _encode({name: _value(text, self._fields[name]) for name, text in zip(names, line, strict=True)})
             for line in lines

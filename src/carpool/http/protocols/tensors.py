@@ -9,12 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from carpool.errors import InvalidRequest, ModelError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 DTYPES: Final = {
     "BOOL": "?",
@@ -60,7 +57,9 @@ def check_shape(name: str, datatype: str, shape: Sequence[int]) -> int:
         InvalidRequest: there is no such datatype, or a tensor cannot have this shape.
     """
     if datatype not in DTYPES:
-        raise InvalidRequest(f"input {name!r} has the unknown datatype {datatype[:40]!r}: it is one of {', '.join(DTYPES)}")
+        raise InvalidRequest(
+            f"input {name!r} has the unknown datatype {datatype[:40]!r}: it is one of {', '.join(DTYPES)}"
+        )
     if not shape or len(shape) > _MOST_AXES or min(shape) < 0:
         raise InvalidRequest(
             f"input {name!r} has the shape {list(shape)[:_MOST_AXES]}: give 1 to {_MOST_AXES} lengths, the first of which"
@@ -104,7 +103,9 @@ def _texts_in(name: str, data: memoryview, count: int) -> list[bytes]:
         (length,) = _LENGTH.unpack_from(data, at)
         at += 4
         if at + length > len(data):
-            raise InvalidRequest(f"input {name!r} has an element of {length} bytes, of which {len(data) - at} are there")
+            raise InvalidRequest(
+                f"input {name!r} has an element of {length} bytes, of which {len(data) - at} are there"
+            )
         texts.append(bytes(data[at : at + length]))
         at += length
     if len(texts) != count:
@@ -183,7 +184,7 @@ def to_binary(tensor: Tensor) -> bytes | memoryview:
     if tensor.datatype == "BYTES":
         texts = [_as_bytes(each) for each in tensor.array.ravel()]
         return b"".join([part for text in texts for part in (_LENGTH.pack(len(text)), text)])
-    array: np.ndarray[Any, Any] = np.ascontiguousarray(tensor.array, tensor.array.dtype.newbyteorder("<"))
+    array: Any = np.ascontiguousarray(tensor.array, tensor.array.dtype.newbyteorder("<"))
     return memoryview(array.reshape(-1)).cast("B") if array.size else b""
 
 
