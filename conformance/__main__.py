@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ CLIENTS = {
     "triton": ("tritonclient[http]", "numpy"),
     "openai": ("openai", "numpy"),
     "kserve": ("kserve",),
-    "mlflow": ("mlflow-skinny", "pandas", "requests"),
+    "mlflow": ("mlflow-skinny", "pandas", "requests", "scipy"),
     "schemathesis": ("schemathesis",),
 }
 PROGRAMS = {name: name if name == "triton" else f"{name}_client" for name in CLIENTS}
@@ -45,11 +46,10 @@ def python_of(name: str) -> Path:
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """Serve the models, and yield where."""
-    targets = [f"conformance.models:{name}" for name in MODELS]
+def served(targets: list[str], folder: Path) -> Iterator[str]:
+    """Serve models from a folder, and yield where."""
     command = [sys.executable, "-m", "carpool", "serve", *targets, "--port", "0", "--log", "json"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         for line in process.stderr:
@@ -77,6 +77,35 @@ def run(name: str, url: str) -> dict[str, Any]:
     return found
 
 
+def snippets(page: str) -> dict[str, str]:
+    """Return the snippets of docs/clients.md, by the client that they are for."""
+    return dict(re.findall(r"<!-- (?:client|shell): (\w+) -->\n```\w+\n(.*?)```", page, re.DOTALL))
+
+
+def at(url: str, snippet: str) -> str:
+    """Return a snippet that asks another address."""
+    host, port = url.removeprefix("http://").split(":")
+    return snippet.replace('"localhost", 8000', f'"{host}", {port}').replace("localhost:8000", f"{host}:{port}")
+
+
+@contextmanager
+def served_by_the_page(page: str) -> Iterator[str]:
+    """Serve the models of docs/clients.md, as it says."""
+    (program,) = re.findall(r"```python\n(# models\.py\n.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^carpool (serve models:.*)$", page, re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "models.py").write_text(program)
+        with served(command.split()[1:], Path(folder)) as url:
+            yield url
+
+
+def run_snippet(name: str, page: str, url: str) -> dict[str, Any]:
+    """Run the snippet of a client, and return what became of it as one of its calls."""
+    snippet = at(url, snippets(page)[name])
+    done = subprocess.run([python_of(name), "-c", snippet], capture_output=True, text=True, timeout=120)
+    return {"call": "the snippet above", "ok": done.returncode == 0, "why": done.stderr[-300:]}
+
+
 def table(found: list[dict[str, Any]]) -> str:
     """Return the table of the docs."""
     rows = ["| client | version | calls | passed |", "|---|---|---|---|"]
@@ -89,8 +118,13 @@ def table(found: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or list(CLIENTS)
-    with served() as url:
+    with served([f"conformance.models:{name}" for name in MODELS], ROOT) as url:
         found = [run(name, url) for name in names]
+    page = (ROOT / "docs" / "clients.md").read_text()
+    with served_by_the_page(page) as url:
+        for name, each in zip(names, found, strict=True):
+            if name in snippets(page):
+                each["calls"].append(run_snippet(name, page, url))
     text = table(found)
     print(text)
     if "--docs" in sys.argv:
