@@ -30,7 +30,7 @@ CLIENTS = {
     "schemathesis": ("schemathesis",),
 }
 PROGRAMS = {name: name if name == "triton" else f"{name}_client" for name in CLIENTS}
-MODELS = "rows scale addsub echo texts binary embed words parrot busy".split()
+MODELS = ["rows", "scale", "addsub", "echo", "texts", "binary", "embed", "words", "parrot", "busy"]
 MARKS = ("<!-- conformance -->\n", "<!-- /conformance -->\n")
 
 

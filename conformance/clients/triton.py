@@ -105,7 +105,7 @@ def infer_with_several_inputs_and_outputs():
 
 @call
 def infer_all_dtypes():
-    for dtype in "? u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8".split():
+    for dtype in ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]:
         array = np.array([[0, 1], [1, 0]]).astype(dtype)
         result = client.infer("echo", [tensor("input", array)])
         assert (result.as_numpy("output") == array).all(), dtype

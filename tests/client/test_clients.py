@@ -338,7 +338,7 @@ def test_retries_end_with_the_deadline() -> None:
 def test_retries_can_be_switched_off() -> None:
     """With `retries=False` the first refusal is raised."""
     refusal = answer(429, error("overloaded"), "retry-after: 0")
-    with scripted(refusal) as server, carpool.Client(server.url, retries=False) as client:
+    with scripted(refusal) as server, carpool.Client(server.url, retries=False) as client:  # noqa: SIM117
         with pytest.raises(carpool.Overloaded):
             client.predict(1)
 
@@ -370,7 +370,7 @@ def test_a_broken_stream_never_looks_whole(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"2\r\n1\n\r\n0\r\n\r\n", b"2\r\n1\n\r\n", b"3\r\n1\n2\r\n0\r\n\r\n", b"rubbish"])
 def test_a_broken_bulk_answer_never_looks_whole(body: bytes) -> None:
     """An answer with fewer lines than items raises, however it ends."""
-    with scripted(LINES + body) as server, carpool.Client(server.url) as client:
+    with scripted(LINES + body) as server, carpool.Client(server.url) as client:  # noqa: SIM117
         with pytest.raises(carpool.Unavailable, match=r"broke off|not HTTP"):
             list(client.predict_many([1, 2]))
 

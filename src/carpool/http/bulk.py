@@ -214,7 +214,7 @@ class BulkItems(ExchangeItems):
 
 
 Piece = bytes | HttpResponse | None
-"""A piece of the body of a bulk request, the error response that breaks it off, or None at its end."""
+"""A piece of a bulk request's body, the error response that breaks it off, or None at its end."""
 
 
 def feed_bulk(exchange: Exchange, piece: Piece) -> None:

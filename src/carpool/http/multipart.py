@@ -19,7 +19,7 @@ _MOST_PARTS: Final = 128
 _LONGEST_HEADERS: Final = 8 * 1024
 
 
-class Part(NamedTuple):
+class FormPart(NamedTuple):
     """One part of a form.
 
     Attributes:
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     content: bytes
 
 
-def parts_of(body: bytes | bytearray, content_type: bytes) -> list[Part]:
+def parts_of(body: bytes | bytearray, content_type: bytes) -> list[FormPart]:
     """Return the parts of a form.
 
     Raises:
@@ -64,7 +64,7 @@ class _Reader:
     """Takes what the parser finds, within limits."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[FormPart] = []
         self.has_ended = False
         self._header_bytes = 0
         self._field = self._line = self._disposition = b""
@@ -114,7 +114,7 @@ class _Reader:
         if b"name" not in named:
             raise InvalidRequest("a part of the form has no name")
         name = named[b"name"].decode("utf-8", "replace")
-        self.parts.append(Part(name, b"filename" in named, b"".join(self._content)))
+        self.parts.append(FormPart(name, b"filename" in named, b"".join(self._content)))
 
     def _all(self) -> None:
         self.has_ended = True
@@ -126,7 +126,7 @@ def _unquoted(text: bytes) -> bytes:
     return re.sub(rb"\\(.)", rb"\1", text[1:-1])
 
 
-def item_of(parts: list[Part], kind: Any) -> Any:
+def item_of(parts: list[FormPart], kind: Any) -> Any:
     """Return the item that a form is, in builtins.
 
     Args:
@@ -156,7 +156,7 @@ def item_of(parts: list[Part], kind: Any) -> Any:
     return item
 
 
-def _value(part: Part, kind: Any) -> Any:
+def _value(part: FormPart, kind: Any) -> Any:
     """Return the content of a part as what its type wants. Raises `ValidationError`."""
     if kind is bytes or (kind is Any and part.is_file):
         return part.content

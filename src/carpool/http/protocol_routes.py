@@ -69,16 +69,6 @@ class ProtocolRoutes:
             self._add(protocol)
         self._prefixes.sort(key=lambda each: -len(each[0]))
 
-    @property
-    def paths(self) -> list[str]:
-        """All addresses, with the methods before them."""
-        return [
-            f"{method.decode()} {path.decode()}"
-            for path, methods in sorted(self._routes.items())
-            for method in methods
-            if method != b"HEAD"
-        ]
-
     def _add(self, protocol: HttpProtocol) -> None:
         self.headers |= {name.lower().encode() for name in protocol.headers}
         self._prefixes += [(prefix.encode(), protocol) for prefix in protocol.prefixes]

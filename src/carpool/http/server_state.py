@@ -91,7 +91,7 @@ class HttpHead(Head):
         self.is_cut_short = False
 
 
-class Client(Protocol):
+class ConnectedClient(Protocol):
     """A connection as its server sees it."""
 
     def turn_has_come(self) -> None:
@@ -131,14 +131,14 @@ class ServerState:
         self.app = app
         self.limits = limits
         self._loop = asyncio.get_running_loop()
-        self.connections: set[Client] = set()
+        self.connections: set[ConnectedClient] = set()
         self.heads: dict[bytes, HttpHead] = {}
         self.memory = Memory()
         largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
         self.bodies = Bodies(largest, largest // limits.connections, self._loop.time)
         self.is_draining = self.long_page_written = False
-        self._waiting_for_page: dict[Client, None] = {}
-        self._gathering: list[Client] = []  # connections with parts to write at the end of this turn
+        self._waiting_for_page: dict[ConnectedClient, None] = {}
+        self._gathering: list[ConnectedClient] = []  # connections with parts to write at the end of this turn
         self._emptied: asyncio.Future[None] | None = None
         self.ok_prefixes: dict[bytes, bytes] = {}
         self._common_headers = b""
@@ -149,7 +149,7 @@ class ServerState:
             self.heads.clear()
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
 
-    def may_ask_for_page(self, connection: Client) -> bool:
+    def may_ask_for_page(self, connection: ConnectedClient) -> bool:
         """Report whether a connection may ask for a page now; if not, tell it when it may."""
         if self.long_page_written:
             self._waiting_for_page[connection] = None
@@ -167,7 +167,7 @@ class ServerState:
             del self._waiting_for_page[connection]
             connection.turn_has_come()
 
-    def write_soon(self, connection: Client) -> None:
+    def write_soon(self, connection: ConnectedClient) -> None:
         """Have a connection write what it has gathered, at the end of this turn of the loop."""
         if not self._gathering:
             self._loop.call_soon(self._write_gathered)
@@ -195,7 +195,7 @@ class ServerState:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
 
-    def remove(self, connection: Client) -> None:
+    def remove(self, connection: ConnectedClient) -> None:
         """Note that a connection is closed."""
         self.connections.discard(connection)
         if self._emptied is not None and not self._emptied.done() and not self.connections:

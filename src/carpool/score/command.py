@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.clock import monotonic
 from carpool.score.inputs import Input, format_of
-from carpool.score.outputs import NOTHING, Done, Errors, Lines, Output, Parquet, Sheet, done_in
+from carpool.score.outputs import NOTHING, Done, Errors, LinesFile, Output, ParquetFile, SheetFile, done_in
 
 if TYPE_CHECKING:
     from carpool.score.run import Scorer
@@ -89,8 +89,8 @@ def _done(job: Job, out_format: str) -> Done:
 
 def _output(path: str, format: str, done: Done) -> Output:
     if format == "csv":
-        return Sheet(path, done.nbytes, done.header)
-    return Parquet(path) if format == "parquet" else Lines(path, done.nbytes)
+        return SheetFile(path, done.nbytes, done.header)
+    return ParquetFile(path) if format == "parquet" else LinesFile(path, done.nbytes)
 
 
 def _shown(console: Console) -> Progress:

@@ -21,7 +21,7 @@ def format_of(path: str) -> str:
     return _SUFFIXES.get(Path(path).suffix.lower(), "ndjson")
 
 
-class Row(NamedTuple):
+class InputRow(NamedTuple):
     """One row of the input.
 
     Attributes:
@@ -50,7 +50,7 @@ class Input:
         self._file: IO[bytes] | None = None
         self.size = Path(path).stat().st_size if path != "-" and Path(path).is_file() else None
 
-    def rows(self, skipped: int = 0) -> Iterator[Row]:
+    def rows(self, skipped: int = 0) -> Iterator[InputRow]:
         """Yield the rows without the first ones. Raises OSError or ValueError.
 
         Args:
@@ -74,20 +74,20 @@ class Input:
         except (OSError, ValueError):
             return self.size or 0
 
-    def _lines(self, file: IO[bytes]) -> Iterator[Row]:
+    def _lines(self, file: IO[bytes]) -> Iterator[InputRow]:
         for line in file:
             if line.strip():
-                yield Row(line, None)
+                yield InputRow(line, None)
 
-    def _csv(self, file: IO[bytes]) -> Iterator[Row]:
+    def _csv(self, file: IO[bytes]) -> Iterator[InputRow]:
         lines = iter(lambda: file.readline(), b"")  # not `for`: then there is no `tell`
         text = (line.decode("utf-8-sig" if n == 0 else "utf-8") for n, line in enumerate(lines))
         for row in csv.DictReader(text, strict=True):
             if None in row or None in row.values():
                 raise ValueError(f"a row of {self._path} has another number of fields than its header")
-            yield Row(None, row)
+            yield InputRow(None, row)
 
-    def _parquet(self, skipped: int) -> Iterator[Row]:
+    def _parquet(self, skipped: int) -> Iterator[InputRow]:
         try:
             from pyarrow import parquet
         except ImportError:
@@ -98,7 +98,7 @@ class Input:
             for batch in file.iter_batches(_PARQUET_ROWS):
                 if n + len(batch) > skipped:
                     for value in batch.to_pylist()[max(0, skipped - n) :]:
-                        yield Row(None, value)
+                        yield InputRow(None, value)
                 n += len(batch)
 
 
@@ -115,7 +115,7 @@ def number_in(text: str) -> Any:
     return text
 
 
-def as_value(row: Row, kind: Any) -> Any:
+def as_value(row: InputRow, kind: Any) -> Any:
     """Return a row of a table as an item: an object of its fields, or what the type makes of it.
 
     Args:

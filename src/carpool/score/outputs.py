@@ -42,7 +42,7 @@ class Output(Protocol):
 
 
 class _File:
-    """A file that is written without a buffer of its own, so that a killed process loses nothing."""
+    """A file that is written without a buffer, so that a killed process loses nothing."""
 
     def __init__(self, path: str, keep: int) -> None:
         if path == "-":
@@ -64,7 +64,7 @@ class _File:
             os.close(self._fd)
 
 
-class Lines:
+class LinesFile:
     """A file of lines with an answer each.
 
     Args:
@@ -82,7 +82,7 @@ class Lines:
         self._file.close()
 
 
-class Sheet:
+class SheetFile:
     """A CSV file with a row for each answer: a column for each field, or `result`; and `error`.
 
     Args:
@@ -121,8 +121,8 @@ def _cell(value: Any) -> Any:
     return _encode(value).decode() if isinstance(value, dict | list | bool) else value
 
 
-class Parquet:
-    """A Parquet file with the columns of a `Sheet`."""
+class ParquetFile:
+    """A Parquet file with the columns of a `SheetFile`."""
 
     def __init__(self, path: str) -> None:
         try:

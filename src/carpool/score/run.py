@@ -12,7 +12,7 @@ from carpool.errors import CarpoolError
 from carpool.foreign import text_of
 from carpool.hints import schema
 from carpool.http.codec import error_response
-from carpool.score.inputs import Row, as_value
+from carpool.score.inputs import InputRow, as_value
 from carpool.score.outputs import Answer
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 class Scorer(Protocol):
     """Answers rows."""
 
-    def answers(self, rows: Iterable[Row]) -> Iterator[list[Answer]]:
+    def answers(self, rows: Iterable[InputRow]) -> Iterator[list[Answer]]:
         """Yield the answers to rows, in their order, in lists of what came together."""
 
     def summary(self, seconds: float) -> list[str]:
@@ -60,7 +60,7 @@ class ServiceScorer:
         self._write = schema.json_writer(last.output_type)
         self._handle: Any = None
 
-    def answers(self, rows: Iterable[Row]) -> Iterator[list[Answer]]:
+    def answers(self, rows: Iterable[InputRow]) -> Iterator[list[Answer]]:
         unfit: deque[Answer | None] = deque()  # for each row why it was not sent, or None
 
         def items() -> Iterator[Any]:
@@ -85,7 +85,7 @@ class ServiceScorer:
             yield [*bunch, *[answer for answer in unfit if answer is not None]]
             self._stats = self._handle.stats()
 
-    def _item(self, row: Row) -> Any:
+    def _item(self, row: InputRow) -> Any:
         """Return a row as an item. Raises `CarpoolError` if it does not fit."""
         line = row.line
         try:
@@ -129,7 +129,7 @@ class ServerScorer:
         self._url = url
         self._client = connect(url, model=model)
 
-    def answers(self, rows: Iterable[Row]) -> Iterator[list[Answer]]:
+    def answers(self, rows: Iterable[InputRow]) -> Iterator[list[Answer]]:
         def items() -> Iterator[Any]:
             for row in rows:
                 yield msgspec.Raw(row.line.strip()) if row.line is not None else as_value(row, Any)

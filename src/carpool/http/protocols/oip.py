@@ -27,7 +27,7 @@ from carpool.http.protocols.base import (
     Submission,
     unfit,
 )
-from carpool.http.protocols.rows import INPUT, OUTPUT, Column, Table, items_of, table_of, tensors_of
+from carpool.http.protocols.rows import INPUT, OUTPUT, TensorColumn, TensorTable, items_of, table_of, tensors_of
 from carpool.http.protocols.tensors import Tensor, from_binary, from_json, to_binary, to_list
 from carpool.http.protocols.wording import as_response, read, versions_of, without_details
 from carpool.service.checks import LARGEST_PRIORITY
@@ -137,8 +137,8 @@ class _ServedTables:
 
     def __init__(self, model: ModelOfApp) -> None:
         self._model = model
-        self._inputs: Table | None = None
-        self._outputs: Table | None = None
+        self._inputs: TensorTable | None = None
+        self._outputs: TensorTable | None = None
         self._misfit = ""
         self._has_looked = False
 
@@ -214,7 +214,7 @@ class _ServedTables:
             priority=_priority(asked.parameters),
         )
 
-    def _tables(self) -> tuple[Table, Table | None]:
+    def _tables(self) -> tuple[TensorTable, TensorTable | None]:
         if not self._has_looked:
             self._look()
         if self._inputs is None:
@@ -231,16 +231,16 @@ class _ServedTables:
         return _written(self._model.name, asked, [(tensors[output.name], output) for output in wanted])
 
 
-def _described(column: Column) -> dict[str, Any]:
+def _described(column: TensorColumn) -> dict[str, Any]:
     return {"name": column.name, "datatype": column.datatype, "shape": [-1, *column.shape]}
 
 
-def _configured(column: Column) -> dict[str, Any]:
+def _configured(column: TensorColumn) -> dict[str, Any]:
     kind = "STRING" if column.datatype == "BYTES" else column.datatype
     return {"name": column.name, "data_type": f"TYPE_{kind}", "dims": list(column.shape) or [1]}
 
 
-def _parts_of(request: ProtocolRequest, inputs: Table) -> tuple[_Infer, memoryview]:
+def _parts_of(request: ProtocolRequest, inputs: TensorTable) -> tuple[_Infer, memoryview]:
     """Return the JSON of a request and what follows it. Raises `InvalidRequest`."""
     body = request.body if isinstance(request.body, bytearray) else bytearray(request.body)  # rows may be written to
     given = request.headers.get(HEADER_LENGTH)
@@ -256,7 +256,7 @@ def _parts_of(request: ProtocolRequest, inputs: Table) -> tuple[_Infer, memoryvi
     return read(_read_infer, body[:length]), memoryview(body)[length:]
 
 
-def _raw(inputs: Table, nbytes: int) -> _Infer:
+def _raw(inputs: TensorTable, nbytes: int) -> _Infer:
     """Return what a request means that is nothing but one tensor of one row."""
     if inputs.is_record and len(inputs.columns) > 1:
         raise InvalidRequest("a body without JSON is one tensor, and the model has several inputs")

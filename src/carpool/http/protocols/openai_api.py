@@ -27,7 +27,7 @@ from carpool.http.protocols.base import (
     unfit,
 )
 from carpool.http.protocols.model_list import routes_of_list
-from carpool.http.protocols.openai_text import ChatForm, CompletionForm, Form, Wishes, submission_of
+from carpool.http.protocols.openai_text import ChatForm, CompletionForm, TextForm, Wishes, submission_of
 from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, read
 from carpool.rows import is_array_type
 from carpool.wire.payload import OBJECT
@@ -211,7 +211,7 @@ def count_tokens(model: ModelOfApp, value: Any) -> int:
 # -- completions and chats
 
 
-def _complete(models: Sequence[ModelOfApp], form: Form, request: ProtocolRequest) -> Submission:
+def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolRequest) -> Submission:
     """Submit what is to be completed."""
     members = members_of(request.body)
     name = read(msgspec.json.Decoder(str).decode, members.get("model", b"null"))

@@ -27,7 +27,7 @@ _decode = msgspec.json.Decoder().decode
 CountTokens = Callable[[Any], int]
 
 
-class Form:
+class TextForm:
     """What completions and chats do differently.
 
     Attributes:
@@ -59,7 +59,7 @@ class Form:
         raise NotImplementedError
 
 
-class CompletionForm(Form):
+class CompletionForm(TextForm):
     """Texts that are gone on with."""
 
     item = Completion
@@ -82,7 +82,7 @@ class CompletionForm(Form):
         return count(item.prompt)
 
 
-class ChatForm(Form):
+class ChatForm(TextForm):
     """Chats that are gone on with."""
 
     item = Chat
@@ -142,7 +142,7 @@ class Wishes(msgspec.Struct):
 
 def submission_of(
     model: ModelOfApp,
-    form: Form,
+    form: TextForm,
     kind: type,
     wishes: Wishes,
     parameters: dict[str, Any],
@@ -208,7 +208,7 @@ class About:
         model: the name of the model.
     """
 
-    form: Form
+    form: TextForm
     id: str
     created: int
     model: str

@@ -33,7 +33,7 @@ _SCALARS: Final[dict[Any, tuple[str, frozenset[str]]]] = {
 }
 
 
-class Column(NamedTuple):
+class TensorColumn(NamedTuple):
     """What a tensor must be whose rows are items, or a field of them.
 
     Attributes:
@@ -57,7 +57,7 @@ class Column(NamedTuple):
     is_optional: bool = False
 
 
-class Table(NamedTuple):
+class TensorTable(NamedTuple):
     """What the tensors must be that make the items of a model, or are made of its results.
 
     Attributes:
@@ -67,12 +67,12 @@ class Table(NamedTuple):
             its rows are the items.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[TensorColumn, ...]
     kind: Any
     is_record: bool
 
 
-def table_of(kind: Any, name: str, examples: Sequence[Any] = ()) -> Table:
+def table_of(kind: Any, name: str, examples: Sequence[Any] = ()) -> TensorTable:
     """Return what tensors make items of a type.
 
     Args:
@@ -85,12 +85,12 @@ def table_of(kind: Any, name: str, examples: Sequence[Any] = ()) -> Table:
     """
     fields = fields_of(kind)
     if fields is None:
-        return Table((_column(name, kind, examples[0] if len(examples) else None),), kind, is_record=False)
+        return TensorTable((_column(name, kind, examples[0] if len(examples) else None),), kind, is_record=False)
     columns = []
     for field, (type_of_field, is_optional) in fields.items():
         example = _field_of(examples[0], field) if len(examples) else None
         columns.append(_column(field, type_of_field, example)._replace(is_optional=is_optional))
-    return Table(tuple(columns), kind, is_record=True)
+    return TensorTable(tuple(columns), kind, is_record=True)
 
 
 def fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
@@ -128,7 +128,7 @@ def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
     return None
 
 
-def _column(name: str, kind: Any, example: Any) -> Column:
+def _column(name: str, kind: Any, example: Any) -> TensorColumn:
     """Return what the tensor of a type must be. Raises ValueError."""
     import numpy as np
 
@@ -137,23 +137,23 @@ def _column(name: str, kind: Any, example: Any) -> Column:
         dtype = schema.dtype_of(kind)
         shape = shape if example is not None else (-1,)
         if dtype is None:
-            return Column(name, "FP32", shape, kind, None, is_array=True, is_scalar=False)
+            return TensorColumn(name, "FP32", shape, kind, None, is_array=True, is_scalar=False)
         try:
             datatype = datatype_of(name, dtype)
         except ModelError:
             raise ValueError(f"{name} is an array of {dtype}, for which the protocol has no datatype") from None
         also = {"BF16"} if datatype == "UINT16" else set()
-        return Column(name, datatype, shape, kind, frozenset({datatype, *also}), is_array=True, is_scalar=False)
+        return TensorColumn(name, datatype, shape, kind, frozenset({datatype, *also}), is_array=True, is_scalar=False)
     if kind is Any:
         datatype, is_array = "FP64", isinstance(example, np.ndarray)
         if example is not None:
             datatype = of_results(name, [example]).datatype
-        return Column(name, datatype, shape, kind, None, is_array=is_array, is_scalar=False)
+        return TensorColumn(name, datatype, shape, kind, None, is_array=is_array, is_scalar=False)
     scalar, depth = _scalar_in(kind)
     if scalar is None:
         raise ValueError(f"{name} is {schema.type_name(kind)}, which is no row of a tensor")
     datatype, datatypes = _SCALARS[scalar]
-    return Column(name, datatype, (-1,) * depth, kind, datatypes, is_array=False, is_scalar=not depth)
+    return TensorColumn(name, datatype, (-1,) * depth, kind, datatypes, is_array=False, is_scalar=not depth)
 
 
 def _scalar_in(kind: Any, depth: int = 0) -> tuple[Any, int]:
@@ -186,7 +186,7 @@ class Items(NamedTuple):
     sent_as: int
 
 
-def items_of(table: Table, tensors: Sequence[Tensor]) -> Items:
+def items_of(table: TensorTable, tensors: Sequence[Tensor]) -> Items:
     """Return the items whose rows stand in tensors.
 
     Raises:
@@ -226,7 +226,7 @@ def _sent(values: list[Any], kind: Any, has_arrays: bool) -> Items:
 _pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 
 
-def _values(column: Column, tensor: Tensor) -> list[Any]:
+def _values(column: TensorColumn, tensor: Tensor) -> list[Any]:
     """Return the rows of a tensor. Raises `InvalidRequest` if they do not fit their column."""
     array = tensor.array
     if column.datatypes is not None and tensor.datatype not in column.datatypes:
@@ -265,7 +265,7 @@ def _texts(values: list[Any], *, as_text: bool) -> list[Any]:
         raise InvalidRequest("an element of a BYTES input is not UTF-8, and the model takes texts") from None
 
 
-def tensors_of(table: Table | None, results: list[Any]) -> list[Tensor]:
+def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
     """Return the tensors whose rows are results.
 
     Args:
@@ -286,7 +286,7 @@ def tensors_of(table: Table | None, results: list[Any]) -> list[Tensor]:
         raise ModelError(f"the results have different fields: {error}", code="bad_result") from None
 
 
-def _empty(column: Column) -> Tensor:
+def _empty(column: TensorColumn) -> Tensor:
     import numpy as np
 
     shape = (0, *(max(0, length) for length in column.shape))

@@ -62,8 +62,8 @@ def check_shape(name: str, datatype: str, shape: Sequence[int]) -> int:
         )
     if not shape or len(shape) > _MOST_AXES or min(shape) < 0:
         raise InvalidRequest(
-            f"input {name!r} has the shape {list(shape)[:_MOST_AXES]}: give 1 to {_MOST_AXES} lengths, the first of which"
-            " is the number of rows"
+            f"input {name!r} has the shape {list(shape)[:_MOST_AXES]}: give 1 to {_MOST_AXES} lengths, the first of"
+            " which is the number of rows"
         )
     return prod(shape)
 
