@@ -82,7 +82,7 @@ class Parrot(carpool.Model):
     """Goes on with a chat."""
 
     def predict(self, x: Chat) -> Iterator[str]:
-        for word in x.messages[-1].text.split():
+        for word in "".join(message.text for message in x.messages[-1:]).split():
             if word == "raise":
                 raise RuntimeError("the secret is 1234")
             yield word + " "

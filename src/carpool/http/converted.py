@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from carpool.errors import InvalidRequest, ValidationError
 from carpool.hints import schema
 from carpool.http.codec import Formats
 from carpool.http.exchange import HttpResponse
-from carpool.http.multipart import FORM_TYPE, item_of, parts_of
+from carpool.http.multipart import FORM_TYPE, can_read_forms, item_of, parts_of
 from carpool.http.npy import NPY_TYPE, array_in, as_npy
 from carpool.http.protocols.base import ModelOfApp, Submission
 from carpool.rows import is_array_type
 from carpool.wire.payload import MSGPACK, OBJECT, RAW
-
-CONVERTED: Final = frozenset({FORM_TYPE, NPY_TYPE})
-"""The content types of such bodies."""
 
 
 def is_converted(content_type: bytes | None, accept: bytes | None, formats: Formats) -> bool:
@@ -27,7 +24,8 @@ def is_converted(content_type: bytes | None, accept: bytes | None, formats: Form
         formats: of the address.
     """
     sent, wanted = _kind(content_type), _kind(accept)
-    return (sent in CONVERTED and not formats.reads_itself(sent)) or wanted == NPY_TYPE
+    is_read = sent == NPY_TYPE or (sent == FORM_TYPE and can_read_forms())
+    return (is_read and not formats.reads_itself(sent)) or wanted == NPY_TYPE
 
 
 def submission_of(

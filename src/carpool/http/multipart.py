@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import typing
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -33,15 +34,18 @@ class FormPart(NamedTuple):
     content: bytes
 
 
+@cache
+def can_read_forms() -> bool:
+    """Report whether the package that reads forms is installed: `carpool[forms]`."""
+    return importlib.util.find_spec("python_multipart") is not None
+
+
 def parts_of(body: bytes | bytearray, content_type: bytes) -> list[FormPart]:
     """Return the parts of a form.
 
     Raises:
-        InvalidRequest: the body is malformed, has too many parts, or cannot be read here (415).
+        InvalidRequest: the body is malformed, or has too many parts.
     """
-    if importlib.util.find_spec("python_multipart") is None:
-        text = "forms need a package that the server does not have (python-multipart): pip install 'carpool[forms]'"
-        raise InvalidRequest(text, status=415, code="unsupported_media_type")
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser
 
