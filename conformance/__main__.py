@@ -66,7 +66,9 @@ def served(targets: list[str], folder: Path) -> Iterator[str]:
 def run(name: str, url: str) -> dict[str, Any]:
     """Run a client's program, and return what it has found."""
     program = ROOT / "conformance" / "clients" / f"{PROGRAMS[name]}.py"
-    done = subprocess.run([python_of(name), program, url], capture_output=True, text=True, timeout=600)
+    with tempfile.TemporaryDirectory() as folder:  # some leave files where they run
+        command = [python_of(name), program, url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder)
     lines = done.stdout.strip().splitlines()
     if not lines or not lines[-1].startswith("{"):
         raise SystemExit(f"{name} did not run:\n{done.stdout}\n{done.stderr}")

@@ -29,7 +29,6 @@ from carpool.simulate.command import simulate
 
 if TYPE_CHECKING:
     from carpool.http.app import App
-    from carpool.http.protocols.base import HttpProtocol
     from carpool.http.server import Server
 
 
@@ -61,7 +60,7 @@ def serve(
     debug: bool = False,
     log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
-    protocol: list[str] | None = None,
+    protocols: Annotated[list[str] | None, Parameter(name="--protocol")] = None,
     vertex: bool = False,
     accept_compressed: bool = False,
 ) -> None:
@@ -103,7 +102,7 @@ def serve(
         and then why batches go when they do, info tells of starts and ends, warning of requests
         that are refused or late, error of lost workers and of what models raise. What models print
         is always shown.
-    protocol:
+    protocols:
         A protocol of other servers to speak besides carpool's own addresses: oip, kserve-v1,
         sagemaker, openai, rerank, vertex, or module:attribute for one of yours. Give it once for
         each; without it all of them are spoken, and "none" stands for none.
@@ -117,12 +116,12 @@ def serve(
     log.set_up(log_format, log.level_of(log_level))
     services = [_find(name) for name in (target, *more)]
     try:
-        from carpool.http.serve import check_port, new_app, why_not_bound
+        from carpool.http.serve import as_vertex_wants, check_port, new_app, why_not_bound
         from carpool.http.server import Server
 
-        host, port, protocols = _spoken(host, port, protocol, vertex)
+        host, port, spoken = as_vertex_wants(host, port, protocols, vertex)
         check_port(port, "--port")
-        app = new_app(services, when_full, timeout_status, max_body_mb, debug, protocols, accept_compressed)
+        app = new_app(services, when_full, timeout_status, max_body_mb, debug, spoken, accept_compressed)
     except ImportError as error:
         _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
     except ValueError as error:
@@ -138,21 +137,6 @@ def serve(
     else:
         _log_summary(app, address)
     _run_until_stopped(server)
-
-
-def _spoken(
-    host: str, port: int, names: list[str] | None, vertex: bool
-) -> tuple[str, int, list[str | HttpProtocol] | None]:
-    """Return where to listen and which protocols to speak. Raises ValueError."""
-    from carpool.http.protocols import BUILT_IN
-    from carpool.http.protocols.vertex import Vertex
-
-    chosen: list[str | HttpProtocol] | None = None if names is None else [each for each in names if each != "none"]
-    if vertex:
-        chosen = [Vertex(always=True), *[each for each in chosen or BUILT_IN if each != Vertex.name]]
-    if vertex or (Vertex().is_wanted and (names is None or Vertex.name in names)):
-        host, port = Vertex.address(host, port)
-    return host, port, chosen
 
 
 @cli.command

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from carpool.drive.descriptors import fill_standard
 from carpool.http.app import App
+from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol
+from carpool.http.protocols.vertex import Vertex
 from carpool.logger import logger
 from carpool.observe import log as log_lines
 from carpool.service.service import Service
@@ -52,6 +54,7 @@ def serve(
     log_level: Literal["debug", "info", "warning", "error"] = "info",
     protocols: Sequence[str | HttpProtocol] | None = None,
     accept_compressed: bool = False,
+    vertex: bool = False,
 ) -> None:
     """Serve services over HTTP until SIGTERM or Ctrl-C, as the command `carpool serve` does.
 
@@ -75,6 +78,8 @@ def serve(
         protocols: Which protocols of other servers are spoken besides carpool's own addresses, by
             their names or as objects; None for all.
         accept_compressed: Whether compressed request bodies are read.
+        vertex: Whether to listen and answer as Vertex AI wants it; where the variables that it sets
+            are there, this is done in any case.
 
     Raises:
         StartupError: A service could not start.
@@ -90,12 +95,13 @@ def serve(
         raise RuntimeError(_LOOP_RUNS)
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(_NOT_MAIN)
+    host, port, spoken = as_vertex_wants(host, port, protocols, vertex)
     check_port(port, "port=")
     if log not in ("text", "json"):
         raise ValueError(f"log must be 'text' or 'json', not {log!r}")
     if not logging.getLogger("carpool").hasHandlers():
         log_lines.set_up(log, log_lines.level_of(log_level))
-    app = new_app(services, when_full, timeout_status, max_body_mb, debug, protocols, accept_compressed)
+    app = new_app(services, when_full, timeout_status, max_body_mb, debug, spoken, accept_compressed)
     server = Server(app, host, port)
     try:
         server.bind()
@@ -124,6 +130,28 @@ def new_app(
         protocols=protocols,
         accept_compressed=accept_compressed,
     )
+
+
+def as_vertex_wants(
+    host: str, port: int, protocols: Sequence[str | HttpProtocol] | None, vertex: bool
+) -> tuple[str, int, list[str | HttpProtocol] | None]:
+    """Return where to listen and which protocols to speak: on Vertex AI, as its variables say.
+
+    Args:
+        host: As the user gives it, or the default.
+        port: As the user gives it, or the default.
+        protocols: As the user names them, where "none" stands for none; None for all.
+        vertex: Whether it is to be done without the variables, too.
+
+    Raises:
+        ValueError: The variable of the port holds none.
+    """
+    chosen = None if protocols is None else [each for each in protocols if each != "none"]
+    if vertex:
+        chosen = [Vertex(always=True), *[each for each in chosen or BUILT_IN if each != Vertex.name]]
+    if vertex or (Vertex().is_wanted and (protocols is None or Vertex.name in protocols)):
+        host, port = Vertex.address(host, port)
+    return host, port, chosen
 
 
 def check_port(port: int, setting: str) -> None:

@@ -120,6 +120,7 @@ class Service(Declaration):
         log_level: Literal["debug", "info", "warning", "error"] = "info",
         protocols: Sequence[Any] | None = None,
         accept_compressed: bool = False,
+        vertex: bool = False,
     ) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.
 
@@ -139,4 +140,5 @@ class Service(Declaration):
             log_level=log_level,
             protocols=protocols,
             accept_compressed=accept_compressed,
+            vertex=vertex,
         )
