@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from carpool.wire.payload import JSON
 from tests.http.both_fronts import ask, asked, both_fronts
 from tests.support.http import models
 from tests.support.http.front import get
+from tests.support.http.net import serving
+from tests.support.sources import ROOT
 
 
 class Lines(HttpProtocol):
@@ -143,3 +146,16 @@ def test_protocols_are_chosen_by_name() -> None:
         App(models.scale, protocols=[f"{__name__}:other"])
     with pytest.raises(TypeError, match="a list of protocols"):
         App(models.scale, protocols="oip")
+
+
+def test_the_protocol_of_the_page() -> None:
+    """The program of docs/protocols.md does what the page says."""
+    page = (ROOT / "docs" / "protocols.md").read_text()
+    (program,) = re.findall(r"```python\n(# lines\.py\n.*?)```", page, re.DOTALL)
+    module: dict[str, Any] = {"__name__": "lines"}
+    exec(compile(program, "lines.py", "exec"), module)  # the page is ours
+    with serving(
+        App(Service(Stage(module["double"], run_in="thread"), name="double"), protocols=[module["Lines"]()])
+    ) as running:
+        assert ask(running.port, "/lines/double", b"1\n2").body == b"2.0\n4.0\n"
+        assert ask(running.port, "/lines/none", b"1").body == b"! There is nothing at this address.\n"
