@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from carpool.clock import monotonic
 from carpool.errors import CarpoolError
 from carpool.foreign import text_of
 from carpool.hints import schema
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from carpool.service.service import Service
 
 _MOST_AT_ONCE = 512
+_LONGEST_S = 0.2  # answers of a slow model are written this often, so that little is done again after a kill
 _encode = msgspec.json.Encoder().encode
 
 
@@ -75,13 +77,14 @@ class ServiceScorer:
 
         with self._service.run() as self._handle:
             bunch: list[Answer] = []
+            told_at = monotonic()
             for result in self._handle.stream(items(), return_exceptions=True):
                 while (answer := unfit.popleft()) is not None:
                     bunch.append(answer)
                 bunch.append(self._answer(result))
-                if len(bunch) >= _MOST_AT_ONCE or not unfit:
+                if len(bunch) >= _MOST_AT_ONCE or monotonic() - told_at > _LONGEST_S:
                     yield bunch
-                    bunch = []
+                    bunch, told_at = [], monotonic()
             yield [*bunch, *[answer for answer in unfit if answer is not None]]
             self._stats = self._handle.stats()
 
