@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.serving import serve
+from tests.support.waiting import wait_until
 
 PROGRAM = """
 import time
@@ -182,10 +182,13 @@ def test_it_goes_on_where_it_was(place: Path) -> None:
     assert (place / "out.csv").read_text() == 'price,city,error\n20.0,"a\nb",\n4.0,c,\n'
 
 
-def kills(seed: int, n: int) -> Iterator[float]:
-    dice = random.Random(seed)
-    for _ in range(n):
-        yield dice.uniform(0.4, 1.2)
+def kill_in_the_middle(process: subprocess.Popen[bytes], out: Path, after_s: float) -> None:
+    """Kill a run some time after it has begun to write."""
+    before = out.stat().st_size if out.exists() else 0
+    wait_until(lambda: process.poll() is not None or (out.exists() and out.stat().st_size > before))
+    time.sleep(after_s)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
 
 
 @pytest.mark.slow
@@ -194,11 +197,11 @@ def test_it_survives_being_killed(place: Path) -> None:
     rows = 60_000
     (place / "rows.ndjson").write_text("".join(f"{n if n % 1000 else json.dumps('x')}\n" for n in range(rows)))
     arguments = ("program:slowly", "--in", "rows.ndjson", "--out", "out.ndjson", "--errors", "bad.ndjson", "--resume")
-    for after_s in kills(0, 10):
-        process = command(place, *arguments)
-        time.sleep(after_s)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+    dice, done = random.Random(0), [0]
+    for _ in range(10):
+        kill_in_the_middle(command(place, *arguments), place / "out.ndjson", dice.uniform(0.0, 0.2))
+        done.append((place / "out.ndjson").read_bytes().count(b"\n"))
+    assert len(set(done)) > 5 and sorted(done) == done, "it was killed before it had done anything"
     status, _, said = score(place, *arguments)
     assert status == 1, said
     found: list[Any] = [json.loads(line) for line in (place / "out.ndjson").read_text().splitlines()]
