@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import typing
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -14,8 +13,7 @@ from carpool.errors import InvalidRequest, ValidationError
 from carpool.http.protocols.rows import fields_of
 
 FORM_TYPE: Final = b"multipart/form-data"
-_BOUNDARY: Final = re.compile(rb';\s*boundary\s*=\s*"?([!-~ ]{1,70}?)"?\s*(;|$)', re.IGNORECASE)
-_NAME: Final = re.compile(rb';\s*(name|filename)\s*=\s*("(?:[^"\\]|\\.)*"|[^;\s]*)', re.IGNORECASE)
+_LONGEST_BOUNDARY: Final = 70
 _MOST_PARTS: Final = 128
 _LONGEST_HEADERS: Final = 8 * 1024
 
@@ -49,12 +47,12 @@ def parts_of(body: bytes | bytearray, content_type: bytes) -> list[FormPart]:
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser
 
-    found = _BOUNDARY.search(content_type)
-    if found is None:
+    boundary = _parameters(content_type).get(b"boundary", b"")
+    if not 0 < len(boundary) <= _LONGEST_BOUNDARY:
         raise InvalidRequest("the Content-Type of a form must name its boundary")
     reader = _Reader()
     try:
-        parser = MultipartParser(found[1], reader.callbacks())  # type: ignore[arg-type]
+        parser = MultipartParser(boundary, reader.callbacks())  # type: ignore[arg-type]
         parser.write(bytes(body))
         parser.finalize()
     except FormParserError as error:
@@ -114,7 +112,7 @@ class _Reader:
         self._field = self._line = b""
 
     def _end(self) -> None:
-        named = {key.lower(): _unquoted(value) for key, value in _NAME.findall(self._disposition)}
+        named = _parameters(self._disposition)
         if b"name" not in named:
             raise InvalidRequest("a part of the form has no name")
         name = named[b"name"].decode("utf-8", "replace")
@@ -124,10 +122,10 @@ class _Reader:
         self.has_ended = True
 
 
-def _unquoted(text: bytes) -> bytes:
-    if text[:1] != b'"':
-        return text
-    return re.sub(rb"\\(.)", rb"\1", text[1:-1])
+def _parameters(header: bytes) -> dict[bytes, bytes]:
+    """Return what follows the first semicolon of a header, by name in lower case."""
+    pairs = [part.partition(b"=") for part in header.split(b";")[1:]]
+    return {name.strip().lower(): value.strip().strip(b'"').replace(b'\\"', b'"') for name, _, value in pairs}
 
 
 def item_of(parts: list[FormPart], kind: Any) -> Any:

@@ -14,7 +14,7 @@ from carpool.errors import InvalidRequest, ModelError
 
 NPY_TYPE: Final = b"application/x-npy"
 _MAGIC: Final = b"\x93NUMPY"
-_DESCR: Final = re.compile(r"[<>=|]?[?bBiufc][0-9]{0,2}")
+_DESCR = re.compile(r"[<>=|]?[?bBiufc][0-9]{0,2}")
 _MOST_AXES: Final = 32
 _LONGEST_HEADER: Final = 4096
 
