@@ -23,9 +23,9 @@ import carpool
 from carpool import Service, Stage
 from carpool.client.budget import RetryBudget, is_retried, wait_s
 from carpool.http.app import App
-from tests.http.protocols.served import Double, Rows
 from tests.support.http import models
 from tests.support.http.net import RunningServer, serving
+from tests.support.http.served import Double, Rows
 from tests.support.waiting import PATIENCE_S
 
 

@@ -19,8 +19,8 @@ from carpool.http.app import App
 from carpool.http.compressed import expanded, readable_codings
 from carpool.http.npy import array_in, as_npy
 from tests.http.both_fronts import ask, both_fronts
-from tests.http.protocols.served import Double, Rows, flip, shout
 from tests.support.http.models import Echo
+from tests.support.http.served import Double, Rows, flip, shout
 
 FORM = "Content-Type: multipart/form-data; boundary=XX"
 NPY = "Content-Type: application/x-npy"

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from carpool import Model, Service, Stage
 from carpool.http.app import App
-from tests.http.both_fronts import ask, asked
-from tests.support.http.front import get
+from tests.support.http.front import get, post
+from tests.support.http.net import Client
 from tests.support.http.wire import Answer
 
 
@@ -124,6 +124,17 @@ def services() -> list[Service]:
 def app(**options: Any) -> App:
     """An app of all of them."""
     return App(*services(), **options)
+
+
+def asked(port: int, data: bytes, method: str = "POST") -> Answer:
+    """The answer on a connection of its own."""
+    with Client(port) as client:
+        return client.ask(data, method)
+
+
+def ask(port: int, path: str, body: Any, *headers: str) -> Answer:
+    """The answer to a body, which goes as JSON if it is not bytes."""
+    return asked(port, post(body if isinstance(body, bytes) else json.dumps(body).encode(), path, *headers))
 
 
 def fetched(port: int, path: str) -> tuple[int, Any]:

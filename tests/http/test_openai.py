@@ -17,9 +17,9 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.openai import Chat, Completion, Delta
 from tests.http.both_fronts import both_fronts
-from tests.http.protocols.served import ask, fetched, posted
 from tests.http.streamed import asked as asked_in_parts
 from tests.support.http.front import post
+from tests.support.http.served import ask, fetched, posted
 from tests.support.waiting import wait_until
 
 STEPPED: list[str] = []

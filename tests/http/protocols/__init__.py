@@ -1,1 +1,0 @@
-"""The protocols of other servers, asked as their clients ask."""
