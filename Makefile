@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # The tests start a thousand processes: where an environment keeps no bytecode, each would compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-all test-ray fuzz lint bench bench-policies chaos chaos-mutants clean
+.PHONY: help setup demo serve test test-all test-ray fuzz lint bench bench-policies chaos chaos-mutants conformance clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -57,6 +57,9 @@ chaos: setup     ## kill workers under load for MINUTES=2 and check every answer
 	$(if $(TARGET),,$(BIN)/python -m tests.core.cancel_storm $(if $(SEED),--seed $(SEED)))
 	$(BIN)/python -m bench.chaos --target $(or $(TARGET),carpool) --minutes $(or $(MINUTES),2) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(DOCS),--docs)
+
+conformance: setup  ## run the clients of other servers against ours, each in its own environment, and write docs/clients.md
+	$(BIN)/python -m conformance --docs
 
 chaos-mutants: setup  ## break carpool's promises one by one, and see that the soak finds each
 	$(BIN)/python -m bench.chaos.mutants

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -341,3 +342,23 @@ def test_fields_of_a_line_are_json_and_no_part_of_its_text() -> None:
     assert "[" not in TextLines().format(record)
     record.name = "carpool.worker"
     assert TextLines().format(record).endswith(" [Digits/0] told")
+
+
+def test_serve_speaks_the_protocols_that_are_chosen(tmp_path: Path) -> None:
+    """`--protocol` chooses protocols, and `--accept-compressed` lets bodies be compressed."""
+    (tmp_path / "program.py").write_text(PROGRAM_OF_ONE)
+    with serve("program:service", "--protocol", "kserve-v1", "--accept-compressed", folder=tmp_path) as served:
+        body = gzip.compress(b'{"instances": [1, 2]}')
+        status, answer, _ = served.ask("POST", "/v1/models/double:predict", body, content_encoding="gzip")
+        assert (status, json.loads(answer)) == (200, {"predictions": [2.0, 4.0]})
+        assert served.ask("GET", "/v2")[0] == 404
+
+
+PROGRAM_OF_ONE = """
+import carpool
+
+def double(x: float) -> float:
+    return 2 * x
+
+service = carpool.Service(double)
+"""

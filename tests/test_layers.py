@@ -17,6 +17,8 @@ EXCEPTIONS = {
     ("carpool", "carpool.ray"),  # likewise
     ("carpool", "carpool.simulate"),  # likewise
     ("carpool.service.elsewhere", "carpool.ray"),  # for `on="ray"`, when a service is run there
+    ("carpool", "carpool.client"),  # likewise
+    ("carpool.testing", "carpool.testing.serving"),  # likewise
 }
 """Imports from below that are meant: who imports, and what."""
 
@@ -52,8 +54,8 @@ def listed() -> list[str]:
     section = (ROOT / "ARCHITECTURE.md").read_text().split("\n## Order of the modules\n")[1].split("\n## ")[0]
     names = []
     for group, modules in re.findall(r"^\| ?(.*?) ?\| (`.*?) \|", section, re.MULTILINE):
-        folder = re.fullmatch(r"`(\w+)/`", group)
-        package = f"carpool.{folder[1]}" if folder else "carpool"
+        folder = re.fullmatch(r"`([\w/]+)/`", group)
+        package = f"carpool.{folder[1].replace('/', '.')}" if folder else "carpool"
         for name in re.findall(r"`(\w+)`", modules):
             names.append(package if name == "__init__" else f"{package}.{name}")
     return names

@@ -36,8 +36,10 @@ from carpool.version import __version__ as __version__
 from carpool.worker.place import worker_index
 
 if TYPE_CHECKING:
-    from carpool import http, simulate
+    from carpool import http, openai, simulate
     from carpool import ray as ray
+    from carpool.client.aio import AsyncClient
+    from carpool.client.sync import Client
     from carpool.http.asgi import lifespan
     from carpool.http.serve import serve
     from carpool.metrics import collector
@@ -46,8 +48,10 @@ __all__ = [
     "AIMD",
     "END",
     "Adaptive",
+    "AsyncClient",
     "AsyncHandle",
     "CarpoolError",
+    "Client",
     "Cork",
     "Deadline",
     "DeadlineExceeded",
@@ -76,6 +80,7 @@ __all__ = [
     "collector",
     "http",
     "lifespan",
+    "openai",
     "pad",
     "serve",
     "simulate",
@@ -100,6 +105,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("carpool.http.asgi").lifespan
     if name == "serve":
         return importlib.import_module("carpool.http.serve").serve
+    if name in ("Client", "AsyncClient"):
+        return getattr(importlib.import_module("carpool.client"), name)
+    if name == "openai":
+        return importlib.import_module("carpool.openai")
     if name == "collector":
         return importlib.import_module("carpool.metrics").collector
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

@@ -66,6 +66,14 @@ class ServerSettings:
             before an old one goes; rolling replaces one at a time, where there is no memory for
             both.
         watch: Reload when a Python file below the current folder changes. For development.
+        protocol: A protocol of other servers to speak besides carpool's own addresses: oip,
+            kserve-v1, sagemaker, openai, rerank, vertex, or module:attribute for one of yours. It
+            may be given several times; without it all of them are spoken, and none stands for none.
+        vertex: Listen and answer as Vertex AI wants it: on all addresses, at port AIP_HTTP_PORT
+            (8080), and at AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE. This is done in any case where
+            these are set.
+        accept_compressed: Read compressed request bodies (Content-Encoding: gzip, deflate, zstd),
+            which count expanded for the size of the largest body.
         debug: Show the texts of exceptions in error responses. Not for production.
         log: Write log lines for people, or one JSON object per line.
         log_level: The least important lines that are shown, also of your models' own loggers: debug
@@ -116,6 +124,9 @@ class ServerSettings:
     on: Literal["ray"] | None = None
     reload: Literal["beside", "rolling"] = "beside"
     watch: bool = False
+    protocol: tuple[str, ...] = ()
+    vertex: bool = False
+    accept_compressed: bool = False
     debug: bool = False
     log: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -163,6 +174,9 @@ class SettingsByName(TypedDict, total=False):
     on: Literal["ray"] | None
     reload: Literal["beside", "rolling"]
     watch: bool
+    protocol: tuple[str, ...]
+    vertex: bool
+    accept_compressed: bool
     debug: bool
     log: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
@@ -174,5 +188,5 @@ class SettingsByName(TypedDict, total=False):
 NAMES = tuple(field.name for field in fields(ServerSettings))
 """The names of all settings, in order."""
 
-LISTS = frozenset({"allow_host", "cors_origin"})
+LISTS = frozenset({"allow_host", "cors_origin", "protocol"})
 """Those that may have several values."""

@@ -87,7 +87,7 @@ _NO_ADDRESSES = [
 ]
 _NO_TYPES = [
     *("application/x-pickle", "application/octet-stream+pickle", "application/vnd.bentoml+pickle"),
-    *("application/x-python-serialize", "text/html", "application/json; charset=utf-16", "multipart/form-data"),
+    *("application/x-python-serialize", "text/html", "application/json; charset=utf-16", "multipart/mixed"),
     *("application/x-www-form-urlencoded", "application/octet-stream", "json", "/", ";", SECRET * 2048),
     *("application/jsonx", "application/x+json+pickle", "\xfc/\xfc"),
 ]

@@ -54,6 +54,9 @@ class FrameRows:
 class TableModel(Model):
     """The base of `Pandas` and `Polars`."""
 
+    is_table: ClassVar[bool] = True
+    """Says that a body holds the rows of a table, with an answer for each."""
+
     columns: ClassVar[Columns | None] = None
     """The columns that `predict` gets, with types as the library names them.
 

@@ -55,6 +55,16 @@ _json_encoder = msgspec.json.Encoder(enc_hook=_to_builtins)
 _msgpack_encoder = msgspec.msgpack.Encoder(enc_hook=_to_builtins)
 
 
+def json_bytes(value: Any) -> bytes:
+    """Return a value as JSON; arrays are nested lists. Raises TypeError, ValueError or the like."""
+    return _json_encoder.encode(value)
+
+
+def msgpack_bytes(value: Any) -> bytes:
+    """Return a value as msgpack, like `json_bytes`."""
+    return _msgpack_encoder.encode(value)
+
+
 def json_reader(kind: Any) -> Callable[[bytes], Any]:
     """Make a function that reads one JSON item of type `kind`.
 
@@ -312,7 +322,7 @@ def _writer(
     write_anything = _unchecked_writer(encode, writes_nan_as_null=writes_nan_as_null)
     if kind is Any:
         return write_anything
-    dtype = _dtype(kind) if is_array_type(kind) else None
+    dtype = dtype_of(kind) if is_array_type(kind) else None
     kinds = _kinds_in(kind)
     fits = _object_check(kind) if CustomType in kinds else None
     # where null does not fit the type, reading refuses NaN without our help
@@ -434,7 +444,7 @@ def _object_check(kind: Any) -> Callable[[Any], bool]:
 def _as_it_is(kind: Any, value: Any) -> Any:
     """Return an object in a result, if it is of the type that the hint names. Raises ValueError."""
     if is_array_type(kind):
-        if not is_array_type(type(value)) or _dtype(kind) not in (None, value.dtype):
+        if not is_array_type(type(value)) or dtype_of(kind) not in (None, value.dtype):
             raise ValueError("not of this dtype")
     elif not isinstance(value, kind):
         raise ValueError("not of this type")
@@ -495,6 +505,20 @@ def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any)
         raise misfits.Unfit(text, sanitized(each for each in problems if each)) from error
 
 
+def fitted(value: Any, kind: Any) -> Any:
+    """Return a value that is made of builtins and arrays as an item of type `kind`.
+
+    Raises:
+        ValidationError: it does not fit.
+    """
+    try:
+        if _is_pydantic(kind):
+            return _validated(kind.model_validate, value, kind, value)
+        return msgspec.convert(value, kind, dec_hook=_as_it_is)
+    except BaseException as error:  # converting runs code of the types
+        raise ValidationError(text_of(error)) from error
+
+
 def _is_pydantic(kind: Any) -> bool:
     return isinstance(kind, type) and hasattr(kind, "model_validate_json")
 
@@ -518,7 +542,7 @@ def _to_array(kind: Any, value: Any) -> Any:
     array = np.asarray(value)  # ragged lists raise ValueError here
     if array.dtype.kind not in "biuf":
         raise ValueError("Expected an array of numbers")
-    wanted = _dtype(kind)
+    wanted = dtype_of(kind)
     if wanted is None or array.dtype == wanted:
         return array
     if wanted.kind in "iu" and array.size:
@@ -534,7 +558,7 @@ def _to_array(kind: Any, value: Any) -> Any:
     return narrowed
 
 
-def _dtype(kind: Any) -> Any:
+def dtype_of(kind: Any) -> Any:
     """Return the dtype in `NDArray[np.float32]`; None for a bare `np.ndarray`."""
     import numpy as np
 
@@ -549,7 +573,7 @@ def _dtype(kind: Any) -> Any:
 
 def _schema_hook(kind: Any) -> dict[str, Any]:
     if is_array_type(kind):
-        dtype = _dtype(kind)
+        dtype = dtype_of(kind)
         numbers = "numbers" if dtype is None else str(dtype)
         return {"type": "array", "items": {}, "description": f"array of {numbers}, as nested lists"}
     model_json_schema = getattr(kind, "model_json_schema", None)

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from carpool.http.codec import Formats, as_routes_are
-from carpool.wire.payload import adapted
+from carpool.http.converted import is_converted
+from carpool.wire.payload import JSON, adapted
 
 if TYPE_CHECKING:
     from carpool.service.service import Service
+
+BULK_TYPES = frozenset(
+    {b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines"}
+)
+"""The content types of bodies with an item in each line."""
 
 MANY = "/many"
 """What follows the path of an address where a body is a list of what it is there."""
@@ -40,6 +46,22 @@ class Address:
     def key(self) -> bytes:
         """The path as `as_routes_are` has it."""
         return as_routes_are(self.path.encode())
+
+    @property
+    def format_of_lines(self) -> int:
+        """The format of an item that is a line of a body."""
+        return JSON if self.adapter is None else adapted(JSON, self.adapter)
+
+    def is_bulk(self, content_type: bytes) -> bool:
+        """Report whether a body of this type is lines with an item each."""
+        kind = content_type.partition(b";")[0].strip().lower()
+        return kind in BULK_TYPES and not self.is_list and not self.formats.reads_itself(kind)
+
+    def takes_converted(self, content_type: bytes | None, accept: bytes | None) -> bool:
+        """Report whether a request's body or answer is converted before it goes to the worker."""
+        if self.is_list or self.adapter is not None:
+            return False
+        return is_converted(content_type, accept, self.formats)
 
     def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
         """Return what `Formats.choose` does, with the adapter in the number of the first format."""

@@ -13,11 +13,13 @@ import copy
 import os
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from carpool.clock import monotonic
 from carpool.drive.output import LineSink, print_line
+from carpool.drive.streams import Window
 from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import traceback_of
 from carpool.hints import schema
@@ -26,6 +28,7 @@ from carpool.http.access import Access, new_access
 from carpool.http.addresses import Address
 from carpool.http.admin import Admin
 from carpool.http.assets import pages_at
+from carpool.http.bulk import BULK_PRIORITY, BulkItems, feed_bulk
 from carpool.http.codec import (
     Refusal,
     allow,
@@ -34,23 +37,36 @@ from carpool.http.codec import (
     content_length,
     too_large,
 )
+from carpool.http.compressed import check_coding, expanded
 from carpool.http.compression import new_compression
+from carpool.http.converted import submission_of
 from carpool.http.dashboard import Dashboard
 from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
-from carpool.http.exchange import WANTED_HEADERS, Ask, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.exchange import JSON_TYPE, WANTED_HEADERS, Ask, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.items import ExchangeItems
 from carpool.http.many import ItemList, split
 from carpool.http.observer import new_observer
 from carpool.http.overview import overview
-from carpool.http.streaming import HttpStream
+from carpool.http.protocol_routes import ProtocolRoutes
+from carpool.http.protocols import protocols_named
+from carpool.http.protocols.base import HttpProtocol
+from carpool.http.streaming import BULK, HttpStream
 from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.service.checks import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds, when_full_waits
+from carpool.service.checks import (
+    LARGEST_PRIORITY,
+    at_least,
+    check_callable,
+    flag,
+    nonnegative_seconds,
+    when_full_waits,
+)
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.join import Join, joins_of
-from carpool.wire.payload import CUSTOM, without_adapter
+from carpool.wire.payload import CUSTOM, JSON, OBJECT, without_adapter
 
 if TYPE_CHECKING:
     from carpool.observe.own_metrics import OwnMetricsOfWorkers
@@ -62,6 +78,8 @@ _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _NOT_SHOWN = re.compile(rb"/?|/(dashboard|docs)/.*")  # the page that lists them, and files of pages
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 _TEXT_TYPE = b"text/plain; charset=utf-8"
+_BULK_LANE = Lane(BULK_PRIORITY, None, 0)
+_LINES_INSIDE = 1024
 
 Route = Callable[[Exchange], None]
 Target = tuple[Route, Endpoint | None, Address | None]
@@ -98,6 +116,9 @@ class App:
         trace: whether spans are made for OpenTelemetry.
         compress: the codings in which answers may be sent, such as `zstd,gzip`; empty for none.
         compress_from_bytes: the size of the smallest answer that is compressed.
+        protocols: which protocols of other servers are spoken besides, by their names or as objects
+            (docs/protocols.md); None for all that carpool knows, as far as they fit the models.
+        accept_compressed: whether compressed request bodies are read.
 
     Attributes:
         max_body_bytes: size of the largest request body.
@@ -105,7 +126,7 @@ class App:
         observer: watches requests and their answers; None if nothing asks for it.
         own_metrics: the metrics that models have of their own; None if nobody collects them.
         root_path: what a proxy puts before each path.
-        wanted_headers: the headers that the app looks at.
+        wanted_headers: the headers that the app or one of its protocols looks at.
         endpoints: the services as the app serves them, in order.
         wants_heads: whether a model of the app asks for whole requests.
         key_headers: the headers by which requests of a model may not share a batch; see `key=`.
@@ -140,6 +161,8 @@ class App:
         trace: bool = False,
         compress: str = "",
         compress_from_bytes: int = 1024,
+        protocols: Sequence[str | HttpProtocol] | None = None,
+        accept_compressed: bool = False,
     ) -> None:
         _check_services(services)
         joins, elsewhere = joins_of(services, join), elsewhere_of(on)
@@ -174,7 +197,14 @@ class App:
         self._has_admin_address = has_admin_address
         self._dashboard = Dashboard(self._running_stats, self)
         self._admin_pages: dict[bytes, Route] = {b"/metrics": self._metrics, **self._dashboard.pages}
+        self._accepts_compressed = flag("accept_compressed", accept_compressed)
+        self._protocols = ProtocolRoutes(
+            protocols_named(protocols), self.endpoints, self, self._problem, is_patient=self._wait
+        )
+        self.wanted_headers |= self._protocols.headers
         self._routes = self._make_routes()
+        for path in self._protocols.replaced:
+            self._routes.pop(path, None)
 
     @property
     def services(self) -> list[Service]:
@@ -305,24 +335,38 @@ class App:
                 return answer
             methods = routes.get(head.path) or routes.get(as_routes_are(head.path))
             if methods is None:
-                raise Refusal(404, "not_found")
+                if routes is not self._routes:
+                    raise Refusal(404, "not_found")
+                self._admit_to_protocol(head)
+                head.route = self._watched(head, head.route, access)
+                return None
             if head.method not in methods:
                 raise Refusal(405, "method_not_allowed", headers=allow(name.decode() for name in methods))
             route, endpoint, address = methods[head.method]
-            if content_length(head.headers) > self.max_body_bytes:
+            is_bulk = address is not None and address.is_bulk(head.headers.get(b"content-type", b""))
+            if content_length(head.headers) > self.max_body_bytes and not is_bulk:
                 raise too_large(self.max_body_bytes)
             if endpoint is not None and address is not None:
-                head.ask = self._ask(head, endpoint, address)
-                if head.ask.packed:
+                head.ask = self._ask(head, endpoint, address, is_bulk=is_bulk)
+                if is_bulk:
+                    route = self._predict_bulk
+                elif head.ask.packed:
                     route = self._predict_whole_request
-            if access is not None and access.keys is not None:
-                route = access.counted(head, route)
-            head.route = route if self.observer is None else self.observer.noted(route)
+                elif head.ask.format == OBJECT:
+                    route = partial(self._predict_converted, endpoint)
+                route = self._expanding(head.headers, route)
+            head.route = self._watched(head, route, access)
         except CarpoolError as error:
             if endpoint is not None:
                 _count_refusal(endpoint, error)
             return self.error(head, error)
         return None
+
+    def _watched(self, head: Head, route: Route, access: Access | None) -> Route:
+        """Return a route that is counted for its caller and noted, where that is asked for."""
+        if access is not None and access.keys is not None:
+            route = access.counted(head, route)
+        return route if self.observer is None else self.observer.noted(route)
 
     def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
         """Return the response to a request that is broken off after its admission, and count it.
@@ -354,47 +398,102 @@ class App:
 
     def pause(self, exchange: Exchange, is_paused: bool) -> None:
         """Have the model make no more parts for a client that does not take them, or go on."""
-        ask = exchange.head.ask
-        if ask is not None and ask.endpoint.driver is not None:
+        ask, item = exchange.head.ask, exchange.item
+        if isinstance(item, ExchangeItems):
+            item.pause(is_paused)
+        elif ask is not None and ask.endpoint.driver is not None:
             ask.endpoint.driver.pause(exchange, is_paused)
 
     def cancel(self, exchange: Exchange) -> None:
         """Give up an exchange whose client has left: if it is still queued, it is not run."""
         ask, item = exchange.head.ask, exchange.item
-        if ask is not None and ask.endpoint.driver is not None:
-            for request in item.submitted if type(item) is ItemList else [exchange]:
-                ask.endpoint.driver.cancel(request)
+        if isinstance(item, ExchangeItems):
+            item.cancel()
+        elif ask is not None and ask.endpoint.driver is not None:
+            ask.endpoint.driver.cancel(exchange)
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
+        response = self.plain_error(head, error)
+        if head is None or head.protocol is None:
+            return response
+        return self._protocols.in_words_of(head.protocol, response)
+
+    def plain_error(self, head: Head | None, error: Exception) -> HttpResponse:
+        """Return the same in our own words, also where a protocol is spoken."""
         if head is None:
             return self._errors.response(b"", error)
         model = head.ask.endpoint.name if head.ask is not None else ""
         return self._errors.response(head.request_id, error, model, head.caller)
 
-    def _ask(self, head: Head, endpoint: Endpoint, address: Address) -> Ask:
-        """Read what is asked of a model off a request's headers."""
-        headers, formats = head.headers, address.formats
+    def _admit_to_protocol(self, head: Head) -> None:
+        """Judge a request whose address is not one of the app's own. Raises `CarpoolError`."""
+        self._protocols.admit(head)
+        headers = head.headers
+        if content_length(headers) > self.max_body_bytes:
+            raise too_large(self.max_body_bytes)
+        if head.method != b"POST":
+            return
+        self._check_coding(headers)
+        head.route = self._expanding(headers, head.route)
+        timeout, priority = headers.get(b"x-request-timeout-ms"), headers.get(b"x-request-priority")
+        head.ask = self._protocols.ask(
+            inf if timeout is None else _seconds(timeout), DEFAULT_LANE if priority is None else _lane(priority)
+        )
+
+    def _check_coding(self, headers: Mapping[bytes, bytes], *, is_bulk: bool = False) -> None:
+        """Raise `CarpoolError` if no request is taken now, or none in this coding."""
         if self.refusing is not None:
             raise copy.copy(self.refusing)  # each raise adds its frames to the traceback of what it raises
-        if headers.get(b"content-encoding", b"identity") != b"identity":
+        coding = headers.get(b"content-encoding", b"identity")
+        if coding == b"identity":
+            return
+        if not self._accepts_compressed or is_bulk:
             text = "compressed request bodies are not read: send the body without Content-Encoding"
             raise InvalidRequest(text, status=415, code="unsupported_media_type")
-        format, accept = address.choose(headers.get(b"content-type"), headers.get(b"accept"))
+        check_coding(coding)
+
+    def _expanding(self, headers: Mapping[bytes, bytes], route: Route) -> Route:
+        """Return a route that expands the body before another one, if the body is compressed."""
+        coding = headers.get(b"content-encoding", b"identity")
+        return route if coding == b"identity" else partial(self._expand, coding, route)
+
+    def _expand(self, coding: bytes, route: Route, exchange: Exchange) -> None:
+        try:
+            exchange.item = expanded(exchange.body, coding, self.max_body_bytes)
+        except CarpoolError as error:
+            exchange.respond(self.refuse(exchange.head, error))
+            return
+        exchange.nbytes = len(exchange.body)
+        route(exchange)
+
+    def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
+        """Read what is asked of a model off a request's headers."""
+        headers, formats = head.headers, address.formats
+        self._check_coding(headers, is_bulk=is_bulk)
+        usual, framing = DEFAULT_LANE, None
+        sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
+        if is_bulk:
+            format, accept, framing, usual = address.format_of_lines, JSON, BULK, _BULK_LANE
+        elif address.takes_converted(sent, wanted):
+            format, accept = OBJECT, OBJECT
+        else:
+            format, accept = address.choose(sent, wanted)
+            framing = formats.framing(wanted)
         timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
         wants_head = formats.wants_heads and format == CUSTOM
-        framing = formats.framing(headers.get(b"accept"))
         return Ask(
             endpoint=endpoint,
             responder=self,
             format=format,
             accept=accept if framing is None else framing.format,
             timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
-            lane=_lane_of(endpoint, headers),
-            content_type=formats.types[accept],
+            lane=_lane_of(endpoint, headers, usual),
+            content_type=formats.types.get(accept, JSON_TYPE),
             packed=pack_head(head.path, head.query, head.fields) if wants_head else b"",
             framing=framing,
             stream_s=inf if timeout is None else _seconds(timeout),
+            is_bulk=is_bulk,
         )
 
     # -- the routes
@@ -463,6 +562,17 @@ class App:
         exchange.nbytes += len(ask.packed)
         self._predict(exchange)
 
+    def _predict_converted(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        """Hand a request to its model's driver whose body is converted here."""
+        headers = exchange.head.headers
+        sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
+        try:
+            submission = submission_of(endpoint, exchange.body, sent, wanted)
+        except CarpoolError as error:
+            exchange.respond(self.refuse(exchange.head, error))
+            return
+        self._protocols.submit(exchange, submission)
+
     def _predict_list(self, exchange: Exchange) -> None:
         """Hand the items of a list to their model's driver."""
         ask = exchange.head.ask
@@ -485,6 +595,19 @@ class App:
                     driver.refused(error)
         exchange.item = whole  # for `cancel`
         driver.submit_all(whole.begin())
+
+    def _predict_bulk(self, exchange: Exchange) -> None:
+        """Have the lines of a body taken as they come, each as an item."""
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, handle = ask.endpoint.driver, ask.endpoint.handle
+        assert driver is not None
+        window = Window(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
+        soon = asyncio.get_running_loop().call_soon
+        unfed = exchange.item if type(exchange.item) is list else []
+        exchange.item = BulkItems(exchange, ask, driver, window, self.max_body_bytes, soon)
+        for piece in unfed:
+            feed_bulk(exchange, piece)
 
     def _livez(self, exchange: Exchange) -> None:
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))
@@ -647,10 +770,10 @@ def _seconds(text: bytes) -> float:
     return milliseconds / 1000
 
 
-def _lane_of(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> Lane:
+def _lane_of(endpoint: Endpoint, headers: Mapping[bytes, bytes], usual: Lane) -> Lane:
     """Return where a request with these headers waits: its priority, and its key if that is one."""
     text, key = headers.get(b"x-request-priority"), endpoint.key_header
-    lane = DEFAULT_LANE if text is None else _lane(text)
+    lane = usual if text is None else _lane(text)
     if key is not None and key in headers:
         lane = lane._replace(key=headers[key].decode("latin-1"))
     return lane

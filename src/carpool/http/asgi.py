@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 from carpool.clock import monotonic
 from carpool.errors import CarpoolError, StartupError
 from carpool.http.access import SINGLE, Access
+from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, as_routes_are, too_large
 from carpool.http.exchange import Exchange, Head, HttpResponse
 from carpool.http.observer import Observer
@@ -76,15 +77,26 @@ class AsgiExchange(Exchange):
         news: set when there is more of an answer in parts, or an ordinary response.
         has_ended: whether all of its parts are there.
         is_broken: whether it is broken off.
+        is_unread: whether the rest of the body of a bulk request is not read.
+        room: set when there is room for more of it.
     """
 
-    __slots__ = ("app", "has_ended", "is_broken", "news", "response")
+    __slots__ = ("app", "has_ended", "is_broken", "is_unread", "news", "response", "room")
+
+    room: asyncio.Event
 
     def __init__(self, app: ServedApp, head: Head, body: bytes | bytearray) -> None:
         super().__init__(head, body)
         self.app = app
         self.response: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
-        self.has_ended = self.is_broken = False
+        self.has_ended = self.is_broken = self.is_unread = False
+
+    def want_more(self) -> None:
+        self.room.set()
+
+    def end_of_input_unread(self) -> None:
+        self.is_unread = True
+        self.room.set()
 
     @property
     def ordinary(self) -> HttpResponse | None:
@@ -216,6 +228,8 @@ async def _handle(app: ServedApp, exchange: AsgiExchange, receive: Receive, send
 
     Returns None if the client leaves, or if the answer was sent in parts.
     """
+    if exchange.head.ask is not None and exchange.head.ask.is_bulk:
+        return await _answer_bulk(exchange, receive, send)
     body = await _body(receive, app.max_body_bytes)
     if body is None:
         return None
@@ -224,7 +238,8 @@ async def _handle(app: ServedApp, exchange: AsgiExchange, receive: Receive, send
     exchange.item, exchange.nbytes = body, len(body)
     app.handle(exchange)
     if type(exchange.stream) is HttpStream:
-        return await _answer_in_parts(exchange, receive, send)
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        return await _answer_in_parts(exchange, leaving, send)
     try:
         return await _answer(exchange, receive)
     finally:
@@ -232,14 +247,57 @@ async def _handle(app: ServedApp, exchange: AsgiExchange, receive: Receive, send
             app.cancel(exchange)
 
 
-async def _answer_in_parts(exchange: AsgiExchange, receive: Receive, send: Send) -> HttpResponse | None:
+async def _answer_bulk(exchange: AsgiExchange, receive: Receive, send: Send) -> HttpResponse | None:
+    """Feed a bulk request as there is room for it, and send its answers as they come."""
+    exchange.room = asyncio.Event()
+    exchange.item = []
+    exchange.app.handle(exchange)
+    if exchange.ordinary is not None:
+        return exchange.ordinary
+    feeding = asyncio.ensure_future(_feed(exchange, receive))
+    try:
+        return await _answer_in_parts(exchange, feeding, send)
+    finally:
+        feeding.cancel()
+
+
+async def _feed(exchange: AsgiExchange, receive: Receive) -> BaseException | None:
+    """Feed a bulk request to its end, then wait until the client leaves; see `_disconnected`."""
+    try:
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            if message.get("body"):
+                feed_bulk(exchange, message["body"])
+            if not message.get("more_body"):
+                feed_bulk(exchange, None)
+                return await _disconnected(receive)
+            while not wants_more_of_bulk(exchange) and not exchange.is_unread:
+                exchange.room.clear()
+                await exchange.room.wait()
+            if exchange.is_unread:
+                return await _disconnected(receive)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return error
+
+
+async def _answer_in_parts(
+    exchange: AsgiExchange, leaving: asyncio.Future[BaseException | None], send: Send
+) -> HttpResponse | None:
     """Send an answer in parts as they come; return the response if it is an ordinary one.
+
+    Args:
+        exchange: the exchange.
+        leaving: ends when the client leaves, with what the server's `receive` has raised.
+        send: of the server.
 
     Raises:
         BaseException: the server's `receive` or `send` raised it.
         BrokenAnswer: the answer is broken off, which the server tells its client by closing.
     """
-    leaving = asyncio.ensure_future(_disconnected(receive))
     sending = asyncio.ensure_future(_send_parts(exchange, send))
     try:
         await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)

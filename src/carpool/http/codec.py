@@ -206,6 +206,10 @@ class Formats:
                 return PLAIN
         return None
 
+    def reads_itself(self, kind: bytes) -> bool:
+        """Report whether the model's own `decode` reads a content type."""
+        return kind in self._accepts
+
     @property
     def readable(self) -> list[str]:
         """The content types that the model reads, by their usual names."""

@@ -35,7 +35,9 @@ from math import inf
 from typing import Any, cast
 
 from carpool.clock import monotonic
+from carpool.errors import InvalidRequest
 from carpool.http.answer_queue import AnswerQueue
+from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal
 from carpool.http.exchange import REQUEST_ID, Exchange, HttpResponse
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
@@ -102,6 +104,12 @@ class HttpExchange(Exchange):
     def end_parts(self, data: bytes, *, is_whole: bool) -> None:
         self.connection.end_parts(self, data, is_whole)
 
+    def want_more(self) -> None:
+        self.connection.want_more()
+
+    def end_of_input_unread(self) -> None:
+        self.connection.end_of_input_unread()
+
 
 class Connection(asyncio.Protocol):
     """One client.
@@ -130,6 +138,7 @@ class Connection(asyncio.Protocol):
         self._reader = RequestReader(state, self)
         self._timers = Timers(self, self._reader, self._limits)
         self._large_body: _LargeBody | None = None  # while it stands in for us
+        self._bulk: HttpExchange | None = None  # the request whose body is being handed on as it comes
         self._looked_up = 0
         self._is_half_closed = False
 
@@ -177,12 +186,16 @@ class Connection(asyncio.Protocol):
             self._look_up(data)
         elif rest := self._reader.feed(data):
             self._keep(rest)
-        if self._timers.receiving is not None or not self._reader.at_request_start:
+        if self._bulk is not None:
+            self._timers.reading_resumed()  # such a body may take any time, as long as something comes
+        elif self._timers.receiving is not None or not self._reader.at_request_start:
             self._timers.bytes_received()
 
     def eof_received(self) -> bool:
         """Note that the client sends no more. It is still owed the answers to what it has asked."""
         self._is_half_closed = True
+        if self._bulk is not None:
+            self.refuse(self.app.refuse(self._bulk.head, InvalidRequest("the body ended before it was complete")))
         self._forget_request()
         is_owed = len(self._queue) > 0
         if is_owed:
@@ -255,6 +268,43 @@ class Connection(asyncio.Protocol):
         self._queue.add(exchange)
         self._give()
 
+    def bulk_started(self, head: HttpHead) -> None:
+        """Take a bulk request from the reader, and let the app have it in its turn."""
+        self._bulk = HttpExchange(self, head)
+        self._bulk.item = []  # pieces that come before the app has it
+        self._queue.add(self._bulk)
+        self._give()
+
+    def bulk_received(self, data: bytes) -> None:
+        """Hand a piece of the body on, and read no more while there is no room for it."""
+        if self._bulk is not None:
+            feed_bulk(self._bulk, data)
+            if self.room <= 0:
+                self._regulate()
+
+    def bulk_ended(self) -> None:
+        """Take note that the body of the bulk request is complete."""
+        exchange, self._bulk = self._bulk, None
+        if exchange is not None:
+            self.ignoring_input = not exchange.head.keep_alive
+            feed_bulk(exchange, None)
+            self._regulate()
+
+    def want_more(self) -> None:
+        """Read on, as there is room for more of a bulk request."""
+        if self.is_reading_paused:
+            self._regulate()
+
+    def end_of_input_unread(self) -> None:
+        """Read no further: the rest of a body cannot be told from what follows it."""
+        if self._bulk is not None:
+            self._bulk.head.keep_alive = False
+            self._bulk.head.is_cut_short = True
+            self._bulk = None
+            self._kept = b""
+            self.ignoring_input = True
+            self._loop.call_soon(self._forget_request)  # the parser may be at work
+
     def large_body_started(self, memory: memoryview) -> None:
         """Have the transport receive what comes next straight into `memory`."""
         self._large_body = _LargeBody(self, memory)
@@ -289,6 +339,10 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, response: HttpResponse) -> None:
         """Answer the present request in its turn, read no further, and then close."""
+        if self._bulk is not None:
+            feed_bulk(self._bulk, response)
+            self.end_of_input_unread()
+            return
         present = self._reader.head
         head = HttpHead(present.method if present else b"", b"", {})  # the request's own may be shared
         head.keep_alive = False
@@ -320,7 +374,9 @@ class Connection(asyncio.Protocol):
     @property
     def room(self) -> int:
         """How many more requests may be read for now."""
-        return 0 if self._is_writing_paused else self._queue.room
+        if self._is_writing_paused or (self._bulk is not None and not wants_more_of_bulk(self._bulk)):
+            return 0
+        return self._queue.room
 
     def _keep(self, data: bytes) -> None:
         """Keep requests that wait for those before them, a slow client or other connections."""
@@ -547,7 +603,9 @@ class Connection(asyncio.Protocol):
         self._write_in_parts(exchange, data)
         if self._observer is not None:
             self._observer.answered(exchange, 200, len(data), monotonic())
-        if exchange.is_broken or _ends_with_answer(head) or (self._state.is_draining and self.is_quiet):
+        if head.is_cut_short:
+            self._end_politely()
+        elif exchange.is_broken or _ends_with_answer(head) or (self._state.is_draining and self.is_quiet):
             self._transport.close()
 
     def _write_in_parts(self, exchange: HttpExchange, data: bytes) -> None:

@@ -16,6 +16,8 @@ from carpool.service.weigh import weigher_of
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
+    from carpool.model import Traits
+    from carpool.observe.stats import ServiceSnapshot
     from carpool.service.elsewhere import Elsewhere
     from carpool.service.handle import AsyncHandle
     from carpool.service.join import Join
@@ -77,6 +79,20 @@ class Endpoint:
     def reset(self) -> None:
         """Forget a service that has been stopped, so that it can be started again."""
         self.handle = self.driver = None
+
+    @property
+    def takes(self) -> Traits:
+        """The traits of the first stage, which gets the items."""
+        return self.service.stages[0].traits
+
+    @property
+    def gives(self) -> Traits:
+        """The traits of the last stage, which returns the results."""
+        return self.service.stages[-1].traits
+
+    def snapshot(self) -> ServiceSnapshot | None:
+        """Return what the service has done so far; None while it is not running."""
+        return None if self.driver is None else self.driver.snapshot()
 
     @property
     def problem(self) -> str | None:

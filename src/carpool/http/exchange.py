@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from carpool.drive.aio import Driver
     from carpool.http.notes import Notes
     from carpool.service.declaration import Declaration
+    from carpool.service.handle import AsyncHandle
     from carpool.service.weigh import Weigher
 
 JSON_TYPE = b"application/json"
@@ -63,6 +64,16 @@ class ErrorResponder(Protocol):
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
 
+    def plain_error(self, head: Head | None, error: Exception) -> HttpResponse:
+        """Return the same in our own words, also where a protocol is spoken."""
+
+
+class ErrorWords(Protocol):
+    """Puts error responses of the app into other words, as a protocol has them."""
+
+    def in_own_words(self, response: HttpResponse) -> HttpResponse:
+        """Return an error response of the app in other words."""
+
 
 class ServedModel(Protocol):
     """A model as the app serves it.
@@ -71,10 +82,12 @@ class ServedModel(Protocol):
         name: of the service.
         driver: takes the requests; None while the service is not running.
         weigher: weighs the items; None if each counts for one.
+        handle: the running service; None while it is not running.
     """
 
     name: str
     driver: Driver | None
+    handle: AsyncHandle | None
     weigher: Weigher | None
 
     @property
@@ -97,6 +110,7 @@ class Ask:
         packed: the whole head, for a model whose `decode` asks for it; empty otherwise.
         framing: how the answer is written in parts; None if the client takes the whole answer.
         stream_s: how long an answer in parts may take, as the client says.
+        is_bulk: whether the body is lines with an item each, which are taken as they come.
     """
 
     endpoint: ServedModel
@@ -109,6 +123,7 @@ class Ask:
     packed: bytes = b""
     framing: Framing | None = None
     stream_s: float = inf
+    is_bulk: bool = False
 
 
 class Head:
@@ -126,9 +141,10 @@ class Head:
         ask: what is asked of which model; set by `App.admit`, None for the app's own pages.
         caller: the name of the key with which it is asked; empty where keys are not needed.
         extra: headers that each answer to it has; set by `App.admit`.
+        protocol: words the errors, at an address of a protocol; None elsewhere.
     """
 
-    __slots__ = ("ask", "caller", "extra", "fields", "headers", "method", "path", "query", "route")
+    __slots__ = ("ask", "caller", "extra", "fields", "headers", "method", "path", "protocol", "query", "route")
 
     def __init__(
         self,
@@ -147,6 +163,7 @@ class Head:
         self.ask: Ask | None = None
         self.caller = ""
         self.extra: tuple[tuple[bytes, bytes], ...] = ()
+        self.protocol: ErrorWords | None = None
 
     @property
     def request_id(self) -> bytes:
@@ -210,6 +227,12 @@ class Exchange(Request):
             is_whole: whether the body ends in good order; otherwise it is broken off.
         """
         raise NotImplementedError
+
+    def want_more(self) -> None:
+        """Have more of the body of a bulk request sent."""
+
+    def end_of_input_unread(self) -> None:
+        """Have nothing more of a body read, which is broken off before its end."""
 
     def tell_part(self, part: object) -> None:
         """Put a part of the answer into HTTP and send it."""

@@ -4,7 +4,7 @@ error of its own in the answer, which is a list in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, compress, islice
 from typing import Any, Final
 
@@ -12,8 +12,8 @@ import msgspec
 
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.hints import nesting, schema
-from carpool.http.exchange import Ask, Exchange, HttpResponse
-from carpool.request import Request
+from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
+from carpool.http.items import ExchangeItem, ExchangeItems
 from carpool.wire.payload import JSON, MSGPACK
 from carpool.wire.response import CheckedResponse
 
@@ -22,37 +22,15 @@ _NO_MARKS = bytes(set(range(256)) - set(_MARKS))
 _STEPS = bytes.maketrans(b"[{]},", b"\x01\x01\xff\xff\x00")  # +1 and -1, as signed bytes
 _COMMAS = bytes.maketrans(b"[{]},", b"\x00\x00\x00\x00\x01")
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {JSON: msgspec.json.encode, MSGPACK: msgspec.msgpack.encode}
+_CONTENT_TYPES: Final = {JSON: b"application/json", MSGPACK: b"application/msgpack"}
 _READERS: Final = {
     JSON: nesting.bounded(msgspec.json.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_json),
     MSGPACK: nesting.bounded(msgspec.msgpack.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_msgpack),
 }
 
 
-class ListedItem(Request):
-    """One item of a list.
-
-    Attributes:
-        whole: the list.
-    """
-
-    __slots__ = ("whole",)
-
-    def __init__(self, whole: ItemList, body: bytes, deadline: float) -> None:
-        super().__init__(body, deadline, None, len(body))
-        self.whole = whole
-
-    @property
-    def companions(self) -> Sequence[Request]:
-        """All items of the list that were submitted."""
-        return self.whole.submitted
-
-    def tell(self) -> None:
-        """Note that there is one answer more."""
-        self.whole.note_answer()
-
-
-class ItemList:
-    """The items of one exchange.
+class ItemList(ExchangeItems):
+    """The items of a list.
 
     Args:
         exchange: is answered once all items are.
@@ -60,67 +38,54 @@ class ItemList:
         bodies: of the items.
         deadline: of all of them.
         patient: whether they wait while the queue is full.
-
-    Attributes:
-        items: in the order of the list.
-        submitted: those that are not known to be unfit; they are admitted together or not at all.
     """
 
     def __init__(self, exchange: Exchange, ask: Ask, bodies: Sequence[bytes], deadline: float, patient: bool) -> None:
-        self._exchange = exchange
+        super().__init__(exchange, ask.endpoint)
         self._ask = ask
-        self.items = [ListedItem(self, body, deadline) for body in bodies]
-        self.submitted: list[Request] = []
-        self._missing = 0
+        self.items = [ExchangeItem(self, body, deadline, len(body)) for body in bodies]
         for item in self.items:
             item.format = ask.format
             item.accept = ask.accept
             item.lane = ask.lane
             item.patient = patient
 
-    def begin(self) -> Sequence[Request]:
-        """Return the items that are to be submitted; where there is none, answer at once."""
-        self.submitted = [item for item in self.items if item.error is None]
-        self._missing = len(self.submitted)
-        if not self._missing:
-            self._answer()
-        return self.submitted
-
-    def note_answer(self) -> None:
-        """Answer the exchange if this was the last answer that was missing."""
-        self._missing -= 1
-        if not self._missing:
-            self._answer()
-
     def _answer(self) -> None:
-        refused = self.submitted and not any(item.id for item in self.submitted)
-        if refused and self.submitted[0].error is not None:
-            self._exchange.respond(self._ask.responder.error(self._exchange.head, self.submitted[0].error))
+        if self.refusal is not None:
+            self._exchange.respond(self._ask.responder.error(self._exchange.head, self.refusal))
             return
-        body = _ENCODERS[self._ask.accept]([msgspec.Raw(entry) for entry in self._entries()])
+        body = _ENCODERS[self._ask.accept](
+            [msgspec.Raw(entry_of(item, self._ask, self._exchange.head)) for item in self.items]
+        )
         self._exchange.respond(HttpResponse(200, body, self._ask.content_type))
 
-    def _entries(self) -> Iterator[bytes]:
-        """Yield each item's result, or an object with its error, as it is written."""
-        for item in self.items:
-            result = item.result
-            if item.error is not None:
-                yield self._error_entry(item.error)
-            elif type(result) is not CheckedResponse:
-                yield bytes(result)  # type: ignore[call-overload]
-            elif result.content_type and result.content_type != self._ask.content_type:
-                kind = result.content_type.decode("latin-1")
-                text = f"the answer is of type {kind}, which a list cannot hold: ask for it by itself"
-                yield self._error_entry(ModelError(text, code="bad_result"))
-            else:
-                yield bytes(result.body) or _ENCODERS[self._ask.accept](None)
 
-    def _error_entry(self, error: Exception) -> bytes:
-        """Return the body that the error has in an answer of its own, with its status added."""
-        response = self._ask.responder.error(self._exchange.head, error)
-        entry = msgspec.json.decode(response.body)
-        entry["error"]["status"] = response.status
-        return _ENCODERS[self._ask.accept](entry)
+def entry_of(item: ExchangeItem, ask: Ask, head: Head) -> bytes:
+    """Return an item's result, or an object with its error, as it is written among others.
+
+    Args:
+        item: is done.
+        ask: what was asked of which model.
+        head: of the request.
+    """
+    result = item.result
+    if item.error is not None:
+        return _error_entry(item.error, ask, head)
+    if type(result) is not CheckedResponse:
+        return bytes(result)  # type: ignore[call-overload,no-any-return]
+    if result.content_type and result.content_type not in (ask.content_type, _CONTENT_TYPES[ask.accept]):
+        kind = result.content_type.decode("latin-1")
+        text = f"the answer is of type {kind}, which a list cannot hold: ask for it by itself"
+        return _error_entry(ModelError(text, code="bad_result"), ask, head)
+    return bytes(result.body) or _ENCODERS[ask.accept](None)
+
+
+def _error_entry(error: Exception, ask: Ask, head: Head) -> bytes:
+    """Return the body that an error has in an answer of its own, with its status added."""
+    response = ask.responder.error(head, error)
+    entry = msgspec.json.decode(response.body)
+    entry["error"]["status"] = response.status
+    return _ENCODERS[ask.accept](entry)
 
 
 def split(body: bytes | bytearray, format: int, most: float) -> list[bytes]:

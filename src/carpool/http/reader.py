@@ -67,6 +67,15 @@ class Receiver(Protocol):
     def refuse(self, response: HttpResponse) -> None:
         """Answer the present request with `response`, and read no further."""
 
+    def bulk_started(self, head: HttpHead) -> None:
+        """Take a request of which the body is taken as it comes."""
+
+    def bulk_received(self, data: bytes) -> None:
+        """Take a piece of that body."""
+
+    def bulk_ended(self) -> None:
+        """Take note that this body is complete."""
+
     def send_continue(self) -> None:
         """Tell the client, which waits for that, to send its body."""
 
@@ -122,6 +131,7 @@ class RequestReader:
         self._parts: list[bytes] = []
         self._chunks = 0
         self._large_body: memoryview | None = None  # the memory of a large body
+        self._is_bulk = False  # the present body is handed on as it comes
 
     @property
     def is_idle(self) -> bool:
@@ -174,7 +184,7 @@ class RequestReader:
         """Let go of a request that is half received."""
         self._take_body()
         self.head = None
-        self.in_headers = False
+        self.in_headers = self._is_bulk = False
 
     # -- the parser's calls
 
@@ -231,14 +241,21 @@ class RequestReader:
             head.add_to_good_answers(head.extra)
         has_body = head.length > 0 or b"transfer-encoding" in headers
         if self._refusal is None:
+            self._is_bulk = head.ask is not None and head.ask.is_bulk
             if has_body:
                 self._expect_body(head)
-            if raw:
+            if self._is_bulk:
+                self._receiver.bulk_started(head)
+            elif raw:
                 self._remember(raw, head)
         elif has_body:
             raise _Stop(self._refusal)
 
     def on_body(self, body: bytes) -> None:
+        if self._is_bulk:
+            self._unparsed_bytes = 0
+            self._receiver.bulk_received(body)
+            return
         if self._large_body is not None:
             self._large_body[self.held : self.held + len(body)] = body
         else:
@@ -251,7 +268,7 @@ class RequestReader:
     def on_chunk_header(self) -> None:
         self._unparsed_bytes = 0
         self._chunks += 1
-        if self._chunks > self._limits.chunks:
+        if self._chunks > self._limits.chunks and not self._is_bulk:
             raise Refusal(413, "too_large")
 
     def on_message_complete(self) -> None:
@@ -263,7 +280,11 @@ class RequestReader:
         self.head = None
         self._unparsed_bytes = 0
         self.at_request_start = True
-        self._receiver.request_received(head, body, self._refusal)
+        if self._is_bulk:
+            self._is_bulk = False
+            self._receiver.bulk_ended()
+        else:
+            self._receiver.request_received(head, body, self._refusal)
 
     # -- bodies and parsing
 
@@ -367,7 +388,7 @@ class RequestReader:
         """Make ready to receive the body of an admitted request."""
         if b"expect" in self._headers and not head.is_http_1_0:
             self._receiver.send_continue()
-        if head.length >= LARGE_BODY or self._parser.should_upgrade():
+        if (head.length >= LARGE_BODY and not self._is_bulk) or self._parser.should_upgrade():
             self._large_body = memoryview(self._state.memory.buffer(head.length))
 
     def _take_body(self) -> bytes | bytearray:

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,6 +19,9 @@ from carpool.http.access import LOCAL_NAMES, Access, new_access
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.listener import InheritedListener, Listener, PortListener, UnixListener, listener_at
+from carpool.http.protocols import BUILT_IN
+from carpool.http.protocols.base import HttpProtocol
+from carpool.http.protocols.vertex import Vertex
 from carpool.http.server_state import Limits
 from carpool.http.tls import Certificates
 from carpool.logger import logger
@@ -116,6 +120,7 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
         TypeError: JSON and msgpack cannot express a type hint of a service.
         OSError: a file that a setting names cannot be read.
     """
+    settings, protocols = _as_vertex_wants(settings)
     listener = _listener(settings)
     admin_listener = None if settings.admin_address is None else listener_at(settings.admin_address)
     tls = _certificates(settings)
@@ -125,6 +130,8 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
         timeout_status=settings.timeout_status,
         max_body_bytes=int(settings.max_body_mb * 2**20),
         debug=settings.debug,
+        protocols=protocols,
+        accept_compressed=settings.accept_compressed,
         join=_join(settings),
         on=on or settings.on,
         output=log_lines.worker_line,
@@ -236,6 +243,23 @@ def _limits(settings: ServerSettings) -> Limits:
         idle_s=min(seconds("idle_timeout_s", settings.idle_timeout_s), _LONGEST_S),
         write_s=min(seconds("write_timeout_s", settings.write_timeout_s), _LONGEST_S),
     )
+
+
+def _as_vertex_wants(settings: ServerSettings) -> tuple[ServerSettings, list[str | HttpProtocol] | None]:
+    """Return the settings and the protocols to speak: on Vertex AI, as its variables say.
+
+    Raises:
+        ValueError: the variable of the port holds none.
+    """
+    named: list[str | HttpProtocol] | None = [each for each in settings.protocol if each != "none"]
+    if not settings.protocol:
+        named = None
+    if settings.vertex:
+        named = [Vertex(always=True), *[each for each in named or BUILT_IN if each != Vertex.name]]
+    if settings.vertex or (Vertex().is_wanted and (named is None or Vertex.name in named)):
+        host, port = Vertex.address(settings.host, settings.port)
+        settings = replace(settings, host=host, port=port)
+    return settings, named
 
 
 def check_port(port: int, setting: str) -> None:

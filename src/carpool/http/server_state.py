@@ -99,7 +99,7 @@ class HttpHead(Head):
             self.good_headers += b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-class Client(Protocol):
+class ConnectedClient(Protocol):
     """A connection as its server sees it."""
 
     def turn_has_come(self) -> None:
@@ -140,15 +140,15 @@ class ServerState:
         self.app = app
         self.limits = limits
         self._loop = asyncio.get_running_loop()
-        self.connections: set[Client] = set()
+        self.connections: set[ConnectedClient] = set()
         self.kept_headers = FRAMING_HEADERS | app.wanted_headers
         self.heads: dict[bytes, HttpHead] = {}
         self.memory = Memory()
         largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
         self.bodies = Bodies(largest, largest // limits.connections, self._loop.time)
         self.is_draining = self.long_page_written = False
-        self._waiting_for_page: dict[Client, None] = {}
-        self._gathering: list[Client] = []  # connections with parts to write at the end of this turn
+        self._waiting_for_page: dict[ConnectedClient, None] = {}
+        self._gathering: list[ConnectedClient] = []  # connections with parts to write at the end of this turn
         self._emptied: asyncio.Future[None] | None = None
         self.ok_prefixes: dict[bytes, bytes] = {}
         self._common_headers = b""
@@ -163,7 +163,7 @@ class ServerState:
         """Forget all known heads: what was let in before may not be any more."""
         self.heads.clear()
 
-    def may_ask_for_page(self, connection: Client) -> bool:
+    def may_ask_for_page(self, connection: ConnectedClient) -> bool:
         """Report whether a connection may ask for a page now; if not, tell it when it may."""
         if self.long_page_written:
             self._waiting_for_page[connection] = None
@@ -181,7 +181,7 @@ class ServerState:
             del self._waiting_for_page[connection]
             connection.turn_has_come()
 
-    def write_soon(self, connection: Client) -> None:
+    def write_soon(self, connection: ConnectedClient) -> None:
         """Have a connection write what it has gathered, at the end of this turn of the loop."""
         if not self._gathering:
             self._loop.call_soon(self._write_gathered)
@@ -209,7 +209,7 @@ class ServerState:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
 
-    def remove(self, connection: Client) -> None:
+    def remove(self, connection: ConnectedClient) -> None:
         """Note that a connection is closed."""
         self.connections.discard(connection)
         if self._emptied is not None and not self._emptied.done() and not self.connections:

@@ -71,6 +71,8 @@ NDJSON: Final = Framing(
 )
 PLAIN: Final = Framing(b"application/octet-stream", RAW, b"%b", b"", b"", b"", _NOT_KEPT)
 
+BULK: Final = Framing(b"application/x-ndjson", JSON, b"%b\n", b"", b"%b\n", b"", _NOT_KEPT)
+
 BY_TYPE: Final = {framing.content_type: framing for framing in (SSE, NDJSON)}
 """The framings that every model has, by content type."""
 

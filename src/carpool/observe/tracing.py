@@ -80,7 +80,7 @@ class Tracer:
     def batch_started(self, stage: StageStats, batch: Batch, members: Sequence[Notes]) -> None:
         """Begin the span of a batch, with links to those of its members."""
         links = [self._trace.Link(notes.tracing.get_span_context()) for notes in members if notes.tracing is not None]
-        about = {
+        about: dict[str, str | int] = {
             "carpool.stage": stage.name,
             "carpool.batch.id": batch.id,
             "carpool.batch.size": batch.n,

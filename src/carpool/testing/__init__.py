@@ -7,7 +7,14 @@
 * `check_policy`, `check_driver` and `check_wire` check whether a policy, a driver or an
   implementation of the frame protocol keeps its contract.
 * `check_steps` checks whether a model of steps gives its streams in company what they get alone.
+* `served` serves a service over HTTP for a test, and gives it a client; `carpool.testing.fixtures`
+  has a fixture for pytest that does the same.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from carpool.clock import VirtualClock
 from carpool.drive.virtual import VirtualDriver
@@ -17,6 +24,9 @@ from carpool.testing.policy import PolicyError, check_policy
 from carpool.testing.steps import StepsError, check_steps
 from carpool.testing.stub import Misbehaviour, StubWorker, stub_workers
 from carpool.testing.wire import WireError, check_wire
+
+if TYPE_CHECKING:
+    from carpool.testing.serving import served
 
 __all__ = [
     "ACTIONS",
@@ -37,5 +47,13 @@ __all__ = [
     "check_steps",
     "check_wire",
     "environment",
+    "served",
     "stub_workers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs `carpool[serve,client]` at its first use."""
+    if name == "served":
+        return importlib.import_module("carpool.testing.serving").served
+    raise AttributeError(f"module 'carpool.testing' has no attribute {name!r}")

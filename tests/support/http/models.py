@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import Any
 
 import msgspec
@@ -84,6 +85,12 @@ class Moody(Model):
         if mood == "fails":
             return RuntimeError("the secret is 1234")
         return "no number" if mood == "wrong" else len(mood)
+
+
+def sleepy(xs: list[float]) -> list[float]:
+    """Takes as long as the largest item says."""
+    time.sleep(max(xs))
+    return xs
 
 
 class Csv(Model):

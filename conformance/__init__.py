@@ -1,0 +1,1 @@
+"""Clients that nobody here wrote, against a carpool server: `make conformance`."""

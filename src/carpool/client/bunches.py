@@ -1,0 +1,131 @@
+"""The items of a bulk request in bunches: of what is there, so that many go together and none waits
+for another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from typing import Any, Final
+
+from carpool.clock import monotonic
+
+_MOST: Final = 256
+"""How many items are in a bunch, and how many are read ahead."""
+
+_LONGEST_S: Final = 0.01
+
+
+class ThreadInput:
+    """An input that is read in a thread of its own, which may wait for items.
+
+    Args:
+        xs: the items.
+    """
+
+    def __init__(self, xs: Iterable[Any]) -> None:
+        self._xs = xs
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._changed = threading.Condition()
+        self._items: list[Any] = []
+        self._has_ended = self._is_unwanted = False
+        self._error: BaseException | None = None
+        threading.Thread(target=self._read, name="carpool client input", daemon=True).start()
+
+    async def bunches(self) -> AsyncIterator[list[Any]]:
+        """Yield the items that are there. Raises what the input raises."""
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                with self._changed:
+                    items, self._items = self._items, []
+                    has_ended = self._has_ended
+                    self._changed.notify()
+                if items:
+                    yield items
+                if has_ended:
+                    if self._error is not None:
+                        raise self._error
+                    return
+        finally:
+            with self._changed:
+                self._is_unwanted = True
+                self._changed.notify()
+
+    def _read(self) -> None:
+        try:
+            for x in self._xs:
+                with self._changed:
+                    self._items.append(x)
+                    if len(self._items) == 1:
+                        self._tell()
+                    while len(self._items) >= _MOST and not self._is_unwanted:
+                        self._changed.wait()
+                    if self._is_unwanted:
+                        return
+        except BaseException as error:  # an input is the user's
+            self._error = error
+        with self._changed:
+            self._has_ended = True
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._is_unwanted and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._news.set)
+
+
+async def in_bunches(xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput) -> AsyncGenerator[list[Any], None]:
+    """Yield items in bunches of what is there. Raises what the input raises."""
+    if isinstance(xs, ThreadInput):
+        async for bunch in xs.bunches():
+            yield bunch
+    elif isinstance(xs, AsyncIterable):
+        async for bunch in _gathered(xs):
+            yield bunch
+    else:
+        bunch, since = [], monotonic()
+        for x in xs:
+            bunch.append(x)
+            if len(bunch) >= _MOST or monotonic() - since > _LONGEST_S:
+                yield bunch
+                await asyncio.sleep(0)
+                bunch, since = [], monotonic()
+        if bunch:
+            yield bunch
+
+
+async def _gathered(xs: AsyncIterable[Any]) -> AsyncIterator[list[Any]]:
+    """Yield what another task has taken from an input meanwhile."""
+    items: list[Any] = []
+    news, room = asyncio.Event(), asyncio.Event()
+
+    async def read() -> None:
+        try:
+            async for x in xs:
+                items.append(x)
+                news.set()
+                if len(items) >= _MOST:
+                    room.clear()
+                    await room.wait()
+        finally:
+            news.set()
+
+    reading = asyncio.ensure_future(read())
+    try:
+        while not (reading.done() and not items):
+            await news.wait()
+            news.clear()
+            if items:
+                bunch = items.copy()
+                items.clear()
+                room.set()
+                yield bunch
+            if reading.done():
+                news.set()
+        reading.result()
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])

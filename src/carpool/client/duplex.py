@@ -1,0 +1,149 @@
+"""One bulk request over a connection of its own, whose body is sent while its answer is read.
+
+General HTTP clients send the whole body first. A server that answers meanwhile would then have to
+keep all answers, or stop reading; so bulk has its own few lines of HTTP/1.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httptools
+
+from carpool.client.messages import broken
+from carpool.errors import Unavailable
+
+_MOST_READ = 256 * 1024
+
+
+class Target(NamedTuple):
+    """Where a server is.
+
+    Attributes:
+        url: its address.
+        uds: the path of its Unix socket; None if it listens on a port.
+        tls: how it is trusted, for https.
+    """
+
+    url: str
+    uds: str | None
+    tls: ssl.SSLContext | None
+
+
+class _Answer:
+    """Takes what httptools finds in an answer."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.has_head = self.is_complete = False
+        self.body: list[bytes] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.has_head = True
+
+    def on_body(self, data: bytes) -> None:
+        self.body.append(data)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
+class Duplex:
+    """A bulk request on its way.
+
+    Attributes:
+        status: of the answer.
+        headers: of the answer.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._reader = reader
+        self._writer = writer
+        self._answer = _Answer()
+        self._parser = httptools.HttpResponseParser(self._answer)
+        self._sending: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, target: Target) -> Duplex:
+        """Connect. Raises OSError if that is not possible."""
+        if target.uds is not None:
+            return cls(*await asyncio.open_unix_connection(target.uds, limit=_MOST_READ))
+        parts = urlsplit(target.url)
+        is_safe = parts.scheme == "https"
+        port = parts.port or (443 if is_safe else 80)
+        tls = (target.tls or ssl.create_default_context()) if is_safe else None
+        return cls(*await asyncio.open_connection(parts.hostname, port, ssl=tls, limit=_MOST_READ))
+
+    async def begin(self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes]) -> None:
+        """Send the head, begin to send the body, and wait for the head of the answer."""
+        lines = [f"POST {path} HTTP/1.1", "transfer-encoding: chunked", *(f"{k}: {v}" for k, v in headers.items())]
+        self._writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        self._sending = asyncio.ensure_future(self._send(body))
+        while not self._answer.has_head:
+            await self._read()
+        self.status = self._parser.get_status_code()
+        self.headers = self._answer.headers
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body of the answer as it comes.
+
+        Raises:
+            Unavailable: it broke off.
+            BaseException: what the input has raised.
+        """
+        while True:
+            if self._answer.body:
+                data = b"".join(self._answer.body)
+                self._answer.body.clear()
+                yield data
+            elif self._answer.is_complete:
+                return
+            else:
+                await self._read()
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+        self._writer.close()
+
+    async def _read(self) -> None:
+        """Read a piece of the answer, or raise what the input has raised."""
+        reading = asyncio.ensure_future(self._reader.read(_MOST_READ))
+        waited: set[asyncio.Future[object]] = {reading}  # type: ignore[arg-type]
+        try:
+            if self._sending is not None and not self._sending.done():
+                waited.add(self._sending)  # type: ignore[arg-type]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if self._sending is not None and self._sending.done():
+                failure = self._sending.exception()
+                if failure is not None and not isinstance(failure, OSError):
+                    raise failure
+            data = await reading
+        except ConnectionError as error:
+            raise broken("the answer") from error
+        finally:
+            reading.cancel()
+        if not data:
+            raise broken("the answer")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise Unavailable(f"the server's answer is not HTTP: {error}", code="broken", retry_after_s=None) from error
+
+    async def _send(self, body: AsyncIterator[bytes]) -> None:
+        async for data in body:
+            self._writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+            await self._writer.drain()
+        self._writer.write(b"0\r\n\r\n")
+        await self._writer.drain()

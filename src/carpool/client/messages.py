@@ -1,0 +1,184 @@
+"""What a client sends and understands: items and results, and the errors in answers. Sans-IO."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from carpool.details import Detail
+from carpool.errors import (
+    CarpoolError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    Unavailable,
+    ValidationError,
+)
+from carpool.hints import schema
+from carpool.http_response import HTTPError
+
+MSGPACK_TYPE: Final = "application/msgpack"
+LINES_TYPE: Final = "application/x-ndjson"
+EVENTS_TYPE: Final = "text/event-stream"
+
+
+class _Told(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+    request_id: str = ""
+    status: int = 0
+    details: list[Detail] = []
+
+
+class _Body(msgspec.Struct):
+    error: _Told
+
+
+_read_error = msgspec.json.Decoder(_Body).decode
+
+
+def address_of(model: str | None) -> str:
+    """Return the path at which a model is asked; None for the first one."""
+    return "/predict" if model is None else f"/models/{quote(model, safe='')}/predict"
+
+
+def packed(item: Any) -> bytes:
+    """Return an item as the body of a request. Raises TypeError or ValueError if that cannot be."""
+    return schema.msgpack_bytes(item)
+
+
+def line_of(item: Any) -> bytes:
+    """Return an item as a line of a bulk request. Raises TypeError or ValueError."""
+    return schema.json_bytes(item) + b"\n"
+
+
+@lru_cache(64)
+def reader_of(kind: Any, *, is_json: bool = False) -> Callable[[bytes], Any]:
+    """Return what reads results of a type."""
+    return schema.json_reader(kind) if is_json else schema.msgpack_reader(kind)
+
+
+def result_in(body: bytes, content_type: str, kind: Any) -> Any:
+    """Return the result in an answer.
+
+    Args:
+        body: of the answer.
+        content_type: of the answer.
+        kind: the type that the result is to be.
+
+    Raises:
+        ValidationError: it is not of this type.
+    """
+    media = content_type.partition(";")[0].strip().lower()
+    if media in (MSGPACK_TYPE, "application/json"):
+        return read(body, kind, is_json=media == "application/json")
+    return body.decode() if media == "text/plain" and kind is not bytes else body
+
+
+def read(body: bytes, kind: Any, *, is_json: bool) -> Any:
+    """Return a result of a type. Raises `ValidationError` if it is not of this type."""
+    try:
+        return reader_of(kind, is_json=is_json)(body)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise ValidationError(f"the answer is not {schema.type_name(kind)}: {error}") from error
+
+
+def error_in(status: int, headers: Mapping[str, str], body: bytes) -> CarpoolError:
+    """Return the error that an answer tells, of the class that a Python caller would get.
+
+    Args:
+        status: of the answer.
+        headers: of the answer, by name in lower case.
+        body: of the answer.
+    """
+    try:
+        told = _read_error(body).error
+    except msgspec.MsgspecError:
+        told = _Told(message=body[:200].decode("utf-8", "replace").strip() or f"the server answered {status}")
+    told.status = status
+    told.request_id = told.request_id or headers.get("x-request-id", "")
+    retry = headers.get("retry-after", "")
+    return error_of(told, float(retry) if retry.isdigit() else None)
+
+
+def error_in_entry(entry: bytes) -> CarpoolError | None:
+    """Return the error of an item in an entry of a bulk answer; None if the entry is a result."""
+    if not entry.startswith(b'{"error"'):
+        return None
+    try:
+        told = _read_error(entry).error
+    except msgspec.MsgspecError:
+        return None
+    return error_of(told, None) if told.status or told.code else None
+
+
+def error_of(told: _Told, retry_after_s: float | None) -> CarpoolError:
+    """Return the error of the class that fits its status."""
+    text = told.message + (f" (request {told.request_id})" if told.request_id else "")
+    error = _error_for(told, text, retry_after_s)
+    error.request_id = told.request_id
+    return error
+
+
+def _error_for(told: _Told, text: str, retry_after_s: float | None) -> CarpoolError:
+    status, code = told.status or 500, told.code
+    if status == 422:
+        return ValidationError(text, details=told.details)
+    if status == 429:
+        return Overloaded(text, retry_after_s=retry_after_s)
+    if status == 504 or code == "deadline_exceeded":
+        return DeadlineExceeded(text)
+    if status == 503:
+        return Unavailable(text, code=code or "unavailable", retry_after_s=retry_after_s)
+    if code in ("model_error", "bad_result", "request_crashed_worker"):
+        return ModelError(text, code=code)
+    if status in (400, 404, 405, 408, 413, 415):
+        return InvalidRequest(text, status=status, code=code or "invalid_request")
+    if 400 <= status <= 599:
+        return HTTPError(text, status=status, code=code if code.isidentifier() else "refused")
+    return CarpoolError(text)
+
+
+def broken(what: str) -> Unavailable:
+    """Return the error of an answer that broke off."""
+    return Unavailable(f"{what} broke off before its end", code="broken", retry_after_s=None)
+
+
+@dataclasses.dataclass(slots=True)
+class EventReader:
+    """Reads server-sent events from pieces of a body.
+
+    Attributes:
+        has_ended: whether the event came that says that the answer is whole.
+        failure: why the answer has failed; None if it has not.
+    """
+
+    has_ended: bool = False
+    failure: CarpoolError | None = None
+    _rest: bytes = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the parts that are complete now."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        parts: list[bytes] = []
+        for event in events:
+            kind, part = b"", b""
+            for line in event.split(b"\n"):
+                name, _, value = line.partition(b":")
+                if name == b"event":
+                    kind = value.strip()
+                elif name == b"data":
+                    part = value.strip()
+            if kind == b"error":
+                self.failure = error_in_entry(part) or broken("the stream")
+            elif kind == b"end":
+                self.has_ended = True
+            elif part:
+                parts.append(part)
+        return parts

@@ -1,0 +1,236 @@
+"""Bulk: a body of any number of lines, one item each, answered by as many lines in their order
+while the body is still being sent.
+
+At most a window of items is inside at a time. While it is full, or the client does not take its
+answers, no more of the body is wanted. So memory is bounded in both directions: by the window, one
+piece of the body, and one line.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from carpool.errors import CarpoolError, InvalidRequest
+from carpool.http.exchange import Ask, Exchange, HttpResponse
+from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.http.many import entry_of
+from carpool.http.streaming import HttpStream
+from carpool.request import DONE
+from carpool.wire.payload import CUSTOM, LARGE, without_adapter
+
+if TYPE_CHECKING:
+    from carpool.drive.aio import Driver
+    from carpool.drive.streams import Window
+
+BULK_PRIORITY: Final = -1
+"""The priority of items of a bulk request that names none: those of other requests go first."""
+
+Soon = Callable[[Callable[[], None]], object]
+
+
+class BulkItems(ExchangeItems):
+    """The items of a bulk request.
+
+    Args:
+        exchange: is answered line by line.
+        ask: what is asked of which model.
+        driver: of the model.
+        window: how many items may be inside at a time.
+        longest: bytes of the longest line.
+        soon: has something called at the end of this turn of the loop.
+    """
+
+    def __init__(self, exchange: Exchange, ask: Ask, driver: Driver, window: Window, longest: int, soon: Soon) -> None:
+        super().__init__(exchange, ask.endpoint)
+        self._ask = ask
+        self._driver = driver
+        self._window = window
+        self._most = max(1, int(min(driver.pipeline.batchers[0].queue.max_size, 2**30)) // 2)
+        self._longest = longest
+        self._soon = soon
+
+        # the body: pieces of a line that is not complete, and complete lines that wait for room
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._lines: deque[bytes] = deque()
+        self._has_input_ended = False
+        self._broken: bytes | None = None  # the last line, if the body is broken off
+
+        # the answers: of items inside, in their order
+        self._inside: deque[ExchangeItem] = deque()
+        self._is_flush_due = False
+        self._is_paused = False
+        self._has_ended = False
+        exchange.stream = HttpStream(driver.clock(), driver.clock())
+        exchange.watch_silence()
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether more of the body can be taken now."""
+        return not (self._lines or self._is_paused or self._has_input_ended)
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece of the body."""
+        if self._has_input_ended:
+            return
+        first, *others = data.split(b"\n")
+        self._held += len(first)
+        self._pieces.append(first)
+        if others:
+            self._take_line()
+            *lines, last = others
+            self._lines.extend(lines)
+            self._pieces.append(last)
+            self._held = len(last)
+        self._submit()
+        if self._held > self._longest:
+            self.break_off(self._too_long())
+
+    def end(self) -> None:
+        """Take note that the body is complete."""
+        if not self._has_input_ended:
+            self._take_line()
+            self._submit()
+            self._has_input_ended = True
+            self._flush_soon()
+
+    def break_off(self, error: CarpoolError) -> None:
+        """Answer what is inside, and end with a line that says why there is no more."""
+        self.break_off_with(self._ask.responder.error(self._exchange.head, error))
+
+    def break_off_with(self, response: HttpResponse) -> None:
+        """Do the same with the body of an error response as the last line."""
+        if self._broken is None and not self._has_ended:
+            self._broken = bytes(response.body) + b"\n"
+            self._has_input_ended = True
+            self._lines.clear()
+            self._pieces.clear()
+            self._exchange.end_of_input_unread()
+            self._flush_soon()
+
+    def _take_line(self) -> None:
+        """Complete the line whose pieces have come."""
+        if self._pieces:
+            self._lines.append(b"".join(self._pieces))
+            self._pieces.clear()
+            self._held = 0
+
+    def _too_long(self) -> InvalidRequest:
+        text = f"a line of the body is longer than {self._longest} bytes"
+        return InvalidRequest(text, status=413, code="too_large")
+
+    # -- items
+
+    def _submit(self) -> None:
+        """Submit lines that wait, as far as there is room."""
+        lines, inside, new = self._lines, self._inside, []
+        closed = self._driver.pipeline.closed_because
+        if lines and closed is not None:
+            self.break_off(closed)
+            return
+        limit = min(self._window.limit, self._most)
+        deadline = self._driver.clock() + self._ask.timeout_s
+        while lines and len(inside) < limit:
+            line = lines.popleft()
+            if len(line) > self._longest:
+                self.break_off(self._too_long())
+                break
+            if not line or line.isspace():
+                continue
+            if len(line) >= LARGE:
+                self._window.narrow(len(line))
+                limit = min(self._window.limit, self._most)
+            item = self._new_item(line, deadline)
+            inside.append(item)
+            if item.state != DONE:
+                new.append(item)
+        if new:
+            self._driver.submit_all(new)
+        if inside and inside[0].state == DONE:
+            self._flush_soon()
+
+    def _new_item(self, line: bytes, deadline: float) -> ExchangeItem:
+        ask = self._ask
+        item = ExchangeItem(self, line, deadline, len(line))
+        item.format = ask.format
+        item.accept = ask.accept
+        item.lane = ask.lane
+        item.bulk = item.patient = True
+        if ask.endpoint.weigher is not None:
+            format = ask.format if ask.format < CUSTOM else without_adapter(ask.format)[0]
+            try:
+                item.size = ask.endpoint.weigher.of_encoded(line, format)
+            except CarpoolError as error:
+                item.error = error
+                item.state = DONE
+                self._driver.refused(error)
+        return item
+
+    # -- answers
+
+    def note_answer(self) -> None:
+        """Write, at the end of this turn, the answers that are there."""
+        if not self._is_flush_due and self._inside[0].state == DONE:
+            self._flush_soon()
+
+    def cancel(self) -> None:
+        """Give up everything: the client has left."""
+        self._has_input_ended = self._has_ended = True
+        self._lines.clear()
+        for item in self._inside:
+            self._driver.cancel(item)
+        self._inside.clear()
+
+    def pause(self, is_paused: bool) -> None:
+        """Write nothing and take nothing for a client that does not take its answers, or go on."""
+        self._is_paused = is_paused
+        if not is_paused:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write the answers whose turn it is, and take more of the body for them."""
+        self._is_flush_due = False
+        if self._is_paused or self._has_ended:
+            return
+        inside, written = self._inside, []
+        while inside and inside[0].state == DONE:
+            written.append(entry_of(inside.popleft(), self._ask, self._exchange.head))
+        if written:
+            written.append(b"")
+            self._exchange.write_part(b"\n".join(written))
+        self._submit()
+        if self.wants_more:
+            self._exchange.want_more()
+        elif self._has_input_ended and not (inside or self._lines or self._is_flush_due):
+            self._has_ended = True
+            self._exchange.end_parts(self._broken or b"", is_whole=True)
+
+
+Piece = bytes | HttpResponse | None
+"""A piece of a bulk request's body, the error response that breaks it off, or None at its end."""
+
+
+def feed_bulk(exchange: Exchange, piece: Piece) -> None:
+    """Hand on what has come of a bulk request; its item is a list of that until the app has it."""
+    items = exchange.item
+    if type(items) is list:
+        items.append(piece)
+    elif type(items) is BulkItems:
+        if piece is None:
+            items.end()
+        elif isinstance(piece, HttpResponse):
+            items.break_off_with(piece)
+        else:
+            items.feed(piece)
+
+
+def wants_more_of_bulk(exchange: Exchange) -> bool:
+    """Report whether there is room for more of a bulk request."""
+    return type(exchange.item) is BulkItems and exchange.item.wants_more

@@ -1,0 +1,95 @@
+"""The items of one exchange that brings several: each is a request of its own, and one answer is
+written once all of them are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from carpool.http.exchange import Exchange
+from carpool.request import Request
+
+if TYPE_CHECKING:
+    from carpool.http.exchange import ServedModel
+
+
+class ExchangeItem(Request):
+    """One item of an exchange that brings several.
+
+    Attributes:
+        whole: all of them.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: ExchangeItems, item: object, deadline: float, nbytes: int) -> None:
+        super().__init__(item, deadline, None, nbytes)
+        self.whole = whole
+
+    @property
+    def companions(self) -> Sequence[Request]:
+        """All items of the exchange that were submitted."""
+        return self.whole.submitted
+
+    def tell(self) -> None:
+        """Note that there is one answer more."""
+        self.whole.note_answer()
+
+
+class ExchangeItems:
+    """The items of one exchange.
+
+    Args:
+        exchange: is answered once all items are.
+        model: gets the items.
+
+    Attributes:
+        model: gets the items.
+        items: in their order.
+        submitted: those that are not known to be unfit; they are admitted together or not at all.
+    """
+
+    def __init__(self, exchange: Exchange, model: ServedModel) -> None:
+        self.model = model
+        self.items: list[ExchangeItem] = []
+        self.submitted: list[Request] = []
+        self._exchange = exchange
+        self._missing = 0
+
+    def begin(self) -> Sequence[Request]:
+        """Return the items that are to be submitted; where there is none, answer at once."""
+        self.submitted = [item for item in self.items if item.error is None]
+        self._missing = len(self.submitted)
+        if not self._missing:
+            self._answer()
+        return self.submitted
+
+    def note_answer(self) -> None:
+        """Answer the exchange if this was the last answer that was missing."""
+        self._missing -= 1
+        if not self._missing:
+            self._answer()
+
+    @property
+    def refusal(self) -> Exception | None:
+        """Why none of the submitted items was admitted; None if they were, or if there is none."""
+        is_refused = self.submitted and not any(item.id for item in self.submitted)
+        return self.submitted[0].error if is_refused else None
+
+    def cancel(self) -> None:
+        """Give up all items: nobody waits for them any more."""
+        if self.model.driver is not None:
+            for request in self.submitted:
+                self.model.driver.cancel(request)
+
+    def pause(self, is_paused: bool) -> None:
+        """Have no more parts made for a client that does not take them, or go on."""
+        if self.model.driver is not None:
+            for request in self.submitted:
+                if request.stream is not None:
+                    self.model.driver.pause(request, is_paused)
+
+    def _answer(self) -> None:
+        """Answer the exchange, as all items are done."""
+        raise NotImplementedError

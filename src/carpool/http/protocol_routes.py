@@ -1,0 +1,182 @@
+"""Routes requests to protocols: finds their addresses, runs their items, writes their errors.
+
+`App.admit` comes here with addresses that it does not have itself. From here on the request is one
+as any other: a page if the protocol answers at once, else an exchange with items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.errors import CarpoolError, InvalidRequest
+from carpool.foreign import as_model_error, traceback_of
+from carpool.http.codec import Refusal, allow, as_routes_are
+from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
+from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, Submission
+from carpool.http.streaming import SSE
+from carpool.http.submitted import SubmittedItems, SubmittedStreams, Terms
+from carpool.logger import logger
+from carpool.observe.log import printable
+from carpool.request import DEFAULT_LANE, Lane
+from carpool.wire.payload import OBJECT
+
+if TYPE_CHECKING:
+    from carpool.http.endpoint import Endpoint
+    from carpool.http.exchange import ErrorResponder
+
+
+class _Found(NamedTuple):
+    """What answers at a path with a method."""
+
+    protocol: HttpProtocol
+    route: ProtocolRoute
+
+
+class ProtocolRoutes:
+    """The addresses of the protocols of one app.
+
+    Args:
+        protocols: in the order in which addresses are given to them.
+        endpoints: the models of the app.
+        responder: puts errors into HTTP.
+        problem: tells why the app could not answer now.
+        is_patient: whether items wait while the queue is full.
+
+    Attributes:
+        headers: the names of further headers that the protocols read.
+        replaced: the paths that stand in the place of those that every app has.
+    """
+
+    def __init__(
+        self,
+        protocols: Sequence[HttpProtocol],
+        endpoints: Sequence[Endpoint],
+        responder: ErrorResponder,
+        problem: Callable[[], str | None],
+        is_patient: bool,
+    ) -> None:
+        self._endpoints = endpoints
+        self._responder = responder
+        self._problem = problem
+        self._is_patient = is_patient
+        self._routes: dict[bytes, dict[bytes, _Found]] = {}
+        self._prefixes: list[tuple[bytes, HttpProtocol]] = []
+        self.headers: frozenset[bytes] = frozenset()
+        self.replaced: set[bytes] = set()
+        for protocol in protocols:
+            self._add(protocol)
+        self._prefixes.sort(key=lambda each: -len(each[0]))
+
+    def _add(self, protocol: HttpProtocol) -> None:
+        self.headers |= {name.lower().encode() for name in protocol.headers}
+        self._prefixes += [(prefix.encode(), protocol) for prefix in protocol.prefixes]
+        for route in protocol.routes(self._endpoints):
+            key = as_routes_are(route.path.encode())
+            methods = self._routes.setdefault(key, {})
+            methods.setdefault(route.method.encode(), _Found(protocol, route))
+            if route.method == "GET":
+                methods.setdefault(b"HEAD", _Found(protocol, route))
+            if route.replaces:
+                self.replaced.add(key)
+
+    def admit(self, head: Head) -> None:
+        """Judge a request whose address is not one of the app's own, and set `head.route`.
+
+        Raises:
+            Refusal: there is nothing at this address, or it does not have the method.
+        """
+        key = as_routes_are(head.path)
+        methods = self._routes.get(key) or self._routes.get(key.rstrip(b"/") if key != b"/" else key)
+        if methods is None:
+            head.protocol = next((protocol for prefix, protocol in self._prefixes if key.startswith(prefix)), None)
+            raise Refusal(404, "not_found")
+        head.protocol = next(iter(methods.values())).protocol
+        if head.method == b"OPTIONS":
+            response = HttpResponse(204, b"", headers=allow([*map(bytes.decode, methods), "OPTIONS"]))
+            head.route = lambda exchange: exchange.respond(response)
+            return
+        if head.method not in methods:
+            raise Refusal(405, "method_not_allowed", headers=allow([*map(bytes.decode, methods), "OPTIONS"]))
+        found = methods[head.method]
+        head.protocol = found.protocol
+        head.route = partial(self._answer, found.route)
+
+    def ask(self, timeout_s: float, lane: Lane) -> Ask:
+        """Return what is asked of a model by a request to a protocol; which one, its body may say.
+
+        Args:
+            timeout_s: the time that its headers give it.
+            lane: that of the priority in its headers.
+        """
+        return Ask(
+            endpoint=self._endpoints[0],
+            responder=self._responder,
+            format=OBJECT,
+            accept=OBJECT,
+            timeout_s=timeout_s,
+            lane=lane,
+            content_type=JSON_TYPE,
+            framing=SSE,
+        )
+
+    def in_words_of(self, protocol: ErrorWords, response: HttpResponse) -> HttpResponse:
+        """Return an error response in the words of a protocol, or as it is if that raises."""
+        try:
+            return protocol.in_own_words(response)
+        except BaseException as error:  # a protocol may be the user's
+            logger.error("a protocol could not word an error:\n%s", printable(traceback_of(error)))
+            return response
+
+    def _answer(self, route: ProtocolRoute, exchange: Exchange) -> None:
+        """Have a protocol answer a request, at once or once its items are done."""
+        head = exchange.head
+        request = ProtocolRequest(route.path, head.headers, exchange.body, self._problem())
+        try:
+            answer = self._called(route, request)
+        except CarpoolError as error:
+            exchange.respond(self._responder.error(head, error))
+            return
+        if isinstance(answer, Submission):
+            self.submit(exchange, answer)
+        else:
+            exchange.respond(answer)
+
+    def _called(self, route: ProtocolRoute, request: ProtocolRequest) -> Submission | HttpResponse:
+        """Call a protocol's function, which may be a user's. Raises `CarpoolError` only."""
+        try:
+            return route.answer(request)
+        except CarpoolError:
+            raise
+        except BaseException as error:
+            raise as_model_error(error, f"the protocol at {route.path}") from error
+
+    def submit(self, exchange: Exchange, submission: Submission) -> None:
+        """Hand the items of a submission to the driver of their model."""
+        model = next(each for each in self._endpoints if each is submission.model)
+        driver, ask = model.driver, exchange.head.ask
+        if driver is None or ask is None:
+            raise InvalidRequest("items are submitted by POST, to a service that runs")
+        most = driver.pipeline.batchers[0].queue.max_size
+        try:
+            if len(submission.items) > most:
+                text = f"there are {len(submission.items)} items in this request, and the queue holds {most:.0f}:"
+                raise InvalidRequest(f"{text} send several requests", status=413, code="too_large")
+            lane = _lane(submission, ask)
+            terms = Terms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
+            kind = SubmittedItems if submission.parts is None else SubmittedStreams
+            whole = kind(exchange, submission, terms)
+        except CarpoolError as error:
+            driver.refused(error)
+            exchange.respond(self._responder.error(exchange.head, error))
+            return
+        exchange.item = whole
+        driver.submit_all(whole.begin())
+
+
+def _lane(submission: Submission, ask: Ask) -> Lane:
+    """Return the lane of a submission's items."""
+    if submission.priority is None:
+        return ask.lane
+    return Lane(submission.priority, None, 0) if submission.priority else DEFAULT_LANE

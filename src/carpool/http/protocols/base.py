@@ -1,0 +1,217 @@
+"""What a protocol is: it says which items a request brings, and which answer their results make.
+
+A protocol knows no socket, no driver and no clock. It lists its addresses for the models of an app
+(`HttpProtocol.routes`). Each address has a function that is called with a `ProtocolRequest` and
+returns a response at once, or a `Submission`: items for a model, and a function that makes the
+response of their results. Whatever fails, of the items or before, is put into the protocol's own
+words by `HttpProtocol.error`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+
+from carpool.errors import InvalidRequest
+from carpool.http.exchange import HttpResponse
+from carpool.wire.payload import OBJECT
+
+if TYPE_CHECKING:
+    from carpool.http.codec import Formats
+    from carpool.model import Traits
+    from carpool.observe.stats import ServiceSnapshot
+    from carpool.service.declaration import Declaration
+
+
+class ModelOfApp(Protocol):
+    """A model of the app as protocols see it.
+
+    Attributes:
+        name: of the service.
+    """
+
+    name: str
+
+    @property
+    def service(self) -> Declaration:
+        """The declaration of the service."""
+
+    @property
+    def takes(self) -> Traits:
+        """The traits of the first stage, which gets the items."""
+
+    @property
+    def gives(self) -> Traits:
+        """The traits of the last stage, which returns the results."""
+
+    @property
+    def formats(self) -> Formats:
+        """The formats that the model reads and writes at its own addresses."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the service could not answer now; None if it could."""
+
+    def snapshot(self) -> ServiceSnapshot | None:
+        """Return what the service has done so far; None while it is not running."""
+
+
+class ProtocolRequest(NamedTuple):
+    """A request to an address of a protocol.
+
+    Attributes:
+        path: the path, quoted as addresses are.
+        headers: by name in lower case: those that the app looks at, and those that the protocol
+            names in `HttpProtocol.headers`.
+        body: as it was sent.
+        problem: why the app could not answer now; None if it could.
+    """
+
+    path: str
+    headers: Mapping[bytes, bytes]
+    body: bytes | bytearray
+    problem: str | None
+
+
+class ShownError(NamedTuple):
+    """What a client is told of an error.
+
+    Attributes:
+        status: the HTTP status.
+        code: the error code, as in docs/http.md.
+        message: a text that may leave the machine.
+        request_id: under which the log has more.
+    """
+
+    status: int
+    code: str
+    message: str
+    request_id: str
+
+
+class _ErrorBody(msgspec.Struct):
+    code: str
+    message: str
+    request_id: str
+
+
+class _Error(msgspec.Struct):
+    error: _ErrorBody
+
+
+_read_error = msgspec.json.Decoder(_Error).decode
+
+
+def shown_in(response: HttpResponse) -> ShownError:
+    """Return what an error response of the app, as docs/http.md describes it, tells its client."""
+    told = _read_error(response.body).error
+    return ShownError(response.status, told.code, told.message, told.request_id)
+
+
+class PartsWriter(Protocol):
+    """Writes an answer in parts, as events or lines."""
+
+    def part(self, index: int, part: Any) -> bytes:
+        """Return a part of an item's answer as it is written; empty if there is nothing to write.
+
+        Args:
+            index: the position of the item in its submission.
+            part: what the model gave; of a model that returns whole answers, the answer.
+        """
+
+    def is_over(self, index: int) -> bool:
+        """Report whether an item's answer needs no further parts, so that they need not be made."""
+
+    def end(self, index: int) -> bytes:
+        """Return what follows the last part of an item's answer."""
+
+    def close(self) -> bytes:
+        """Return what follows the answers of all items."""
+
+    def error(self, error: ShownError) -> bytes:
+        """Return what stands in the place of the rest after a failure; nothing follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Items for a model, and what becomes of their results.
+
+    Attributes:
+        model: gets the items.
+        items: in their order, in the form that `sent_as` says.
+        respond: makes the response of the results, in the same order, in the form that `wanted_as`
+            says. If an item has failed, it is not called, and the first failure is answered.
+        sent_as: how items are written: OBJECT for Python objects, JSON or MSGPACK for the bytes of
+            each, RAW where the item is bytes or a text, CUSTOM for the model's own format.
+        wanted_as: how results are wanted: OBJECT for Python objects, JSON for the bytes of each.
+        is_partial: whether `respond` takes a `ShownError` in the place of a result.
+        timeout_s: how long the answer may take; the service's own limit counts besides.
+        priority: of the items; None for that of the request's headers.
+        parts: writes the answer in parts; None for a whole answer.
+    """
+
+    model: ModelOfApp
+    items: Sequence[Any]
+    respond: Callable[[list[Any]], HttpResponse]
+    sent_as: int = OBJECT
+    wanted_as: int = OBJECT
+    is_partial: bool = False
+    timeout_s: float = inf
+    priority: int | None = None
+    parts: PartsWriter | None = None
+
+
+Answering = Callable[[ProtocolRequest], "Submission | HttpResponse"]
+
+
+class ProtocolRoute(NamedTuple):
+    """One address of a protocol.
+
+    Attributes:
+        method: GET or POST.
+        path: the path, quoted.
+        answer: called for each request. It raises a `CarpoolError` for what it cannot take.
+        model: the model that is asked, if the path says it.
+        replaces: whether it stands in the place of an address that every app has.
+    """
+
+    method: str
+    path: str
+    answer: Answering
+    model: ModelOfApp | None = None
+    replaces: bool = False
+
+
+class HttpProtocol:
+    """Base class of protocols. A subclass has a name and `routes`, mostly an `error` too."""
+
+    name: ClassVar[str] = ""
+    """How `--protocol` and `App(protocols=)` call it."""
+
+    prefixes: ClassVar[Sequence[str]] = ()
+    """What paths begin with at which this protocol also says that there is nothing."""
+
+    headers: ClassVar[Sequence[str]] = ()
+    """The names of further headers that it reads, in lower case."""
+
+    def routes(self, models: Sequence[ModelOfApp]) -> Iterable[ProtocolRoute]:
+        """Yield the addresses for the models of an app; the first model is the usual one."""
+        raise NotImplementedError
+
+    def error(self, error: ShownError) -> HttpResponse:
+        """Return the response to a request that failed; headers are added by the app."""
+        raise NotImplementedError
+
+    def in_own_words(self, response: HttpResponse) -> HttpResponse:
+        """Return an error response of the app in the words of this protocol."""
+        written = self.error(shown_in(response))
+        return written._replace(headers=(*response.headers, *written.headers))
+
+
+def unfit(reason: str) -> InvalidRequest:
+    """Return the error of an address that does not fit the model: 404, with the reason."""
+    return InvalidRequest(reason, status=404, code="not_found")

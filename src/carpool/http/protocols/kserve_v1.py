@@ -1,0 +1,51 @@
+"""The REST protocol of TF Serving, which is KServe's V1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from carpool.errors import InvalidRequest
+from carpool.http.exchange import HttpResponse
+from carpool.http.protocols.base import (
+    HttpProtocol,
+    ModelOfApp,
+    ProtocolRequest,
+    ProtocolRoute,
+    ShownError,
+    Submission,
+)
+from carpool.http.protocols.instances import of_columns, of_instances
+from carpool.http.protocols.model_list import routes_of_list
+from carpool.http.protocols.wording import members_of, versions_of, without_details
+
+
+class KServeV1(HttpProtocol):
+    """`POST /v1/models/NAME:predict`, with instances or with columns of inputs."""
+
+    name = "kserve-v1"
+    prefixes = ("/v1/models",)
+
+    def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+        yield from routes_of_list(models)
+        for model in models:
+            for name in versions_of(model.name):
+                for path in (f"/v1/models/{name}", f"/v1/models/{name}/versions/1"):
+                    yield ProtocolRoute("POST", f"{path}:predict", _Predict(model).answer, model)
+
+    def error(self, error: ShownError) -> HttpResponse:
+        return without_details(error)
+
+
+class _Predict:
+    """The route of one model."""
+
+    def __init__(self, model: ModelOfApp) -> None:
+        self._model = model
+
+    def answer(self, request: ProtocolRequest) -> Submission:
+        members = members_of(request.body)
+        if ("instances" in members) == ("inputs" in members):
+            raise InvalidRequest('the body must be an object with either "instances" or "inputs"')
+        if "instances" in members:
+            return of_instances(self._model, members["instances"])
+        return of_columns(self._model, members["inputs"])

@@ -1,0 +1,348 @@
+"""The Open Inference Protocol V2 over REST, with binary tensors: what clients of Triton, KServe and
+MLServer speak.
+
+The first axis of each tensor is the rows. Each row is an item with a place of its own in the queue,
+so it shares batches with rows of other callers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import inf
+from typing import Any, Final
+
+import msgspec
+
+from carpool.errors import InvalidRequest
+from carpool.http.exchange import HttpResponse
+from carpool.http.protocols import statistics
+from carpool.http.protocols.base import (
+    HttpProtocol,
+    ModelOfApp,
+    ProtocolRequest,
+    ProtocolRoute,
+    ShownError,
+    Submission,
+    unfit,
+)
+from carpool.http.protocols.rows import INPUT, OUTPUT, TensorColumn, TensorTable, items_of, table_of, tensors_of
+from carpool.http.protocols.tensors import Tensor, from_binary, from_json, to_binary, to_list
+from carpool.http.protocols.wording import as_response, read, versions_of, without_details
+from carpool.service.checks import LARGEST_PRIORITY
+from carpool.version import __version__
+
+VERSION: Final = "1"
+HEADER_LENGTH: Final = b"inference-header-content-length"
+_BINARY: Final = b"application/octet-stream"
+_MOST_INPUTS = 1024
+_PLATFORM = "python"
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: Any = None
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Infer(msgspec.Struct):
+    inputs: list[_Tensor]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[_Output] = []
+
+
+class _Index(msgspec.Struct):
+    ready: bool = False
+
+
+_read_infer = msgspec.json.Decoder(_Infer).decode
+_read_index = msgspec.json.Decoder(_Index).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class OpenInference(HttpProtocol):
+    """The Open Inference Protocol V2 over REST."""
+
+    name = "oip"
+    prefixes = ("/v2",)
+    headers = ("inference-header-content-length",)
+
+    def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+        yield ProtocolRoute("GET", "/v2/health/live", lambda request: as_response({"live": True}))
+        yield ProtocolRoute("GET", "/v2/health/ready", _server_ready)
+        yield ProtocolRoute("GET", "/v2", lambda request: as_response(_server_metadata()))
+        names = [model.name for model in models]
+        yield ProtocolRoute("GET", "/v2/models", lambda request: as_response({"models": names}))
+        yield ProtocolRoute("POST", "/v2/repository/index", partial(_index, models))
+        yield ProtocolRoute("GET", "/v2/models/stats", lambda request: as_response(statistics.of_models(models)))
+        for model in models:
+            for action in ("load", "unload"):
+                for name in versions_of(model.name):
+                    yield ProtocolRoute("POST", f"/v2/repository/models/{name}/{action}", _refuse_control, model)
+            served = _ServedTables(model)
+            for name in versions_of(model.name):
+                for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{VERSION}"):
+                    yield ProtocolRoute("GET", path, served.metadata, model)
+                    yield ProtocolRoute("GET", f"{path}/ready", served.ready, model)
+                    yield ProtocolRoute("GET", f"{path}/config", served.config, model)
+                    yield ProtocolRoute("GET", f"{path}/stats", served.stats, model)
+                    yield ProtocolRoute("POST", f"{path}/infer", served.infer, model)
+
+    def error(self, error: ShownError) -> HttpResponse:
+        return without_details(error)
+
+
+def _server_ready(request: ProtocolRequest) -> HttpResponse:
+    if request.problem is not None:
+        return as_response({"ready": False, "live": True, "error": request.problem}, status=503)
+    return as_response({"ready": True, "live": True})
+
+
+def _server_metadata() -> dict[str, Any]:
+    extensions = ["binary_tensor_data", "statistics", "model_configuration", "parameters", "schedule_policy"]
+    return {"name": "carpool", "version": __version__, "extensions": extensions}
+
+
+def _index(models: Sequence[ModelOfApp], request: ProtocolRequest) -> HttpResponse:
+    """Return the repository: all models, or those that are ready."""
+    wanted = read(_read_index, request.body or b"{}")
+    entries = []
+    for model in models:
+        problem = model.problem
+        if problem is None or not wanted.ready:
+            state = "READY" if problem is None else "UNAVAILABLE"
+            entries.append({"name": model.name, "version": VERSION, "state": state, "reason": problem or ""})
+    return as_response(entries)
+
+
+def _refuse_control(request: ProtocolRequest) -> HttpResponse:
+    raise InvalidRequest("models are loaded and unloaded by who runs the server, not by its clients")
+
+
+class _ServedTables:
+    """The routes of one model.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: ModelOfApp) -> None:
+        self._model = model
+        self._inputs: TensorTable | None = None
+        self._outputs: TensorTable | None = None
+        self._misfit = ""
+        self._has_looked = False
+
+    def _look(self) -> None:
+        """Find out which tensors the model takes; at the first request, since it needs numpy."""
+        model = self._model
+        self._has_looked = True
+        if importlib.util.find_spec("numpy") is None:
+            self._misfit = "the server has no numpy, which tensors need: pip install numpy"
+            return
+        try:
+            self._inputs = table_of(model.takes.input_type, INPUT, model.takes.examples)
+        except ValueError as error:
+            self._misfit = f"the model {model.name} does not take tensors: {error}. Ask it at /predict"
+        try:
+            self._outputs = table_of(model.gives.output_type, OUTPUT)
+        except ValueError:
+            self._outputs = None  # what the results are shows when they are there
+
+    def ready(self, request: ProtocolRequest) -> HttpResponse:
+        """Tell whether the model can answer."""
+        problem = request.problem or self._model.problem
+        if problem is not None:
+            return as_response({"name": self._model.name, "ready": False, "error": problem}, status=503)
+        return as_response({"name": self._model.name, "ready": True})
+
+    def stats(self, request: ProtocolRequest) -> HttpResponse:
+        """Tell what the model has done so far."""
+        return as_response(statistics.of_models([self._model]))
+
+    def metadata(self, request: ProtocolRequest) -> HttpResponse:
+        """Tell the names, types and shapes of the tensors."""
+        inputs, outputs = self._tables()
+        return as_response(
+            {
+                "name": self._model.name,
+                "versions": [VERSION],
+                "platform": _PLATFORM,
+                "inputs": [_described(column) for column in inputs.columns],
+                "outputs": [] if outputs is None else [_described(column) for column in outputs.columns],
+            }
+        )
+
+    def config(self, request: ProtocolRequest) -> HttpResponse:
+        """Tell the same, and how large batches may be, as Triton does."""
+        inputs, outputs = self._tables()
+        most = self._model.service.stages[0].max_batch_size
+        return as_response(
+            {
+                "name": self._model.name,
+                "platform": _PLATFORM,
+                "backend": "carpool",
+                "version_policy": {"latest": {"num_versions": 1}},
+                "max_batch_size": most or 0,
+                "input": [_configured(column) for column in inputs.columns],
+                "output": [] if outputs is None else [_configured(column) for column in outputs.columns],
+                **({"dynamic_batching": {}} if most else {}),
+            }
+        )
+
+    def infer(self, request: ProtocolRequest) -> Submission:
+        """Submit the rows of a request's tensors."""
+        inputs, _ = self._tables()
+        asked, binary = _parts_of(request, inputs)
+        tensors = _tensors_of(asked, binary)
+        items = items_of(inputs, tensors)
+        return Submission(
+            self._model,
+            items.values,
+            partial(self._respond, asked),
+            sent_as=items.sent_as,
+            timeout_s=_timeout_s(asked.parameters),
+            priority=_priority(asked.parameters),
+        )
+
+    def _tables(self) -> tuple[TensorTable, TensorTable | None]:
+        if not self._has_looked:
+            self._look()
+        if self._inputs is None:
+            raise unfit(self._misfit)
+        return self._inputs, self._outputs
+
+    def _respond(self, asked: _Infer, results: list[Any]) -> HttpResponse:
+        tensors = {tensor.name: tensor for tensor in tensors_of(self._outputs, results)}
+        for output in asked.outputs:
+            if output.name not in tensors:
+                known = ", ".join(map(repr, tensors))
+                raise InvalidRequest(f"the model has no output {output.name!r}: its outputs are {known}")
+        wanted = asked.outputs or [_Output(name) for name in tensors]
+        return _written(self._model.name, asked, [(tensors[output.name], output) for output in wanted])
+
+
+def _described(column: TensorColumn) -> dict[str, Any]:
+    return {"name": column.name, "datatype": column.datatype, "shape": [-1, *column.shape]}
+
+
+def _configured(column: TensorColumn) -> dict[str, Any]:
+    kind = "STRING" if column.datatype == "BYTES" else column.datatype
+    return {"name": column.name, "data_type": f"TYPE_{kind}", "dims": list(column.shape) or [1]}
+
+
+def _parts_of(request: ProtocolRequest, inputs: TensorTable) -> tuple[_Infer, memoryview]:
+    """Return the JSON of a request and what follows it. Raises `InvalidRequest`."""
+    body = request.body if isinstance(request.body, bytearray) else bytearray(request.body)  # rows may be written to
+    given = request.headers.get(HEADER_LENGTH)
+    if given is None:
+        return read(_read_infer, body), memoryview(b"")
+    if not given.isdigit() or len(given) > 12 or int(given) > len(body):
+        raise InvalidRequest(
+            f"Inference-Header-Content-Length must be the length of the JSON in the body, which has {len(body)} bytes"
+        )
+    length = int(given)
+    if not length:
+        return _raw(inputs, len(body)), memoryview(body)
+    return read(_read_infer, body[:length]), memoryview(body)[length:]
+
+
+def _raw(inputs: TensorTable, nbytes: int) -> _Infer:
+    """Return what a request means that is nothing but one tensor of one row."""
+    if inputs.is_record and len(inputs.columns) > 1:
+        raise InvalidRequest("a body without JSON is one tensor, and the model has several inputs")
+    (column,) = inputs.columns
+    import numpy as np
+
+    from carpool.http.protocols.tensors import DTYPES
+
+    if column.datatype == "BYTES":
+        shape = [1]
+    else:
+        size = np.dtype(DTYPES[column.datatype]).itemsize
+        if len(column.shape) > 1:
+            raise InvalidRequest(
+                "a body without JSON is a flat tensor, and the shape of the model's input is not known"
+            )
+        shape = [1, nbytes // size] if column.shape else [nbytes // size]
+    tensor = _Tensor(column.name, shape, column.datatype, {"binary_data_size": nbytes})
+    return _Infer([tensor], parameters={"binary_data_output": True})
+
+
+def _tensors_of(asked: _Infer, binary: memoryview) -> list[Tensor]:
+    """Return the tensors of a request. Raises `InvalidRequest`."""
+    if not 0 < len(asked.inputs) <= _MOST_INPUTS:
+        raise InvalidRequest(f"a request has 1 to {_MOST_INPUTS} inputs, not {len(asked.inputs)}")
+    tensors: list[Tensor] = []
+    at = 0
+    for each in asked.inputs:
+        size = each.parameters.get("binary_data_size")
+        if size is None:
+            tensors.append(from_json(each.name, each.datatype, each.shape, each.data))
+            continue
+        if each.data is not None or type(size) is not int or not 0 <= size <= len(binary) - at:
+            raise InvalidRequest(
+                f"input {each.name!r} has binary_data_size {size!r:.40}: it must be a number of bytes that follow the"
+                f" JSON, of which {len(binary) - at} are left, and the input has no data besides"
+            )
+        tensors.append(from_binary(each.name, each.datatype, each.shape, binary[at : at + size]))
+        at += size
+    if at != len(binary):
+        raise InvalidRequest(f"{len(binary) - at} bytes follow the JSON that belong to no input")
+    return tensors
+
+
+def _timeout_s(parameters: dict[str, Any]) -> float:
+    """Return the time-out of a request, which is in microseconds. Raises `InvalidRequest`."""
+    timeout = parameters.get("timeout", 0)
+    if type(timeout) is not int or timeout < 0:
+        raise InvalidRequest(f"the parameter timeout must be a whole number of microseconds, not {timeout!r:.40}")
+    return timeout / 1e6 or inf
+
+
+def _priority(parameters: dict[str, Any]) -> int | None:
+    """Return the priority of a request, of which Triton's highest is 1. Raises `InvalidRequest`."""
+    priority = parameters.get("priority", 0)
+    if type(priority) is not int or priority < 0:
+        raise InvalidRequest(f"the parameter priority must be a whole number from 0, not {priority!r:.40}")
+    return max(LARGEST_PRIORITY - (priority - 1), -LARGEST_PRIORITY) if priority else None
+
+
+def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]]) -> HttpResponse:
+    """Return the response with these tensors."""
+    all_binary = asked.parameters.get("binary_data_output") is True
+    described: list[dict[str, Any]] = []
+    binary: list[bytes | memoryview] = []
+    for tensor, wish in outputs:
+        entry: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.array.shape),
+        }
+        if wish.parameters.get("classification"):
+            raise InvalidRequest(f"output {tensor.name!r} is asked for as a classification, which is not supported")
+        if wish.parameters.get("binary_data", all_binary) is True:
+            data = to_binary(tensor)
+            entry["parameters"] = {"binary_data_size": len(data)}
+            binary.append(data)
+        else:
+            entry["data"] = to_list(tensor)
+        described.append(entry)
+    answer: dict[str, Any] = {"model_name": model, "model_version": VERSION}
+    if asked.id:
+        answer["id"] = asked.id
+    answer["outputs"] = described
+    head = _encode(answer)
+    if not binary:
+        return HttpResponse(200, head)
+    headers = ((b"inference-header-content-length", str(len(head)).encode()),)
+    return HttpResponse(200, b"".join([head, *binary]), _BINARY, headers)

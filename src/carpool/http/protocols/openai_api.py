@@ -1,0 +1,228 @@
+"""OpenAI's API: models, embeddings, completions and chats."""
+
+from __future__ import annotations
+
+import array
+import base64
+import secrets
+import sys
+import time
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Literal
+
+import msgspec
+
+from carpool.errors import InvalidRequest, ModelError
+from carpool.http.exchange import REQUEST_ID, HttpResponse
+from carpool.http.protocols.base import (
+    HttpProtocol,
+    ModelOfApp,
+    ProtocolRequest,
+    ProtocolRoute,
+    ShownError,
+    Submission,
+    unfit,
+)
+from carpool.http.protocols.model_list import routes_of_list
+from carpool.http.protocols.openai_text import ChatForm, CompletionForm, TextForm, Wishes, submission_of
+from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, read
+from carpool.rows import is_array_type
+from carpool.wire.payload import OBJECT
+
+_RETRIED: Final = frozenset({408, 409, 429, 503})
+
+
+class _Embeddings(msgspec.Struct):
+    model: str
+    input: Any  # of several kinds of lists in a union msgspec reads only one
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+_decode = msgspec.json.Decoder().decode
+
+
+class OpenAI(HttpProtocol):
+    """OpenAI's API; the body of a request says which model is asked."""
+
+    name = "openai"
+    prefixes = ("/v1/",)
+
+    def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+        yield from routes_of_list(models)
+        yield ProtocolRoute("POST", "/v1/embeddings", partial(_embed, models))
+        for path, form in (("/v1/completions", CompletionForm()), ("/v1/chat/completions", ChatForm())):
+            yield ProtocolRoute("POST", path, partial(_complete, models, form))
+
+    def error(self, error: ShownError) -> HttpResponse:
+        """Return an error as OpenAI has them; its clients are told whether to try again."""
+        status = 400 if error.status == UNPROCESSABLE else error.status
+        told = {"message": error.message, "type": _type_of(status), "param": None, "code": error.code}
+        should_retry = b"true" if status in _RETRIED else b"false"
+        return as_response({"error": told}, status)._replace(headers=((b"x-should-retry", should_retry),))
+
+
+def _type_of(status: int) -> str:
+    if status == 401:
+        return "authentication_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def _model_named(models: Sequence[ModelOfApp], name: str) -> ModelOfApp:
+    """Return a model by its name. Raises `InvalidRequest` with 404 if there is none."""
+    for model in models:
+        if model.name == name:
+            return model
+    raise InvalidRequest(f"The model {name[:100]!r} does not exist", status=404, code="model_not_found")
+
+
+def with_id(request: ProtocolRequest, response: HttpResponse) -> HttpResponse:
+    """Return a response with a request id of ours, unless the client has given one."""
+    if REQUEST_ID in request.headers:
+        return response
+    return response._replace(headers=(*response.headers, (REQUEST_ID, b"req_" + secrets.token_hex(8).encode())))
+
+
+# -- embeddings
+
+
+def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission:
+    """Submit the inputs of a request for vectors."""
+    members = members_of(request.body)
+    if members.get("encoding_format") == b"null":
+        del members["encoding_format"]
+    asked = _embeddings(members)
+    model = _model_named(models, asked.model)
+    if not _gives_vectors(model.gives.output_type):
+        raise unfit(f"the model {model.name} returns no vectors, so it has no embeddings")
+    inputs = _inputs(asked.input)
+    _check_inputs(model, inputs)
+    if asked.dimensions is not None:
+        _check_dimensions(model, asked.dimensions)
+    return Submission(model, inputs, partial(_respond_with_vectors, request, model, asked, inputs), sent_as=OBJECT)
+
+
+def _embeddings(members: dict[str, bytes]) -> _Embeddings:
+    unknown = members.keys() - set(_Embeddings.__struct_fields__)
+    if unknown:
+        raise InvalidRequest(f"Unrecognized request argument supplied: {min(unknown)[:100]}")
+    value = {name: _decode(raw) for name, raw in members.items()}
+    try:
+        return msgspec.convert(value, _Embeddings)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _inputs(given: Any) -> list[Any]:
+    """Return the inputs, each a text or a list of tokens. Raises `InvalidRequest`."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if all(type(each) is int for each in given):
+            return [given]
+        if all(isinstance(each, str) for each in given):
+            return given
+        if all(isinstance(each, list) and each and all(type(token) is int for token in each) for each in given):
+            return given
+    raise InvalidRequest("`input` must be a text, a list of texts, a list of tokens, or a list of lists of tokens")
+
+
+def _check_inputs(model: ModelOfApp, inputs: list[Any]) -> None:
+    """Raise `InvalidRequest` if a model takes texts and gets tokens, or the other way round."""
+    takes = model.takes.input_type
+    if takes is Any:
+        return
+    are_texts = isinstance(inputs[0], str)
+    takes_tokens = takes == list[int] or is_array_type(takes)
+    takes_texts = takes is str
+    if set(typing.get_args(takes)) == {str, list[int]}:
+        takes_tokens = takes_texts = True
+    if not (takes_texts or takes_tokens):
+        raise unfit(f"the model {model.name} takes neither texts nor tokens, so it has no embeddings")
+    if are_texts and not takes_texts:
+        raise InvalidRequest(f"the model {model.name} takes lists of tokens, not texts")
+    if not are_texts and not takes_tokens:
+        raise InvalidRequest(f"the model {model.name} takes texts, not lists of tokens")
+
+
+def _check_dimensions(model: ModelOfApp, dimensions: int) -> None:
+    known = getattr(model.service.stages[-1].model, "dimensions", None)
+    if not isinstance(known, Sequence) or dimensions not in known:
+        sizes = ", ".join(map(str, known)) if isinstance(known, Sequence) else ""
+        choice = f"it has {sizes}" if sizes else "leave `dimensions` out"
+        raise InvalidRequest(f"the model {model.name} does not have vectors of {dimensions} dimensions: {choice}")
+
+
+def _gives_vectors(kind: Any) -> bool:
+    """Report whether results can be vectors, by their hint."""
+    if kind is Any or is_array_type(kind):
+        return True
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    return isinstance(origin, type) and issubclass(origin, Sequence) and bool(args) and args[0] in (float, int)
+
+
+def _respond_with_vectors(
+    request: ProtocolRequest, model: ModelOfApp, asked: _Embeddings, inputs: list[Any], results: list[Any]
+) -> HttpResponse:
+    written = [_vector(result, asked) for result in results]
+    data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(written)]
+    n = sum(count_tokens(model, each) for each in inputs)
+    usage = {"prompt_tokens": n, "total_tokens": n}
+    return with_id(request, as_response({"object": "list", "data": data, "model": model.name, "usage": usage}))
+
+
+def _vector(result: Any, asked: _Embeddings) -> list[float] | str:
+    """Return a vector as the client wants it. Raises `ModelError` if a result is none."""
+    try:
+        values = [float(each) for each in (result.tolist() if hasattr(result, "tolist") else result)]
+    except (TypeError, ValueError):
+        raise ModelError("the model returned something else than a vector", code="bad_result") from None
+    if asked.dimensions is not None:
+        values = values[: asked.dimensions]
+        length = sum(each * each for each in values) ** 0.5
+        values = [each / length for each in values] if length else values
+    if asked.encoding_format == "float":
+        return values
+    packed = array.array("f", values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return base64.b64encode(packed.tobytes()).decode()
+
+
+def count_tokens(model: ModelOfApp, value: Any) -> int:
+    """Return how many tokens an input has, by the model's own `count_tokens`, a static method of
+    it; 0 if it has none.
+    """
+    if isinstance(value, list):
+        return len(value)
+    for stage in model.service.stages:
+        count: Callable[[Any], int] | None = getattr(stage.model, "count_tokens", None)
+        if count is not None:
+            return int(count(value))
+    return 0
+
+
+# -- completions and chats
+
+
+def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolRequest) -> Submission:
+    """Submit what is to be completed."""
+    members = members_of(request.body)
+    name = read(msgspec.json.Decoder(str).decode, members.get("model", b"null"))
+    model = _model_named(models, name)
+    kind = model.takes.input_type
+    if not (isinstance(kind, type) and issubclass(kind, form.item)):
+        raise unfit(
+            f"the model {model.name} takes no carpool.openai.{form.item.__name__}, so it does not answer at"
+            f" {request.path}"
+        )
+    wishes, parameters = Wishes.read(members)
+    submission = submission_of(model, form, kind, wishes, parameters, partial(count_tokens, model), int(time.time()))
+    respond = submission.respond
+    return replace(submission, respond=lambda results: with_id(request, respond(results)))

@@ -1,0 +1,352 @@
+"""Completions and chats of OpenAI's API: requests as items, and texts as choices, whole or as a
+stream of chunks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from carpool.errors import InvalidRequest, ModelError
+from carpool.hints import schema
+from carpool.http.exchange import HttpResponse
+from carpool.http.protocols.base import ModelOfApp, ShownError, Submission
+from carpool.http.protocols.wording import as_response
+from carpool.openai import Chat, Completion, Delta, Message, Sampling
+from carpool.wire.payload import OBJECT
+
+_MOST_CHOICES: Final = 128
+_MOST_STOPS: Final = 16
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+CountTokens = Callable[[Any], int]
+
+
+class TextForm:
+    """What completions and chats do differently.
+
+    Attributes:
+        item: the class of the items.
+        kind: what OpenAI calls a whole answer.
+        chunk_kind: what it calls a piece of a stream.
+        prefix: of the ids of answers.
+    """
+
+    item: ClassVar[type[Sampling]]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    prefix: ClassVar[str]
+
+    def choice(self, text: str) -> dict[str, Any]:
+        """Return the content of a choice of a whole answer."""
+        raise NotImplementedError
+
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        """Return the content of a choice of a chunk."""
+        raise NotImplementedError
+
+    def prompts(self, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the parameters for each prompt: a request may have several."""
+        raise NotImplementedError
+
+    def prompt_tokens(self, item: Any, count: CountTokens) -> int:
+        """Return how many tokens an item has before it is answered."""
+        raise NotImplementedError
+
+
+class CompletionForm(TextForm):
+    """Texts that are gone on with."""
+
+    item = Completion
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl-"
+
+    def choice(self, text: str) -> dict[str, Any]:
+        return {"text": text, "logprobs": None}
+
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        return {"text": text, "logprobs": None}
+
+    def prompts(self, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        prompt = parameters.get("prompt")
+        if isinstance(prompt, list) and prompt and not all(type(each) is int for each in prompt):
+            return [{**parameters, "prompt": each} for each in prompt]
+        return [parameters]
+
+    def prompt_tokens(self, item: Any, count: CountTokens) -> int:
+        return count(item.prompt)
+
+
+class ChatForm(TextForm):
+    """Chats that are gone on with."""
+
+    item = Chat
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl-"
+
+    def choice(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": None}
+
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        role = {"role": "assistant"} if is_first else {}
+        return {"delta": {**role, **({"content": text} if text or is_first else {})}, "logprobs": None}
+
+    def prompts(self, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        return [parameters]
+
+    def prompt_tokens(self, item: Any, count: CountTokens) -> int:
+        messages: list[Message] = item.messages
+        return sum(count(message.text) for message in messages)
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Wishes(msgspec.Struct):
+    """What a request says besides what the model is told.
+
+    Attributes:
+        n: how many answers to each prompt.
+        stream: whether they are told as they come.
+        stream_options: whether the usage is told at the end of a stream.
+        user: who asks, which is not looked at.
+    """
+
+    n: int = 1
+    stream: bool = False
+    stream_options: _StreamOptions = msgspec.field(default_factory=_StreamOptions)
+    user: str = ""
+
+    @classmethod
+    def read(cls, members: dict[str, bytes]) -> tuple[Wishes, dict[str, Any]]:
+        """Return the wishes in a request, and its other members. Raises `InvalidRequest`."""
+        values = {name: _decode(raw) for name, raw in members.items() if name != "model"}
+        values = {name: value for name, value in values.items() if value is not None}
+        own = {name: values.pop(name) for name in cls.__struct_fields__ if name in values}
+        try:
+            wishes = msgspec.convert(own, cls)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(str(error)) from None
+        if not 1 <= wishes.n <= _MOST_CHOICES:
+            raise InvalidRequest(f"`n` must be from 1 to {_MOST_CHOICES}, not {wishes.n}")
+        return wishes, values
+
+
+def submission_of(
+    model: ModelOfApp,
+    form: TextForm,
+    kind: type,
+    wishes: Wishes,
+    parameters: dict[str, Any],
+    count: CountTokens,
+    created: int,
+) -> Submission:
+    """Return what a request asks of a model.
+
+    Args:
+        model: the model.
+        form: whether it is a completion or a chat.
+        kind: the class of the model's items.
+        wishes: what the request says besides.
+        parameters: all else in its body.
+        count: counts tokens.
+        created: the time, in seconds since 1970.
+
+    Raises:
+        InvalidRequest: the parameters do not fit.
+    """
+    items = [item for each in form.prompts(parameters) for item in _items_of(kind, each, wishes.n)]
+    about = About(form, form.prefix + secrets.token_hex(12), created, model.name)
+    n = sum(form.prompt_tokens(item, count) for item in items[:: wishes.n])
+    stops = items[0].stop if items else []
+    if not wishes.stream:
+        return Submission(model, items, partial(_respond, about, n, stops), sent_as=OBJECT)
+    writer = Chunks(about, len(items), n, stops, tells_usage=wishes.stream_options.include_usage)
+    return Submission(model, items, partial(_respond, about, n, stops), sent_as=OBJECT, parts=writer)
+
+
+def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
+    """Return `n` items with the same parameters. Raises `InvalidRequest`."""
+    parameters = dict(parameters)
+    if "max_completion_tokens" in parameters:
+        parameters["max_tokens"] = parameters.pop("max_completion_tokens")
+    if isinstance(parameters.get("stop"), str):
+        parameters["stop"] = [parameters["stop"]]
+    known = {each.encode_name for each in msgspec.structs.fields(kind)}
+    unknown = sorted(parameters.keys() - known)
+    if unknown:
+        raise InvalidRequest(f"Unrecognized request argument supplied: {unknown[0][:100]}")
+    try:
+        item: Any = msgspec.convert(parameters, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+    if len(item.stop) > _MOST_STOPS or not all(item.stop):
+        raise InvalidRequest(f"`stop` must be up to {_MOST_STOPS} texts that are not empty")
+    if item.max_tokens is not None and item.max_tokens < 1:
+        raise InvalidRequest(f"`max_tokens` must be at least 1, not {item.max_tokens}")
+    if n == 1 or item.seed is None:
+        return [item] * n
+    return [msgspec.structs.replace(item, seed=item.seed + i) for i in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What every piece of an answer repeats.
+
+    Attributes:
+        form: whether it is a completion or a chat.
+        id: of the answer.
+        created: when it was asked for.
+        model: the name of the model.
+    """
+
+    form: TextForm
+    id: str
+    created: int
+    model: str
+
+    def told(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """Return an answer, or a piece of it."""
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices, **more}
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    total = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+
+
+def _respond(about: About, prompt_tokens: int, stops: Sequence[str], results: list[Any]) -> HttpResponse:
+    """Return whole answers as choices."""
+    choices, n = [], 0
+    for index, result in enumerate(results):
+        choice = Choice(stops)
+        parts = result if isinstance(result, list) else [result]
+        text = "".join([*[choice.add(delta_of(part)) for part in parts], choice.rest()])
+        n += choice.tokens
+        choices.append({"index": index, **about.form.choice(text), "finish_reason": choice.finish_reason or "stop"})
+    return as_response(about.told(about.form.kind, choices, usage=_usage(prompt_tokens, n)))
+
+
+def delta_of(part: Any) -> Delta:
+    """Return what a model has yielded as a `Delta`. Raises `ModelError` if it is no text."""
+    if isinstance(part, Delta):
+        return part
+    if isinstance(part, str):
+        return Delta(part)
+    raise ModelError(f"the model returned {schema.type_name(type(part))}, not a text or a Delta", code="bad_result")
+
+
+@dataclass(slots=True)
+class Choice:
+    """How far the text of one choice has come; it is cut at the first stop.
+
+    Attributes:
+        stops: the texts at which it ends.
+        finish_reason: why it has ended; empty while it goes on.
+        tokens: how many there were.
+        has_begun: whether anything of it was told.
+    """
+
+    stops: Sequence[str]
+    finish_reason: str = ""
+    tokens: int = 0
+    has_begun: bool = False
+    _held: str = field(default="", repr=False)
+
+    def add(self, delta: Delta) -> str:
+        """Take the next part, and return the text that can be told now."""
+        if self.finish_reason:
+            return ""
+        self.tokens += delta.tokens
+        text = self._held + delta.text
+        ends = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
+        if ends:
+            self._held, self.finish_reason = "", "stop"
+            return text[: min(ends)]
+        if delta.finish_reason is not None:
+            self._held, self.finish_reason = "", delta.finish_reason
+            return text
+        kept = self._kept(text)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def _kept(self, text: str) -> int:
+        """Return how many characters at the end of a text may be the beginning of a stop."""
+        most = max((len(stop) - 1 for stop in self.stops), default=0)
+        for n in range(min(most, len(text)), 0, -1):
+            if any(stop.startswith(text[-n:]) for stop in self.stops):
+                return n
+        return 0
+
+    def rest(self) -> str:
+        """Return what was kept back, as the answer has ended."""
+        held, self._held = self._held, ""
+        return held
+
+
+class Chunks:
+    """Writes answers as a stream of chunks.
+
+    Args:
+        about: what every chunk repeats.
+        n: how many choices there are.
+        prompt_tokens: how many tokens the prompts have.
+        stops: the texts at which an answer ends.
+        tells_usage: whether the usage is told at the end.
+    """
+
+    def __init__(self, about: About, n: int, prompt_tokens: int, stops: Sequence[str], *, tells_usage: bool) -> None:
+        self._about = about
+        self._choices = [Choice(stops) for _ in range(n)]
+        self._prompt_tokens = prompt_tokens
+        self._tells_usage = tells_usage
+
+    def part(self, index: int, part: Any) -> bytes:
+        """Return a part of a choice as a chunk."""
+        choice = self._choices[index]
+        parts = part if isinstance(part, list) else [part]
+        text = "".join([choice.add(delta_of(each)) for each in parts])
+        return self._chunk(index, text) if text else b""
+
+    def is_over(self, index: int) -> bool:
+        """Report whether a choice needs no further parts."""
+        return bool(self._choices[index].finish_reason)
+
+    def end(self, index: int) -> bytes:
+        """Return what is left of a choice, and why it has ended."""
+        choice = self._choices[index]
+        rest = choice.rest()
+        last = self._chunk(index, "", choice.finish_reason or "stop")
+        return (self._chunk(index, rest) if rest else b"") + last
+
+    def close(self) -> bytes:
+        """Return what says that the answer is whole."""
+        usage = b""
+        if self._tells_usage:
+            n = sum(choice.tokens for choice in self._choices)
+            told = self._about.told(self._about.form.chunk_kind, [], usage=_usage(self._prompt_tokens, n))
+            usage = b"data: %b\n\n" % _encode(told)
+        return usage + b"data: [DONE]\n\n"
+
+    def error(self, error: ShownError) -> bytes:
+        """Return what a broken answer ends with; no `[DONE]` follows."""
+        kind = "rate_limit_error" if error.status == 429 else "server_error"
+        told = {"message": error.message, "type": kind, "param": None, "code": error.code}
+        return b"data: %b\n\n" % _encode({"error": told})
+
+    def _chunk(self, index: int, text: str, finish_reason: str | None = None) -> bytes:
+        choice, form = self._choices[index], self._about.form
+        content = form.delta(text, is_first=not choice.has_begun)
+        choice.has_begun = True
+        usage = {"usage": None} if self._tells_usage else {}
+        told = {"index": index, **content, "finish_reason": finish_reason}
+        return b"data: %b\n\n" % _encode(self._about.told(form.chunk_kind, [told], **usage))

@@ -1,0 +1,305 @@
+"""Items of a model as rows of named tensors, and rows as items: by the model's type hints.
+
+A TypedDict, dataclass or Struct has a tensor for each field; any other item is the row of one
+tensor, which is called `input`, and results are those of `output`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from carpool.errors import InvalidRequest, ModelError
+from carpool.hints import schema
+from carpool.http.protocols.tensors import DTYPES, Tensor, datatype_of, of_results
+from carpool.rows import is_array_type
+from carpool.wire.payload import MSGPACK, OBJECT
+
+INPUT: Final = "input"
+OUTPUT: Final = "output"
+
+_INTEGERS = frozenset(name for name in DTYPES if name.startswith(("INT", "UINT")))
+_FLOATS = frozenset({"FP16", "FP32", "FP64"})
+_SCALARS: Final[dict[Any, tuple[str, frozenset[str]]]] = {
+    float: ("FP64", _FLOATS | _INTEGERS),
+    int: ("INT64", _INTEGERS),
+    bool: ("BOOL", frozenset({"BOOL"})),
+    str: ("BYTES", frozenset({"BYTES"})),
+    bytes: ("BYTES", frozenset({"BYTES"})),
+}
+
+
+class TensorColumn(NamedTuple):
+    """What a tensor must be whose rows are items, or a field of them.
+
+    Attributes:
+        name: of the tensor.
+        datatype: as metadata tells it.
+        shape: of a row; -1 where any length will do.
+        kind: the type hint.
+        datatypes: all that are taken; None for any.
+        is_array: whether a row stays an array.
+        is_scalar: whether a row is a single value.
+        is_optional: whether the tensor may be left out.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    kind: Any
+    datatypes: frozenset[str] | None
+    is_array: bool
+    is_scalar: bool
+    is_optional: bool = False
+
+
+class TensorTable(NamedTuple):
+    """What the tensors must be that make the items of a model, or are made of its results.
+
+    Attributes:
+        columns: one for each tensor.
+        kind: the type hint of an item.
+        is_record: whether an item has a field for each column; otherwise there is one column, and
+            its rows are the items.
+    """
+
+    columns: tuple[TensorColumn, ...]
+    kind: Any
+    is_record: bool
+
+
+def table_of(kind: Any, name: str, examples: Sequence[Any] = ()) -> TensorTable:
+    """Return what tensors make items of a type.
+
+    Args:
+        kind: the type hint of an item.
+        name: what the tensor is called if there is one.
+        examples: of items.
+
+    Raises:
+        ValueError: no tensors can; the text says why.
+    """
+    fields = fields_of(kind)
+    if fields is None:
+        return TensorTable((_column(name, kind, examples[0] if len(examples) else None),), kind, is_record=False)
+    columns = []
+    for field, (type_of_field, is_optional) in fields.items():
+        example = _field_of(examples[0], field) if len(examples) else None
+        columns.append(_column(field, type_of_field, example)._replace(is_optional=is_optional))
+    return TensorTable(tuple(columns), kind, is_record=True)
+
+
+def fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
+    """Return the fields of a record, each with its type and whether it may be left out; None if a
+    type is no record.
+    """
+    try:
+        return _fields_of(kind)
+    except (NameError, AttributeError, TypeError):  # a hint that means nothing where it stands
+        return None
+
+
+def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
+    if typing.is_typeddict(kind):
+        hints = typing.get_type_hints(kind)
+        return {name: (hint, name not in kind.__required_keys__) for name, hint in hints.items()}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+        return {field.encode_name: (field.type, not field.required) for field in fields}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return {
+            field.name: (
+                hints[field.name],
+                not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING),
+            )
+            for field in dataclasses.fields(kind)
+            if field.init
+        }
+    if isinstance(kind, type) and hasattr(kind, "model_json_schema"):
+        model_fields: Mapping[str, Any] = kind.model_fields  # type: ignore[attr-defined]
+        return {
+            field.alias or name: (field.annotation, not field.is_required()) for name, field in model_fields.items()
+        }
+    return None
+
+
+def _column(name: str, kind: Any, example: Any) -> TensorColumn:
+    """Return what the tensor of a type must be. Raises ValueError."""
+    import numpy as np
+
+    shape: tuple[int, ...] = () if example is None else (-1,) * np.ndim(example)
+    if is_array_type(kind):
+        dtype = schema.dtype_of(kind)
+        shape = shape if example is not None else (-1,)
+        if dtype is None:
+            return TensorColumn(name, "FP32", shape, kind, None, is_array=True, is_scalar=False)
+        try:
+            datatype = datatype_of(name, dtype)
+        except ModelError:
+            raise ValueError(f"{name} is an array of {dtype}, for which the protocol has no datatype") from None
+        also = {"BF16"} if datatype == "UINT16" else set()
+        return TensorColumn(name, datatype, shape, kind, frozenset({datatype, *also}), is_array=True, is_scalar=False)
+    if kind is Any:
+        datatype, is_array = "FP64", isinstance(example, np.ndarray)
+        if example is not None:
+            datatype = of_results(name, [example]).datatype
+        return TensorColumn(name, datatype, shape, kind, None, is_array=is_array, is_scalar=False)
+    scalar, depth = _scalar_in(kind)
+    if scalar is None:
+        raise ValueError(f"{name} is {schema.type_name(kind)}, which is no row of a tensor")
+    datatype, datatypes = _SCALARS[scalar]
+    return TensorColumn(name, datatype, (-1,) * depth, kind, datatypes, is_array=False, is_scalar=not depth)
+
+
+def _scalar_in(kind: Any, depth: int = 0) -> tuple[Any, int]:
+    """Return the scalar in a type such as `list[list[float]]`, and how deep it is; None if there is
+    none.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _scalar_in(args[0], depth)
+    if kind in _SCALARS:
+        return kind, depth
+    if isinstance(origin, type) and issubclass(origin, Sequence) and args and set(args[1:]) <= {Ellipsis}:
+        return _scalar_in(args[0], depth + 1)
+    return None, depth
+
+
+def _field_of(value: Any, field: str) -> Any:
+    return value.get(field) if isinstance(value, Mapping) else getattr(value, field, None)
+
+
+class Items(NamedTuple):
+    """Items that were made of tensors.
+
+    Attributes:
+        values: the items, in the form that `sent_as` says.
+        sent_as: OBJECT or MSGPACK.
+    """
+
+    values: list[Any]
+    sent_as: int
+
+
+def items_of(table: TensorTable, tensors: Sequence[Tensor]) -> Items:
+    """Return the items whose rows stand in tensors.
+
+    Raises:
+        InvalidRequest: the tensors are not those of the table, or a row does not fit.
+    """
+    given = {tensor.name: tensor for tensor in tensors}
+    if len(given) != len(tensors):
+        raise InvalidRequest("two inputs have one name")
+    if not table.is_record and len(given) == 1:  # with one tensor, its name says nothing
+        given = {table.columns[0].name: tensors[0]}
+    names = [column.name for column in table.columns]
+    unknown = [name for name in given if name not in names]
+    missing = [column.name for column in table.columns if column.name not in given and not column.is_optional]
+    if unknown or missing:
+        which = f"has no input {unknown[0]!r}" if unknown else f"needs the input {missing[0]!r}"
+        raise InvalidRequest(f"the model {which}: its inputs are {', '.join(map(repr, names))}")
+    if len({len(tensor.array) for tensor in given.values()}) != 1:
+        raise InvalidRequest("the first axis of all inputs is the rows, and the inputs have different numbers of rows")
+    columns = {column.name: _values(column, given[column.name]) for column in table.columns if column.name in given}
+    has_arrays = any(column.is_array for column in table.columns)
+    if not table.is_record:
+        (values,) = columns.values()
+        return _sent(values, table.kind, has_arrays)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if has_arrays and not typing.is_typeddict(table.kind):
+        return Items([schema.fitted(row, table.kind) for row in rows], OBJECT)
+    return _sent(rows, table.kind, has_arrays)
+
+
+def _sent(values: list[Any], kind: Any, has_arrays: bool) -> Items:
+    """Return items as they are sent: what the worker need not check as objects."""
+    if has_arrays or kind in _SCALARS or kind is Any:
+        return Items(values, OBJECT)
+    return Items([_pack(value) for value in values], MSGPACK)
+
+
+_pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+
+
+def _values(column: TensorColumn, tensor: Tensor) -> list[Any]:
+    """Return the rows of a tensor. Raises `InvalidRequest` if they do not fit their column."""
+    array = tensor.array
+    if column.datatypes is not None and tensor.datatype not in column.datatypes:
+        raise InvalidRequest(f"input {tensor.name!r} is {tensor.datatype}, but the model takes {column.datatype}")
+    if column.is_scalar and array.ndim > 1:
+        if array.size != len(array):
+            raise InvalidRequest(f"a row of input {tensor.name!r} is one value, but the shape is {list(array.shape)}")
+        array = array.reshape(-1)
+    if not column.is_scalar and column.kind is not Any and array.ndim - 1 != len(column.shape) and not column.is_array:
+        raise InvalidRequest(
+            f"a row of input {tensor.name!r} has {len(column.shape)} axes, but the shape is {list(array.shape)}"
+        )
+    if column.is_array:
+        return list(array.astype(array.dtype.newbyteorder("="), copy=False))
+    scalar, _ = _scalar_in(column.kind)
+    if tensor.datatype == "BYTES":
+        return _texts(array.tolist(), as_text=scalar is not bytes)
+    if scalar is float and array.dtype.kind in "iu":
+        array = array.astype("f8")
+    listed: list[Any] = array.tolist()
+    return listed
+
+
+def _texts(values: list[Any], *, as_text: bool) -> list[Any]:
+    """Return nested texts as the model takes them: as str, or as bytes. Raises `InvalidRequest`."""
+    try:
+        return [
+            _texts(each, as_text=as_text)
+            if isinstance(each, list)
+            else (each if isinstance(each, str) else each.decode())
+            if as_text
+            else (each.encode() if isinstance(each, str) else each)
+            for each in values
+        ]
+    except UnicodeDecodeError:
+        raise InvalidRequest("an element of a BYTES input is not UTF-8, and the model takes texts") from None
+
+
+def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
+    """Return the tensors whose rows are results.
+
+    Args:
+        table: what the results are by their hint; None if that does not say.
+        results: one for each row.
+
+    Raises:
+        ModelError: they cannot be rows of tensors.
+    """
+    if not results:
+        return [] if table is None else [_empty(column) for column in table.columns]
+    names = _names_in(results[0])
+    if names is None:
+        return [of_results(OUTPUT, results)]
+    try:
+        return [of_results(name, [_item(result, name) for result in results]) for name in names]
+    except (KeyError, AttributeError) as error:
+        raise ModelError(f"the results have different fields: {error}", code="bad_result") from None
+
+
+def _empty(column: TensorColumn) -> Tensor:
+    import numpy as np
+
+    shape = (0, *(max(0, length) for length in column.shape))
+    return Tensor(column.name, column.datatype, np.empty(shape, DTYPES[column.datatype]))
+
+
+def _names_in(result: Any) -> list[str] | None:
+    """Return the fields of a result; None if it is no record."""
+    if isinstance(result, Mapping):
+        return [str(name) for name in result]
+    fields = fields_of(type(result))
+    return None if fields is None else list(fields)
+
+
+def _item(result: Any, name: str) -> Any:
+    return result[name] if isinstance(result, Mapping) else getattr(result, name)

@@ -1,0 +1,193 @@
+"""`/ping` and `/invocations`: the container contract of SageMaker, and MLflow's scoring server."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from carpool.errors import InvalidRequest
+from carpool.http.exchange import JSON_TYPE, HttpResponse
+from carpool.http.protocols.base import (
+    HttpProtocol,
+    ModelOfApp,
+    ProtocolRequest,
+    ProtocolRoute,
+    ShownError,
+    Submission,
+)
+from carpool.http.protocols.instances import as_body, as_list, of_instances, of_items
+from carpool.http.protocols.rows import fields_of
+from carpool.http.protocols.wording import as_response, members_of, read, without_details
+from carpool.version import __version__
+
+_TEXT: Final = b"text/plain; charset=utf-8"
+_CSV: Final = b"text/csv"
+_FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
+_NEUTRAL: Final = (b"null", b"{}")
+
+
+class _Split(msgspec.Struct):
+    columns: list[str]
+    data: list[list[msgspec.Raw]]
+    index: list[Any] | None = None
+
+
+_read_split = msgspec.json.Decoder(_Split).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class SageMaker(HttpProtocol):
+    """What SageMaker and MLflow ask of a container; the model is the first one."""
+
+    name = "sagemaker"
+    prefixes = ("/invocations", "/ping")
+
+    def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+        for path in ("/ping", "/health"):
+            yield ProtocolRoute("GET", path, _ping)
+        yield ProtocolRoute("GET", "/version", lambda request: HttpResponse(200, __version__.encode(), _TEXT))
+        yield ProtocolRoute("POST", "/invocations", _Invocations(models[0]).answer, models[0])
+
+    def error(self, error: ShownError) -> HttpResponse:
+        return without_details(error)
+
+
+def _ping(request: ProtocolRequest) -> HttpResponse:
+    if request.problem is not None:
+        return as_response({"status": "Unhealthy", "error": request.problem}, status=503)
+    return HttpResponse(200, b'{"status": "Healthy"}\n')
+
+
+class _Invocations:
+    """The route of the model.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: ModelOfApp) -> None:
+        self._model = model
+        fields = fields_of(model.takes.input_type)
+        self._fields = {} if fields is None else {name: kind for name, (kind, _) in fields.items()}
+
+    def answer(self, request: ProtocolRequest) -> Submission:
+        """Submit what is in a body: rows in one of MLflow's forms, or else one item."""
+        kind = request.headers.get(b"content-type", JSON_TYPE).partition(b";")[0].strip().lower()
+        if kind == _CSV and b"text/csv" not in self._accepts and self._takes_rows:
+            return self._of_csv(request.body)
+        if kind == JSON_TYPE:
+            members = self._members(request.body)
+            found = [form for form in _FORMS if form in members and form not in self._fields]
+            if len(found) > 1:
+                raise InvalidRequest(f"the body must have one of {', '.join(_FORMS)}, not {' and '.join(found)}")
+            if found:
+                return self._of_rows(found[0], members)
+        return self._of_body(request)
+
+    @property
+    def _accepts(self) -> tuple[bytes, ...]:
+        return tuple(each.encode() for each in self._model.takes.accepts)
+
+    @property
+    def _takes_rows(self) -> bool:
+        """Whether a line of a table can be an item."""
+        kind = self._model.takes.input_type
+        return bool(self._fields) or kind not in (str, bytes, Any)
+
+    def _members(self, body: bytes | bytearray) -> dict[str, bytes]:
+        return members_of(body) if bytes(body[:64]).lstrip()[:1] == b"{" else {}
+
+    def _of_rows(self, form: str, members: dict[str, bytes]) -> Submission:
+        if members.get("params", b"null") not in _NEUTRAL:
+            raise InvalidRequest('the model takes no "params": put what it needs into the rows')
+        if form == "dataframe_split":
+            return of_items(self._model, self._records(members[form]), partial(as_list, "predictions"))
+        if form == "inputs" and members[form].lstrip()[:1] == b"{":
+            columns = read(msgspec.json.Decoder(dict[str, list[msgspec.Raw]]).decode, members[form])
+            rows = zip(*columns.values(), strict=False)
+            if len({len(each) for each in columns.values()}) != 1:
+                raise InvalidRequest("the lists in inputs have different lengths")
+            items = [_encode(dict(zip(columns, row, strict=True))) for row in rows]
+            return of_items(self._model, items, partial(as_list, "predictions"))
+        return of_instances(self._model, members[form])
+
+    def _records(self, split: bytes) -> list[bytes]:
+        """Return the rows of a `dataframe_split`: objects, or lists if the model takes these."""
+        table = read(_read_split, split)
+        if not all(len(row) == len(table.columns) for row in table.data):
+            raise InvalidRequest("a row of dataframe_split has another number of values than there are columns")
+        if not self._fields and self._model.takes.input_type is not Any and not self._model.takes.accepts:
+            return [_encode(row if len(row) > 1 or self._is_list else row[0]) for row in table.data]
+        return [_encode(dict(zip(table.columns, row, strict=True))) for row in table.data]
+
+    @property
+    def _is_list(self) -> bool:
+        return self._model.takes.input_type not in (int, float, bool, str, bytes)
+
+    def _of_csv(self, body: bytes | bytearray) -> Submission:
+        """Submit the lines of a CSV table, whose header may be missing where rows are numbers."""
+        try:
+            lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig")), strict=True) if line]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InvalidRequest(f"the body is not valid CSV in UTF-8: {error}") from None
+        if not lines:
+            raise InvalidRequest("the body is a table without lines")
+        if self._fields:
+            items = self._records_of_csv(lines)
+        else:
+            if not all(map(_is_number, lines[0])):
+                lines = lines[1:]
+            items = [_encode(_numbers(line, is_list=self._is_list)) for line in lines]
+        return of_items(self._model, items, partial(as_list, "predictions"))
+
+    def _records_of_csv(self, lines: list[list[str]]) -> list[bytes]:
+        names = list(self._fields)
+        if set(lines[0]) <= set(names):
+            names, lines = lines[0], lines[1:]
+        if not all(len(line) == len(names) for line in lines):
+            raise InvalidRequest(
+                f"a line of the table has another number of fields than its columns, {', '.join(names)}"
+            )
+        return [
+            _encode({name: _value(text, self._fields[name]) for name, text in zip(names, line, strict=True)})
+            for line in lines
+        ]
+
+    def _of_body(self, request: ProtocolRequest) -> Submission:
+        """Submit the body as one item, in any format that the model reads."""
+        headers, formats = request.headers, self._model.formats
+        kind = headers.get(b"content-type", JSON_TYPE)
+        read_as, write_as = formats.choose(kind, headers.get(b"accept"))
+
+        def respond(results: list[Any]) -> HttpResponse:
+            return HttpResponse(200, results[0], formats.types[write_as])
+
+        item = as_body(self._model, request.body, read_as, kind)
+        return Submission(self._model, [item], respond, read_as, write_as)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(line: list[str], *, is_list: bool) -> Any:
+    """Return the values of a line; those of which a number can be made are numbers."""
+    values = [_value(text, float) for text in line]
+    return values if is_list or len(values) != 1 else values[0]
+
+
+def _value(text: str, kind: Any) -> Any:
+    """Return a field as what the model's type wants, as far as that is known; else as text."""
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except (msgspec.MsgspecError, TypeError):
+        return text

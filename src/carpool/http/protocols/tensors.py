@@ -1,0 +1,263 @@
+"""Tensors of the Open Inference Protocol: their datatypes, and as JSON and binary data. Sans-IO.
+
+Whatever a client declares is checked before anything is allocated for it: a tensor is a view of the
+request's body, or as long as the list in it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final, NamedTuple
+
+from carpool.errors import InvalidRequest, ModelError
+
+DTYPES: Final = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "u2",
+    "UINT32": "u4",
+    "UINT64": "u8",
+    "INT8": "i1",
+    "INT16": "i2",
+    "INT32": "i4",
+    "INT64": "i8",
+    "FP16": "f2",
+    "FP32": "f4",
+    "FP64": "f8",
+    "BF16": "u2",
+    "BYTES": "O",
+}
+"""numpy's dtype by the protocol's datatype. BF16 is raw 16 bit, as numpy has no such dtype."""
+
+_DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items() if name not in ("BF16", "BYTES", "BOOL")}
+_MOST_AXES = 32
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Tensor(NamedTuple):
+    """A named tensor.
+
+    Attributes:
+        name: its name.
+        datatype: one of `DTYPES`.
+        array: its elements; those of BYTES are objects of type bytes or str.
+    """
+
+    name: str
+    datatype: str
+    array: Any
+
+
+def check_shape(name: str, datatype: str, shape: Sequence[int]) -> int:
+    """Return how many elements a tensor has.
+
+    Raises:
+        InvalidRequest: there is no such datatype, or a tensor cannot have this shape.
+    """
+    if datatype not in DTYPES:
+        raise InvalidRequest(
+            f"input {name!r} has the unknown datatype {datatype[:40]!r}: it is one of {', '.join(DTYPES)}"
+        )
+    if not shape or len(shape) > _MOST_AXES or min(shape) < 0:
+        raise InvalidRequest(
+            f"input {name!r} has the shape {list(shape)[:_MOST_AXES]}: give 1 to {_MOST_AXES} lengths, the first of"
+            " which is the number of rows"
+        )
+    return prod(shape)
+
+
+def from_binary(name: str, datatype: str, shape: Sequence[int], data: memoryview) -> Tensor:
+    """Return a tensor that came as binary data: a view of it, where it holds numbers.
+
+    Raises:
+        InvalidRequest: the data does not fit the datatype and shape.
+    """
+    import numpy as np
+
+    count = check_shape(name, datatype, shape)
+    if datatype == "BYTES":
+        array = np.empty(count, object)
+        array[:] = _texts_in(name, data, count)
+        return Tensor(name, datatype, array.reshape(shape))
+    dtype = np.dtype(DTYPES[datatype]).newbyteorder("<")
+    if count * dtype.itemsize != len(data):
+        raise InvalidRequest(
+            f"input {name!r} has {len(data)} bytes of data, but {datatype} of shape {list(shape)} takes"
+            f" {count * dtype.itemsize}"
+        )
+    if datatype == "BOOL":  # any byte other than 0 is true, and a bool that is no 0 or 1 would be neither
+        return Tensor(name, datatype, (np.frombuffer(data, np.uint8) != 0).reshape(shape))
+    array = np.frombuffer(data, dtype) if count else np.empty(0, dtype)
+    return Tensor(name, datatype, array.reshape(shape))
+
+
+def _texts_in(name: str, data: memoryview, count: int) -> list[bytes]:
+    """Return the elements of a BYTES tensor: each is its length in 4 bytes, and its bytes."""
+    texts: list[bytes] = []
+    at = 0
+    while at < len(data):
+        if at + 4 > len(data):
+            raise InvalidRequest(f"input {name!r} ends within the length of an element")
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += 4
+        if at + length > len(data):
+            raise InvalidRequest(
+                f"input {name!r} has an element of {length} bytes, of which {len(data) - at} are there"
+            )
+        texts.append(bytes(data[at : at + length]))
+        at += length
+    if len(texts) != count:
+        raise InvalidRequest(f"input {name!r} has {len(texts)} elements, but its shape takes {count}")
+    return texts
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tensor:
+    """Return a tensor that came as a list, flat or nested.
+
+    Raises:
+        InvalidRequest: the list does not fit the datatype and shape.
+    """
+    import numpy as np
+
+    count = check_shape(name, datatype, shape)
+    if datatype == "BF16":
+        raise InvalidRequest(f"input {name!r} is BF16, which JSON cannot express: send it as binary data")
+    if not isinstance(data, list):
+        raise InvalidRequest(f"input {name!r} has no list of data")
+    if datatype == "BYTES":
+        flat = _flattened(name, data)
+        if len(flat) != count:
+            raise InvalidRequest(f"input {name!r} has {len(flat)} elements, but its shape takes {count}")
+        array = np.empty(count, object)
+        array[:] = flat
+        return Tensor(name, datatype, array.reshape(shape))
+    try:
+        given = np.array(data)
+    except ValueError:
+        raise InvalidRequest(f"the lists of input {name!r} have different lengths") from None
+    if given.size != count:
+        raise InvalidRequest(f"input {name!r} has {given.size} elements, but its shape takes {count}")
+    return Tensor(name, datatype, _narrowed(name, datatype, given).reshape(shape))
+
+
+def _narrowed(name: str, datatype: str, given: Any) -> Any:
+    """Return numbers from JSON in the dtype that the client names. Raises `InvalidRequest`."""
+    import numpy as np
+
+    wanted = np.dtype(DTYPES[datatype])
+    if not given.size:
+        return np.empty(0, wanted)
+    fitting = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[wanted.kind]
+    if given.dtype.kind not in fitting:
+        raise InvalidRequest(f"input {name!r} is {datatype}, but its data has other values than that")
+    if wanted.kind in "iu":
+        limits = np.iinfo(wanted)
+        if int(given.min()) < limits.min or int(given.max()) > limits.max:
+            raise InvalidRequest(f"input {name!r} has numbers that are out of the range of {datatype}")
+    with np.errstate(over="ignore"):
+        narrowed = given.astype(wanted)
+    if wanted.kind == "f" and not np.isfinite(narrowed).all():
+        raise InvalidRequest(f"input {name!r} has numbers that are out of the range of {datatype}")
+    return narrowed
+
+
+def _flattened(name: str, data: list[Any]) -> list[Any]:
+    """Return the texts in nested lists. Raises `InvalidRequest`."""
+    level = data
+    for _ in range(_MOST_AXES):
+        if not level or not isinstance(level[0], list):
+            break
+        if not all(isinstance(each, list) for each in level):
+            raise InvalidRequest(f"the lists of input {name!r} are not nested alike")
+        level = [each for inner in level for each in inner]
+    if not all(isinstance(each, str) for each in level):
+        raise InvalidRequest(f"input {name!r} is BYTES, but its data has other values than texts")
+    return level
+
+
+def to_binary(tensor: Tensor) -> bytes | memoryview:
+    """Return a tensor as binary data; that of numbers is not copied if it lies in order."""
+    import numpy as np
+
+    if tensor.datatype == "BYTES":
+        texts = [_as_bytes(each) for each in tensor.array.ravel()]
+        return b"".join([part for text in texts for part in (_LENGTH.pack(len(text)), text)])
+    array: Any = np.ascontiguousarray(tensor.array, tensor.array.dtype.newbyteorder("<"))
+    return memoryview(array.reshape(-1)).cast("B") if array.size else b""
+
+
+def to_list(tensor: Tensor) -> list[Any]:
+    """Return the elements of a tensor as a flat list that JSON can express.
+
+    Raises:
+        ModelError: it holds bytes that are no text, or NaN.
+    """
+    import numpy as np
+
+    flat = tensor.array.ravel()
+    if tensor.datatype == "BYTES":
+        try:
+            return [each if isinstance(each, str) else bytes(each).decode() for each in flat]
+        except UnicodeDecodeError:
+            raise ModelError(
+                f"output {tensor.name!r} holds bytes that are not UTF-8: ask for it as binary data", code="bad_result"
+            ) from None
+    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        raise ModelError(
+            f"output {tensor.name!r} holds NaN or infinity, which JSON cannot express: ask for it as binary data",
+            code="bad_result",
+        )
+    listed: list[Any] = flat.tolist()
+    return listed
+
+
+def _as_bytes(element: Any) -> bytes:
+    return element.encode() if isinstance(element, str) else bytes(element)
+
+
+def of_results(name: str, values: list[Any]) -> Tensor:
+    """Return one tensor whose rows are results of a model.
+
+    Args:
+        name: the name of the tensor.
+        values: one for each row, at least one.
+
+    Raises:
+        ModelError: they do not make one tensor.
+    """
+    import numpy as np
+
+    if isinstance(values[0], str | bytes | bytearray | memoryview):
+        if not all(isinstance(each, str | bytes | bytearray | memoryview) for each in values):
+            raise _no_tensor(name, "some are texts and others are not")
+        array = np.empty(len(values), object)
+        array[:] = [each if isinstance(each, str) else bytes(each) for each in values]
+        return Tensor(name, "BYTES", array)
+    try:
+        arrays = [np.asarray(each) for each in values]
+        if len({each.shape for each in arrays}) > 1:
+            raise _no_tensor(name, "they have different shapes; ask for one row at a time")
+        stacked = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+    except ValueError as error:
+        raise _no_tensor(name, str(error)) from error
+    if stacked.dtype.kind == "U":
+        return Tensor(name, "BYTES", stacked.astype(object))
+    return Tensor(name, datatype_of(name, stacked.dtype), stacked)
+
+
+def datatype_of(name: str, dtype: Any) -> str:
+    """Return the protocol's name of a dtype. Raises `ModelError` if it has none."""
+    if dtype.kind == "b":
+        return "BOOL"
+    if dtype.kind in "SO":
+        raise _no_tensor(name, "they are not numbers, texts or lists of these")
+    found = _DATATYPES.get(dtype.str[1:])
+    if found is None:
+        raise _no_tensor(name, f"the protocol has no datatype for {dtype}")
+    return found
+
+
+def _no_tensor(name: str, why: str) -> ModelError:
+    return ModelError(f"the results cannot be the rows of the tensor {name!r}: {why}", code="bad_result")

@@ -1,0 +1,95 @@
+"""Vertex AI: the container contract. It names port and paths in variables of the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from carpool.errors import InvalidRequest
+from carpool.http.exchange import HttpResponse
+from carpool.http.protocols.base import (
+    HttpProtocol,
+    ModelOfApp,
+    ProtocolRequest,
+    ProtocolRoute,
+    ShownError,
+    Submission,
+)
+from carpool.http.protocols.instances import of_instances
+from carpool.http.protocols.wording import as_response, members_of, without_details
+
+HEALTH_ROUTE: Final = "AIP_HEALTH_ROUTE"
+PREDICT_ROUTE: Final = "AIP_PREDICT_ROUTE"
+HTTP_PORT: Final = "AIP_HTTP_PORT"
+DEFAULT_PORT: Final = 8080
+_LOCAL: Final = "127.0.0.1"
+_USUAL_PORT: Final = 8000
+_DEFAULTS = {HEALTH_ROUTE: "/health", PREDICT_ROUTE: "/predict"}
+
+
+class Vertex(HttpProtocol):
+    """Answers at the paths that Vertex AI has chosen, if it has; the model is the first one.
+
+    Args:
+        environ: the variables; those of the process by default.
+        always: whether it answers at the usual paths where no variable names them.
+    """
+
+    name = "vertex"
+
+    def __init__(self, environ: Mapping[str, str] | None = None, *, always: bool = False) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._always = always
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is anything to answer at."""
+        return self._always or PREDICT_ROUTE in self._environ
+
+    @staticmethod
+    def address(host: str, port: int) -> tuple[str, int]:
+        """Return where a container of Vertex AI listens, unless the user says otherwise.
+
+        Args:
+            host: as the user gives it, or the default.
+            port: as the user gives it, or the default.
+
+        Raises:
+            ValueError: the variable holds no port.
+        """
+        given = os.environ.get(HTTP_PORT) or str(DEFAULT_PORT)
+        if not given.isdigit():
+            raise ValueError(f"{HTTP_PORT} is {given!r}, which is no port")
+        return ("0.0.0.0" if host == _LOCAL else host), (int(given) if port == _USUAL_PORT else port)
+
+    def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+        if not self.is_wanted:
+            return
+        paths = {name: self._environ.get(name) or default for name, default in _DEFAULTS.items()}
+        yield ProtocolRoute("GET", paths[HEALTH_ROUTE], _health, replaces=True)
+        yield ProtocolRoute("POST", paths[PREDICT_ROUTE], _Predict(models[0]).answer, models[0], replaces=True)
+
+    def error(self, error: ShownError) -> HttpResponse:
+        return without_details(error)
+
+
+def _health(request: ProtocolRequest) -> HttpResponse:
+    if request.problem is not None:
+        return as_response({"error": request.problem}, status=503)
+    return as_response({"status": "Healthy"})
+
+
+class _Predict:
+    """The route of the model."""
+
+    def __init__(self, model: ModelOfApp) -> None:
+        self._model = model
+
+    def answer(self, request: ProtocolRequest) -> Submission:
+        members = members_of(request.body)
+        if "instances" not in members:
+            raise InvalidRequest('the body must be an object with "instances", a list of items')
+        if members.get("parameters", b"null") not in (b"null", b"{}"):
+            raise InvalidRequest('the model takes no "parameters": put what it needs into the instances')
+        return of_instances(self._model, members["instances"])

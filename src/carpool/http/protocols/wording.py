@@ -1,0 +1,61 @@
+"""What several protocols share: reading JSON, paths of models, and errors as a single text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from carpool.errors import CarpoolError, InvalidRequest
+from carpool.hints import nesting, schema
+from carpool.http.exchange import HttpResponse
+from carpool.http.protocols.base import ShownError
+
+T = TypeVar("T")
+
+BAD_REQUEST: Final = 400
+UNPROCESSABLE: Final = 422
+_encode = msgspec.json.Encoder().encode
+_read_members = nesting.bounded(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, nesting.is_deep_json)
+_read_list = nesting.bounded(msgspec.json.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_json)
+
+
+def as_response(value: object, status: int = 200) -> HttpResponse:
+    """Return a value of our own making as a JSON response."""
+    return HttpResponse(status, _encode(value))
+
+
+def read(decode: Callable[[Any], T], body: bytes | bytearray) -> T:
+    """Return what a decoder of JSON reads. Raises `InvalidRequest` if it cannot."""
+    try:
+        return decode(body)
+    except BaseException as error:
+        ours = schema.as_our_error(error, "JSON", Any, b"")
+        if isinstance(ours, InvalidRequest):
+            raise ours from None
+        if isinstance(ours, CarpoolError):
+            raise InvalidRequest(str(ours)) from None
+        raise
+
+
+def members_of(body: bytes | bytearray | memoryview) -> dict[str, bytes]:
+    """Return the members of a JSON object, each as it was written. Raises `InvalidRequest`."""
+    return {name: bytes(raw) for name, raw in read(_read_members, bytes(body)).items()}
+
+
+def listed_in(body: bytes) -> list[bytes]:
+    """Return the elements of a JSON list, each as it was written. Raises `InvalidRequest`."""
+    return [bytes(raw) for raw in read(_read_list, body)]
+
+
+def versions_of(name: str) -> list[str]:
+    """Return the ways in which clients write a model's name in a path: some leave slashes in it."""
+    return list(dict.fromkeys([quote(name, safe=""), quote(name)]))
+
+
+def without_details(error: ShownError) -> HttpResponse:
+    """Return an error as `{"error": TEXT}`; an item that does not fit is a bad request."""
+    status = BAD_REQUEST if error.status == UNPROCESSABLE else error.status
+    return as_response({"error": error.message}, status)

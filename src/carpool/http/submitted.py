@@ -1,0 +1,229 @@
+"""The items that a protocol has submitted: gathered into one response, or told in parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from carpool.drive.callers import load_result
+from carpool.errors import CarpoolError, ModelError
+from carpool.foreign import as_model_error
+from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
+from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.http.protocols.base import PartsWriter, Submission, shown_in
+from carpool.http.streaming import HttpStream
+from carpool.http_response import Response
+from carpool.request import DONE, Lane
+from carpool.wire.payload import OBJECT, dump, size_of
+from carpool.wire.response import CheckedResponse
+
+if TYPE_CHECKING:
+    from carpool.http.endpoint import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms the items of a submission are run.
+
+    Attributes:
+        model: gets the items.
+        responder: puts errors into HTTP.
+        now: the time.
+        limit_s: the time that the client gives its request.
+        lane: of the items.
+        patient: whether they wait while the queue is full.
+    """
+
+    model: Endpoint
+    responder: ErrorResponder
+    now: float
+    limit_s: float
+    lane: Lane
+    patient: bool
+
+
+class SubmittedItems(ExchangeItems):
+    """The items of a submission, whose results make one response.
+
+    Args:
+        exchange: gets the response.
+        submission: what the protocol has submitted.
+        terms: on which its items are run.
+
+    Raises:
+        CarpoolError: an item cannot be sent or weighed.
+    """
+
+    item_class: type[ExchangeItem] = ExchangeItem
+
+    def __init__(self, exchange: Exchange, submission: Submission, terms: Terms) -> None:
+        super().__init__(exchange, terms.model)
+        self._submission = submission
+        self._terms = terms
+        limit_s = min(terms.model.service.timeout_s, submission.timeout_s, terms.limit_s)
+        self.items = [self._new_item(value, terms.now + limit_s) for value in submission.items]
+
+    def _new_item(self, value: Any, deadline: float) -> ExchangeItem:
+        """Make a request of an item. Raises `CarpoolError`."""
+        format, weigher = self._submission.sent_as, self._terms.model.weigher
+        if format == OBJECT:
+            try:
+                value = dump(value)
+            except BaseException as error:
+                raise as_model_error(error, "an item that is pickled") from error
+        item = self.item_class(self, value, deadline, size_of(value))
+        item.format = format
+        item.accept = self._submission.wanted_as
+        item.lane = self._terms.lane
+        item.patient = self._terms.patient
+        if weigher is not None:
+            item.size = weigher.of_encoded(value, format)
+        return item
+
+    def _answer(self) -> None:
+        try:
+            response = self._responded([self._result_of(item) for item in self.items])
+        except CarpoolError as error:
+            response = self._terms.responder.error(self._exchange.head, error)
+        self._exchange.respond(response)
+
+    def _responded(self, results: list[Any]) -> HttpResponse:
+        """Return what the protocol makes of the results. Raises `CarpoolError`."""
+        try:
+            return self._submission.respond(results)
+        except CarpoolError:
+            raise
+        except BaseException as error:  # a protocol may be the user's
+            raise as_model_error(error, "a protocol that makes an answer of results") from error
+
+    def _result_of(self, item: ExchangeItem) -> Any:
+        """Return an item's result, or what its client is told of its error.
+
+        Raises:
+            CarpoolError: the item has failed, and that fails the whole.
+        """
+        try:
+            if item.error is not None:
+                raise item.error
+            return result_as(item.accept, item.result)
+        except CarpoolError as error:
+            if not self._submission.is_partial or self.refusal is not None:
+                raise
+            return shown_in(self._terms.responder.plain_error(self._exchange.head, error))
+
+
+class SubmittedStreams(SubmittedItems):
+    """The items of a submission whose answers are told in parts, as they come."""
+
+    def __init__(self, exchange: Exchange, submission: Submission, terms: Terms) -> None:
+        self.item_class = _StreamedItem
+        super().__init__(exchange, submission, terms)
+        assert submission.parts is not None, "a submission without a writer is not told in parts"
+        self._writer: PartsWriter = submission.parts
+        self._has_ended = False
+        self._ended: set[int] = set()  # the positions of items whose answers have ended
+        now, until = terms.now, terms.now + min(submission.timeout_s, terms.limit_s)
+        self._stream = HttpStream(now, until)
+        for index, item in enumerate(self.items):
+            item.index = index  # type: ignore[attr-defined]
+            if terms.model.gives.in_parts:
+                item.stream = HttpStream(now, until)
+                item.deadline = item.due = now + terms.model.service.timeout_s
+        exchange.stream = self._stream
+        exchange.watch_silence()
+
+    def take_part(self, item: _StreamedItem, part: object) -> None:
+        """Write a part of an item's answer; if no further one is needed, none is made."""
+        if self._has_ended or item.index in self._ended:
+            return
+        try:
+            data = self._writer.part(item.index, result_as(item.accept, part))
+        except CarpoolError as error:
+            self._fail(error)
+            return
+        except BaseException as error:  # a protocol may be the user's
+            self._fail(as_model_error(error, "a protocol that writes a part"))
+            return
+        if item.stream is not None:
+            self._stream.heard = item.stream.heard
+        self._write(data)
+        if item.state != DONE and self._writer.is_over(item.index):
+            self._end(item)
+            self.model.driver.cancel(item)  # type: ignore[union-attr] # it runs, as a part has come
+
+    def item_ended(self, item: _StreamedItem) -> None:
+        """Take the end of an item's answer; of a model that returns whole answers, all of it."""
+        if item.error is not None and not self._has_ended:
+            self._fail(item.error)
+        elif item.stream is None:
+            self.take_part(item, item.result)
+        self._end(item)
+
+    def _end(self, item: _StreamedItem) -> None:
+        """Write the end of an item's answer, and of all if it is the last one."""
+        if self._has_ended or item.index in self._ended:
+            return
+        self._ended.add(item.index)
+        self._write(self._writer.end(item.index))
+        if len(self._ended) == len(self.items):
+            self._has_ended = self._stream.has_begun = True
+            self._exchange.end_parts(self._writer.close(), is_whole=True)
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self._stream.has_begun = True
+            self._exchange.write_part(data)
+
+    def _fail(self, error: Exception) -> None:
+        """End the answer with an error, by its status if nothing has been written."""
+        self._has_ended = True
+        exchange, responder = self._exchange, self._terms.responder
+        if self._stream.has_begun:
+            shown = shown_in(responder.plain_error(exchange.head, error))
+            exchange.end_parts(self._writer.error(shown), is_whole=True)
+        else:
+            exchange.respond(responder.error(exchange.head, error))
+        driver = self._terms.model.driver
+        for item in self.submitted:
+            if driver is not None and item.state != DONE:
+                driver.cancel(item)
+
+    def _answer(self) -> None:
+        """Answer a submission without items."""
+        self._exchange.respond(self._responded([]))
+
+
+class _StreamedItem(ExchangeItem):
+    """An item whose answer is told in parts.
+
+    Attributes:
+        index: its position in the submission.
+    """
+
+    __slots__ = ("index",)
+
+    index: int
+    whole: SubmittedStreams
+
+    def tell_part(self, part: object) -> None:
+        self.whole.take_part(self, part)
+
+    def tell(self) -> None:
+        self.whole.item_ended(self)
+
+
+def result_as(format: int, result: Any) -> Any:
+    """Return a result in the form in which a protocol wants it.
+
+    Raises:
+        ModelError: the model has answered with something else.
+    """
+    if type(result) is CheckedResponse:
+        if result.content_type and result.content_type != b"application/json":
+            kind = result.content_type.decode("latin-1")
+            raise ModelError(f"the answer is of type {kind}, which this protocol cannot hold", code="bad_result")
+        return bytes(result.body) or b"null"
+    if format != OBJECT:
+        return bytes(result)
+    value = load_result(result)
+    return value.value if type(value) is Response else value

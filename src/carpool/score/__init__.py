@@ -1,0 +1,1 @@
+"""`carpool score`: a model over a file of rows, from the command line."""
