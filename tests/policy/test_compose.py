@@ -284,3 +284,15 @@ def test_little_to_save_keeps_plain_order() -> None:
     driver.run()
     late: Sequence[Batch] = driver.batches[len(driver.batches) // 2 :]
     assert [batch.reason for batch in late].count("length") == 0
+
+
+def test_a_warm_up_with_lengths_is_enough_to_begin_with() -> None:
+    """After a warm-up with examples of several lengths the first batch is composed already."""
+    driver = driven(Adaptive())
+    for n in (1, 4, 16):
+        for length in (5, 400):
+            driver.pipeline.trained_at(0, n, length, 2e-3 + 20e-6 * n * length)
+    for length in [5, 400] * 12:
+        driver.submit("x", length=length)
+    driver.run()
+    assert {r.length for r in driver.batches[0].requests} in ({5}, {400})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from math import log2
+from math import inf, log2
 from typing import Final, NamedTuple
 
 from carpool.request import Request
@@ -123,6 +123,13 @@ class Levels:
             del level[request]
             if not level:
                 del self._by_level[at], self._longest[at]
+
+    @property
+    def earliest_due(self) -> float:
+        """When the first of its requests is due; infinity if none waits."""
+        if self.allowance_s:  # the oldest of each level is due first
+            return min([next(iter(level)).due for level in self._by_level.values()], default=inf)
+        return min([request.due for level in self._by_level.values() for request in level], default=inf)
 
     def rising(self) -> list[tuple[int, Iterable[Request], int]]:
         """Return each level, the shortest first: length, requests, and how many they are."""

@@ -281,10 +281,10 @@ class Adaptive(Policy):
         if is_easy and self._has_time(now, queue):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
-        elif self.cost.samples < _COLD:
-            decision = self._cold(now, queue)
         elif queue.by_length and (composed := self._composed(now, queue, free)) is not None:
             decision = composed
+        elif self.cost.samples < _COLD:
+            decision = self._cold(now, queue)
         else:
             self._chooser.refresh()
             decision = self._unhurried(now, queue, free, busy) or self._warm(now, queue, free, busy)
@@ -537,7 +537,7 @@ class Adaptive(Policy):
             return None
         composer, cost = self._composer, self._length_cost
         assert composer is not None and cost is not None
-        hopeless = self._hopeless_alone(now, queue, levels)
+        hopeless = self._hopeless_alone(now, levels)
         if hopeless:
             gone = set(hopeless)
             left = [each for each in levels if not gone.issuperset(in_line(each))]
@@ -556,7 +556,7 @@ class Adaptive(Policy):
         )
         n = len(choice.requests)
         if choice.batches == 1 and free <= 1:
-            slack_s = queue.earliest_due - now - onward_s
+            slack_s = min([each.earliest_due for each in levels]) - now - onward_s
             until = self._worth_waiting_until(now, queue, n, self.limit, slack_s)
             if until is not None:
                 return Decision(drop=hopeless, wake_at=until)
@@ -566,12 +566,12 @@ class Adaptive(Policy):
         reason = "full" if n == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
         return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
 
-    def _hopeless_alone(self, now: float, queue: QueueView, levels: Sequence[LevelsView]) -> list[Request]:
+    def _hopeless_alone(self, now: float, levels: Sequence[LevelsView]) -> list[Request]:
         """Return the requests that could not be answered in time even alone."""
         cost = self._length_cost
         assert cost is not None
         at = now + self.onward_s
-        if queue.earliest_due - at >= cost.seconds(1, cost.longest):
+        if min([each.earliest_due for each in levels]) - at >= cost.seconds(1, cost.longest):
             return []
         known = _KNOWN_LENGTH * cost.longest  # what is longer is served, to find out what it costs
         late = [r for each in levels for r in in_line(each) if r.due - at < cost.seconds(1, r.length)]

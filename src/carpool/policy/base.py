@@ -27,6 +27,10 @@ class LevelsView(Protocol):
     def allowance_s(self) -> float:
         """Seconds from the admission of each request to its due time; 0 if that differs."""
 
+    @property
+    def earliest_due(self) -> float:
+        """When the first of its requests is due; infinity if none waits."""
+
     def rising(self) -> list[tuple[int, Iterable[Request], int]]:
         """Return each level of nearly equal lengths, the shortest first.
 
