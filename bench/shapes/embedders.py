@@ -61,6 +61,7 @@ def carpool(service: str) -> Embedder:
 def mosec(size: int, wait_ms: int) -> Embedder:
     """mosec with a batch limit and a waiting time."""
     command = [str(python_of("minilm")), "mosec_embed.py", "--address", HOST, "--port", "{port}"]
+    command += ["--timeout", "60000"]  # ms; its default of 3 s is less than a full queue takes here
     env = {"MAX_BATCH_SIZE": str(size), "MAX_WAIT_TIME_MS": str(wait_ms)}
     return Embedder(peer="minilm", command=command, path="/inference", env=env)
 
