@@ -17,7 +17,7 @@ from carpool.policy import Adaptive, Decision
 from carpool.policy.base import NOTHING
 from carpool.request import DEFAULT_LANE, Request
 from carpool.simulate import Affine, Closed, Cost, Knee, Report, run
-from carpool.simulate.costs import Work
+from carpool.simulate.costs import BatchShape
 from tests.effort import examples
 from tests.policy.learned import FIXED, KNEE, TILES
 from tests.support.pipelines import pipeline_of, stage
@@ -764,10 +764,10 @@ class Compiled(Cost):
     def __call__(self, n: float, longest: float = 1.0) -> float:
         return FIXED(n)
 
-    def over(self, duration_s: float) -> Callable[[Work, float, Random], float]:
+    def over(self, duration_s: float) -> Callable[[BatchShape, float, Random], float]:
         seen: set[float] = set()
 
-        def seconds(work: Work, now: float, dice: Random) -> float:
+        def seconds(work: BatchShape, now: float, dice: Random) -> float:
             first = work.n not in seen
             seen.add(work.n)
             return FIXED(work.n) * (8 if first else 1)

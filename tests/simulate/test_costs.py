@@ -22,7 +22,7 @@ from carpool.simulate import (
     Tile,
     capacity,
 )
-from carpool.simulate.costs import Cost, Work, cost_of
+from carpool.simulate.costs import BatchShape, Cost, cost_of
 from carpool.simulate.weights import weights_of
 
 
@@ -59,15 +59,15 @@ def test_noise_has_mean_one_and_stalls_come_on_top() -> None:
     seconds = Noisy(Affine(1.0, 0.0), 0.25).over(10)
     stalling = Noisy(Affine(1.0, 0.0), 0.0, 0.01, 5).over(10)
 
-    assert fmean(seconds(Work(1), 0, dice) for _ in range(20_000)) == pytest.approx(1.0, rel=0.01)
-    assert fmean(stalling(Work(1), 0, dice) for _ in range(40_000)) == pytest.approx(1.04, rel=0.01)
+    assert fmean(seconds(BatchShape(1), 0, dice) for _ in range(20_000)) == pytest.approx(1.0, rel=0.01)
+    assert fmean(stalling(BatchShape(1), 0, dice) for _ in range(40_000)) == pytest.approx(1.04, rel=0.01)
 
 
 def test_drift_comes_in_equal_parts() -> None:
     """Drift divides the run into equal parts, and its last factor goes on after the arrivals."""
     seconds = Drifting(Affine(1.0, 0.0), (1.0, 1.8, 1.2)).over(30)
 
-    assert [seconds(Work(1), now, Random(0)) for now in (0, 9.9, 10, 19.9, 20, 29.9, 35)] == [
+    assert [seconds(BatchShape(1), now, Random(0)) for now in (0, 9.9, 10, 19.9, 20, 29.9, 35)] == [
         1,
         1,
         1.8,
@@ -85,7 +85,7 @@ def test_a_function_may_know_the_time_and_throw_dice() -> None:
     cost = cost_of(lambda n, now, rng: n * rng.choice([1.0, 3.0]) + now)
 
     assert cost(10) == pytest.approx(20, rel=0.3)
-    assert cost.over(1)(Work(1), 100.0, Random(0)) in (101, 103)
+    assert cost.over(1)(BatchShape(1), 100.0, Random(0)) in (101, 103)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_code_that_sorts_inside_pads_each_part_to_its_own_longest() -> None:
     only.
     """
     cost = cost_of("padded:a=1s,b=1s+sorted:2")
-    work = Work(5, 9, [9, 1, 3, 2, 4])
+    work = BatchShape(5, 9, [9, 1, 3, 2, 4])
 
     assert cost.over(1)(work, 0.0, Random(0)) == (1 + 2 * 2) + (1 + 2 * 4) + (1 + 9)
     assert cost.computed(work) == 4 + 8 + 9

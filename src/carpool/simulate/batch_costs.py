@@ -7,7 +7,7 @@ from random import Random
 
 from carpool.core.batch import Batch
 from carpool.policy import Policy
-from carpool.simulate.costs import Work
+from carpool.simulate.costs import BatchShape
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
 
@@ -50,12 +50,12 @@ class BatchCosts:
             seconds += self._switch_s
         return seconds
 
-    def _work(self, batch: Batch) -> Work:
+    def _work(self, batch: Batch) -> BatchShape:
         """Return what the worker of a batch is given."""
         stage = batch.stage
         n = self._sizes[stage](self._traffic.weight_of(batch))
         lengths = self._traffic.lengths_of(batch)
-        return Work(n, self._lengths[stage](max(lengths)), lengths) if lengths else Work(n)
+        return BatchShape(n, self._lengths[stage](max(lengths)), lengths) if lengths else BatchShape(n)
 
     def _is_switch(self, batch: Batch) -> bool:
         """Report whether a batch has another key than the one before on its worker."""

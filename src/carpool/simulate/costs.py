@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 from carpool.simulate import specs
 
 
-class Work(NamedTuple):
+class BatchShape(NamedTuple):
     """What a worker is given at once.
 
     Attributes:
@@ -37,7 +37,7 @@ class Work(NamedTuple):
     lengths: Sequence[float] = ()
 
 
-Seconds = Callable[[Work, float, Random], float]
+Seconds = Callable[[BatchShape, float, Random], float]
 """The seconds of a batch, from what it is, the time of the run in seconds, and a random source."""
 
 USUAL_COST = "affine:a=8ms,b=0.25ms"
@@ -62,7 +62,7 @@ class Cost(ABC):
         """Return the function that says what batches take in a run of `duration_s` seconds."""
         return lambda work, now, dice: self(work.n, work.longest)
 
-    def computed(self, work: Work) -> float:
+    def computed(self, work: BatchShape) -> float:
         """Return how many units of length are computed for a batch, padding included."""
         return work.n * work.longest
 
@@ -191,7 +191,7 @@ class Changed(Cost):
     def __call__(self, n: float, longest: float = 1.0) -> float:
         return self.cost(n, longest)
 
-    def computed(self, work: Work) -> float:
+    def computed(self, work: BatchShape) -> float:
         return self.cost.computed(work)
 
 
@@ -214,7 +214,7 @@ class Noisy(Changed):
         inner = self.cost.over(duration_s)
         shift = -self.sigma * self.sigma / 2
 
-        def seconds(work: Work, now: float, dice: Random) -> float:
+        def seconds(work: BatchShape, now: float, dice: Random) -> float:
             noise = math.exp(shift + self.sigma * dice.gauss(0.0, 1.0))
             stall = self.stall_factor if dice.random() < self.stall_share else 1.0
             return inner(work, now, dice) * noise * stall
@@ -264,16 +264,16 @@ class SortedInside(Changed):
         inner = self.cost.over(duration_s)
         return lambda work, now, dice: sum([inner(part, now, dice) for part in self._parts(work)])
 
-    def computed(self, work: Work) -> float:
+    def computed(self, work: BatchShape) -> float:
         return sum(map(self.cost.computed, self._parts(work)))
 
-    def _parts(self, work: Work) -> list[Work]:
+    def _parts(self, work: BatchShape) -> list[BatchShape]:
         """Return the parts of a batch, the shortest items first."""
         lengths, size = sorted(work.lengths), self.size
         if not lengths:
             lengths = [work.longest] * round(work.n)
         parts = [lengths[i : i + size] for i in range(0, len(lengths), size)]
-        return [Work(len(part), part[-1], part) for part in parts]
+        return [BatchShape(len(part), part[-1], part) for part in parts]
 
 
 class GivenSeconds(Cost):
