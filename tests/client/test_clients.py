@@ -76,19 +76,23 @@ def running() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def uds(running: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+def uds(running: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The path of a Unix socket at which the same server listens."""
     path = str(tmp_path_factory.mktemp("uds") / "carpool.sock")
 
-    async def listen() -> None:
+    async def listen() -> asyncio.Server:
         from carpool.http.connection import Connection
 
-        state = running.server._state
+        state = running.server.state
         assert state is not None
-        running.server._servers.append(await running.loop.create_unix_server(lambda: Connection(state), path))
+        return await running.loop.create_unix_server(lambda: Connection(state), path)
 
-    running.wait(listen())
-    return path
+    async def end() -> None:
+        server.close()
+
+    server = running.wait(listen())
+    yield path
+    running.wait(end())
 
 
 @pytest.fixture(params=["tcp", "unix", "app"])

@@ -16,6 +16,7 @@ from carpool.frames import Pandas
 from carpool.http.app import App
 from carpool.http.protocols.vertex import Vertex
 from carpool.http.serve import as_vertex_wants
+from carpool.settings import ServerSettings
 from tests.http.both_fronts import asked, both_fronts
 from tests.support.http import models, served
 from tests.support.http.front import get
@@ -270,14 +271,16 @@ def test_vertex_chooses_address_and_paths_if_it_is_there(monkeypatch: pytest.Mon
     """With `--vertex`, or where its variables are set, the server listens as Vertex AI wants it."""
     for name in ("AIP_PREDICT_ROUTE", "AIP_HTTP_PORT"):
         monkeypatch.delenv(name, raising=False)
-    assert as_vertex_wants("127.0.0.1", 8000, None, False) == ("127.0.0.1", 8000, None)
-    assert as_vertex_wants("127.0.0.1", 8000, ["none"], False) == ("127.0.0.1", 8000, [])
-    host, port, chosen = as_vertex_wants("127.0.0.1", 8000, ["oip"], True)
-    assert (host, port) == ("0.0.0.0", 8080) and chosen is not None
+    plain = ServerSettings()
+    assert as_vertex_wants(plain) == (plain, None)
+    none = ServerSettings(protocol=("none",))
+    assert as_vertex_wants(none) == (none, [])
+    settings, chosen = as_vertex_wants(ServerSettings(protocol=("oip",), vertex=True))
+    assert (settings.host, settings.port) == ("0.0.0.0", 8080) and chosen is not None
     assert isinstance(chosen[0], Vertex) and chosen[0].is_wanted and chosen[1:] == ["oip"]
     monkeypatch.setenv("AIP_PREDICT_ROUTE", "/predict")
-    assert as_vertex_wants("127.0.0.1", 8000, None, False)[:2] == ("0.0.0.0", 8080)
-    assert as_vertex_wants("127.0.0.1", 8000, ["oip"], False)[:2] == ("127.0.0.1", 8000)
+    assert as_vertex_wants(plain)[0].port == 8080
+    assert as_vertex_wants(ServerSettings(protocol=("oip",)))[0].port == 8000
 
 
 def test_protocols_know_that_a_service_starts_or_stops() -> None:

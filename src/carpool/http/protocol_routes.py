@@ -16,7 +16,7 @@ from carpool.http.codec import Refusal, allow, as_routes_are
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
 from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, Submission
 from carpool.http.streaming import SSE
-from carpool.http.submitted import SubmittedItems, SubmittedStreams, Terms
+from carpool.http.submitted import SubmissionTerms, SubmittedItems, SubmittedStreams
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
@@ -164,7 +164,7 @@ class ProtocolRoutes:
                 text = f"there are {len(submission.items)} items in this request, and the queue holds {most:.0f}:"
                 raise InvalidRequest(f"{text} send several requests", status=413, code="too_large")
             lane = _lane(submission, ask)
-            terms = Terms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
+            terms = SubmissionTerms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
             kind = SubmittedItems if submission.parts is None else SubmittedStreams
             whole = kind(exchange, submission, terms)
         except CarpoolError as error:

@@ -120,7 +120,7 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
         TypeError: JSON and msgpack cannot express a type hint of a service.
         OSError: a file that a setting names cannot be read.
     """
-    settings, protocols = _as_vertex_wants(settings)
+    settings, protocols = as_vertex_wants(settings)
     listener = _listener(settings)
     admin_listener = None if settings.admin_address is None else listener_at(settings.admin_address)
     tls = _certificates(settings)
@@ -245,7 +245,7 @@ def _limits(settings: ServerSettings) -> Limits:
     )
 
 
-def _as_vertex_wants(settings: ServerSettings) -> tuple[ServerSettings, list[str | HttpProtocol] | None]:
+def as_vertex_wants(settings: ServerSettings) -> tuple[ServerSettings, list[str | HttpProtocol] | None]:
     """Return the settings and the protocols to speak: on Vertex AI, as its variables say.
 
     Raises:

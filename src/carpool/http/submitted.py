@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SubmissionTerms:
     """On which terms the items of a submission are run.
 
     Attributes:
@@ -56,7 +56,7 @@ class SubmittedItems(ExchangeItems):
 
     item_class: type[ExchangeItem] = ExchangeItem
 
-    def __init__(self, exchange: Exchange, submission: Submission, terms: Terms) -> None:
+    def __init__(self, exchange: Exchange, submission: Submission, terms: SubmissionTerms) -> None:
         super().__init__(exchange, terms.model)
         self._submission = submission
         self._terms = terms
@@ -115,7 +115,7 @@ class SubmittedItems(ExchangeItems):
 class SubmittedStreams(SubmittedItems):
     """The items of a submission whose answers are told in parts, as they come."""
 
-    def __init__(self, exchange: Exchange, submission: Submission, terms: Terms) -> None:
+    def __init__(self, exchange: Exchange, submission: Submission, terms: SubmissionTerms) -> None:
         self.item_class = _StreamedItem
         super().__init__(exchange, submission, terms)
         assert submission.parts is not None, "a submission without a writer is not told in parts"

@@ -72,7 +72,7 @@ def _stage(stage: StageStats, now: float) -> dict[str, Any]:
         "reasons": {reason: count for reason, count in stage.reasons.items() if count},
         "items": stage.items,
         "padding": stage.padding,
-        "workers": [] if roster is None else [_worker(place) for place in roster.places],
+        "workers": [] if roster is None else [_worker(place) for place in roster.places.values()],
         "restarts": 0 if roster is None else roster.restarts,
         "split_batches": stage.split_batches,
         "out_of_memory": stage.out_of_memory,

@@ -62,7 +62,7 @@ _score = attrgetter("score")
 _arrived = attrgetter("arrived")
 
 
-class Choice(NamedTuple):
+class ChosenGroup(NamedTuple):
     """The batch that goes.
 
     Attributes:
@@ -129,7 +129,7 @@ class Composer:
         onward_s: float = 0.0,
         without: Collection[Request] = (),
         extra_s: Sequence[float] = (),
-    ) -> Choice:
+    ) -> ChosenGroup:
         """Return the batch that is to go, of all that wait.
 
         Args:
@@ -153,9 +153,9 @@ class Composer:
                 return self._whole(rising)
             found.append(self._best(now + onward_s, rising, pieces, extra_s[i] if extra_s else 0.0, each.allowance_s))
         best = max(found, key=_score) if len(found) > 1 else found[0]
-        return Choice(best.requests, best.longest, best.seconds, batches)
+        return ChosenGroup(best.requests, best.longest, best.seconds, batches)
 
-    def without_padding(self, choice: Choice, allowed_batch_sizes: Sequence[int]) -> Choice:
+    def without_padding(self, choice: ChosenGroup, allowed_batch_sizes: Sequence[int]) -> ChosenGroup:
         """Return a choice less those requests for which it would be padded to a larger size.
 
         That is where a batch of the next smaller size serves more for its seconds; those that came
@@ -204,11 +204,11 @@ class Composer:
         self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
         self._gone = 0
 
-    def _whole(self, rising: Rising) -> Choice:
+    def _whole(self, rising: Rising) -> ChosenGroup:
         """Return all that waits as one batch."""
         requests = [request for _, of_level, _ in rising for request in of_level]
         longest = rising[-1][0]
-        return Choice(requests, longest, self._cost.seconds(len(requests), longest), 1)
+        return ChosenGroup(requests, longest, self._cost.seconds(len(requests), longest), 1)
 
     def _best(
         self,

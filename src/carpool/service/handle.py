@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from math import inf
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.clock import monotonic
 from carpool.core.journal import Entry, Journal
@@ -67,6 +67,18 @@ _HOW_TO_CLOSE = "call close(), or use a block, `with service.run() as s:`"
 _HOW_TO_CLOSE_ASYNC = "await close(), or use a block, `async with service.run_async() as s:`"
 
 
+class Whereabouts(NamedTuple):
+    """Where the workers of a service are that it does not start as processes of this machine.
+
+    Attributes:
+        join: where workers join that come by themselves; None if none can.
+        on: where worker processes run; None for this machine.
+    """
+
+    join: Join | None
+    on: Elsewhere | None
+
+
 class AsyncHandle:
     """A service for the tasks of one event loop; made by `Service.run_async`.
 
@@ -85,13 +97,11 @@ class AsyncHandle:
         *,
         journal_size: int,
         output: LineSink,
-        waits: bool = True,
-        join: Join | None = None,
-        on: Elsewhere | None = None,
+        waits: bool,
+        where: Whereabouts,
     ) -> None:
-        self.service = service = service if on is None else on.moved(service)
-        self._join = join
-        self._on = on
+        self._join, self._on = where
+        self.service = service = service if self._on is None else self._on.moved(service)
         self._waits = waits  # while the queue is full, instead of being refused
         self.driver: Driver | None = None
         weigher = weigher_of(service.stages[0])
@@ -529,10 +539,9 @@ class Handle:
         journal_size: int,
         output: LineSink,
         waits: bool,
-        join: Join | None = None,
-        on: Elsewhere | None = None,
+        where: Whereabouts,
     ) -> None:
-        self._inner = AsyncHandle(service, journal_size=journal_size, output=output, waits=waits, join=join, on=on)
+        self._inner = AsyncHandle(service, journal_size=journal_size, output=output, waits=waits, where=where)
         self.service = self._inner.service
         self._thread: LoopThread | None = None
         self._starting = Lock()

@@ -9,7 +9,7 @@ from carpool.drive.output import LineSink, print_line
 from carpool.service.checks import at_least, check_callable, when_full_waits
 from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
-from carpool.service.handle import AsyncHandle, Handle
+from carpool.service.handle import AsyncHandle, Handle, Whereabouts
 from carpool.service.join import Join, join_of
 from carpool.settings import SettingsByName
 
@@ -92,15 +92,9 @@ class Service(Declaration):
             ImportError: `on="ray"`, and Ray is not installed.
         """
         check_callable("output", output, _SINK_ARGUMENTS)
-        journal_size, waits = at_least("journal_size", journal_size, 0), when_full_waits(when_full)
-        return AsyncHandle(
-            self,
-            journal_size=journal_size,
-            output=output,
-            waits=waits,
-            join=join_of(self, join),
-            on=elsewhere_of(on),
-        )
+        waits, where = when_full_waits(when_full), self._where(join, on)
+        journal_size = at_least("journal_size", journal_size, 0)
+        return AsyncHandle(self, journal_size=journal_size, output=output, waits=waits, where=where)
 
     def run(
         self,
@@ -128,15 +122,9 @@ class Service(Declaration):
             TypeError: See `run_async`.
         """
         check_callable("output", output, _SINK_ARGUMENTS)
-        journal_size, waits = at_least("journal_size", journal_size, 0), when_full_waits(when_full)
-        return Handle(
-            self,
-            journal_size=journal_size,
-            output=output,
-            waits=waits,
-            join=join_of(self, join),
-            on=elsewhere_of(on),
-        )
+        waits, where = when_full_waits(when_full), self._where(join, on)
+        journal_size = at_least("journal_size", journal_size, 0)
+        return Handle(self, journal_size=journal_size, output=output, waits=waits, where=where)
 
     def start(
         self,
@@ -164,6 +152,9 @@ class Service(Declaration):
             TypeError: See `run_async`.
         """
         return self.run(journal_size=journal_size, output=output, when_full=when_full, join=join, on=on).start()
+
+    def _where(self, join: str | Join | None, on: Literal["ray"] | Elsewhere | None) -> Whereabouts:
+        return Whereabouts(join_of(self, join), elsewhere_of(on))
 
     def serve(self, **settings: Unpack[SettingsByName]) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.

@@ -144,6 +144,7 @@ def run(
         limits=servers.limits,
         slo_s=max(slos),
         duration_s=traffic.duration_s,
+        settle_s=settle_s,
     )
     end_s = _end_s(traffic.duration_s, max(slos))
     traffic.begin(driver)

@@ -145,6 +145,11 @@ class StageScaling:
         used_s = self._looks[-1][1] - self._looks[0][1]
         return self._steady.settled(now, math.ceil(have * used_s / had_s / rule.share) if had_s else have, have)
 
+    def settle(self) -> None:
+        """Count the seconds of workers from now on."""
+        self._account()
+        self.worker_s = 0.0
+
     def _account(self) -> None:
         """Count the seconds of all workers since something changed."""
         now = self._driver.clock.now
@@ -164,6 +169,7 @@ class Scaling:
         limits: For each stage the largest batch.
         slo_s: The longest SLO of requests, in seconds.
         duration_s: How long requests arrive; worker-seconds are counted for that long.
+        settle_s: How long they are not counted at the beginning.
     """
 
     def __init__(
@@ -176,6 +182,7 @@ class Scaling:
         limits: Sequence[int],
         slo_s: float,
         duration_s: float,
+        settle_s: float = 0.0,
     ) -> None:
         self._driver = driver
         self._stages = {
@@ -183,13 +190,16 @@ class Scaling:
             for i, each in enumerate(workers)
             if each.least < each.most
         }
-        self._fixed_s = {i: each.least * duration_s for i, each in enumerate(workers) if i not in self._stages}
+        self._fixed_s = {
+            i: each.least * (duration_s - settle_s) for i, each in enumerate(workers) if i not in self._stages
+        }
         if not self._stages:
             return
         driver.completed = self._completed
         driver.drained = self._drained
         for second in range(math.ceil(duration_s / EVERY_S)):
             driver.at(second * EVERY_S, self._look)
+        driver.at(settle_s, self._settle)
         driver.at(duration_s, self._end)
 
     @property
@@ -209,6 +219,10 @@ class Scaling:
 
     def _drained(self, stage: int, place: int) -> None:
         self._stages[stage].drained(place)
+
+    def _settle(self) -> None:
+        for stage in self._stages.values():
+            stage.settle()
 
     def _look(self) -> None:
         for stage in self._stages.values():
