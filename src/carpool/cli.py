@@ -118,7 +118,7 @@ def serve(
     except OSError as error:
         _fail(why_not_bound(error, chosen, _as_flag))
     _summarize(server, chosen)
-    _run_until_stopped(server)
+    _run_until_stopped(server, chosen)
 
 
 @cli.command(name="config")
@@ -426,15 +426,18 @@ def main() -> None:
     cli()
 
 
-def _run_until_stopped(server: Server) -> None:
+def _run_until_stopped(server: Server, settings: ServerSettings) -> None:
     """Run a server that listens already. Exits with an error if it cannot start or has failed."""
     from carpool.http.serve import run_until_stopped
 
     try:
         run_until_stopped(server)
     except StartupError as error:
+        if settings.log == "json":
+            logger.critical("%s", error, extra={"code": "startup_failed"})
         logging.shutdown()  # log lines that are still on their way come first
-        print(f"carpool: {error}", file=sys.stderr)
+        if settings.log != "json":
+            print(f"carpool: {error}", file=sys.stderr)
         raise SystemExit(_FAILED) from None
     except Unavailable as error:
         logger.critical("%s; ended", error)

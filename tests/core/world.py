@@ -46,7 +46,7 @@ DROPPING = {"aimd", "cork", "deadline", "adaptive"}
 HOLDING_BACK = {"static", "static from idle", "cork", "adaptive"}
 """Policies that let requests wait beside an idle worker."""
 
-LATE = "the request would not make its deadline"
+LATE = "the request would not be answered within its SLO or by its deadline"
 
 
 class Ask:

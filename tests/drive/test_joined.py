@@ -86,6 +86,12 @@ def test_workers_come_and_go_under_load(by_port: carpool.Join, token: Path) -> N
         assert handle.stats().stages[0].workers == {}
 
 
+def test_workers_that_join_are_not_scaled_from_here(by_path: carpool.Join) -> None:
+    """A stage that starts no workers itself cannot be given a number of them."""
+    with joining.where().run(join=by_path) as handle, pytest.raises(ValueError, match="only workers that join"):
+        handle.scale(handle.service.stages[0].name, 2)
+
+
 @pytest.mark.slow
 def test_who_leaves_idle_is_missed_by_nobody(by_port: carpool.Join, token: Path) -> None:
     """A worker that is stopped while it has nothing to do leaves at once, with exit status 0."""

@@ -42,8 +42,7 @@ from carpool.wire.outcome import Outcome
 from carpool.wire.payload import LARGE, OBJECT, Payload
 from carpool.wire.response import unpack_response
 from carpool.wire.scalars import Scalars
-from carpool.worker.remote import LEAVING
-from carpool.worker.setup import NOWHERE
+from carpool.worker.setup import LEAVING, NOWHERE
 
 T = TypeVar("T")
 

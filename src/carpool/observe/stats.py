@@ -378,7 +378,7 @@ class Stats:
 
     def snapshot(self, now: float) -> ServiceSnapshot:
         """Return a copy of the numbers at `now`. Call this in the driver's thread."""
-        total = sum(self.outcomes.values())
+        total = sum(self.outcomes.values()) - self.outcomes["invalid_request"] - self.outcomes["invalid_item"]
         return ServiceSnapshot(
             name=self.name,
             outcomes={**self.outcomes, "cancelled": self.cancelled},
@@ -468,8 +468,9 @@ class ServiceSnapshot:
         outcomes: How many requests had each of `OUTCOMES`, and how many were `cancelled`.
         in_flight: How many admitted requests have no answer yet.
         mean_latency_s: The mean seconds from admission to an answer without an error.
-        slo_attainment: The share of all requests that had an answer without an error within
-            `slo_s`; None if there is no SLO. Of answers in parts, the first part counts.
+        slo_attainment: The share of the requests that had an answer without an error within
+            `slo_s`, where those that were invalid are left out; None if there is no SLO. Of answers
+            in parts, the first part counts.
         stages: The numbers of each stage.
         streams: The numbers of answers in parts; None where the last stage answers whole.
     """

@@ -92,7 +92,7 @@ class QueueView(Protocol):
         """When the next request expires; infinity when none waits."""
 
 
-TOO_LATE = "the request would not make its deadline"
+TOO_LATE = "the request would not be answered within its SLO or by its deadline"
 FULL = "the queue is full"
 
 

@@ -225,13 +225,18 @@ class AsyncHandle:
 
         Raises:
             StartupError: A new worker could not load; then none was added.
-            ValueError: There is no such stage, or `workers` is not a number of at least 1.
+            ValueError: There is no such stage, or `workers` is not a number of at least 1; or the
+                workers of the stage all come by themselves.
             Unavailable: The service is stopping or has failed.
             RuntimeError: The service has not been started.
         """
         numbers = numbers_of_workers(workers)
         grace_s = seconds("grace_s", grace_s)
         made, index = self._changeable(), self._index_of(stage)
+        if not self.service.stages[index].most_workers:
+            raise ValueError(
+                f"stage {stage} has only workers that join by themselves: start or stop them where they run"
+            )
         upkeep = made.upkeep.stages[index]
         if isinstance(numbers, tuple):
             check_range(numbers, self.service.stages[index].traits)

@@ -35,12 +35,8 @@ from carpool.worker.clock_offset import ClockOffset
 from carpool.worker.main import ParentSocket
 from carpool.worker.place import INDEX_VARIABLE, enter_process
 from carpool.worker.serve import FindModel, serve
-from carpool.worker.setup import Setup, process_name
+from carpool.worker.setup import LEAVING, Setup, process_name
 from carpool.worker.tls import Tls
-
-LEAVING: Final = b"leaving"
-"""The state of a worker that wants no further batches, and ends when it has answered what it has.
-"""
 
 ReadSetup = Callable[[Frame], tuple[Setup, FindModel]]
 """Returns what the first frame says, and what finds the model."""

@@ -5,6 +5,7 @@ on.
 from __future__ import annotations
 
 import signal
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,9 @@ def process_name(stage: str, place: int) -> str:
     """Return the name of a worker's process, thread or task."""
     return f"carpool {stage}/{place}"
 
+
+LEAVING: Final = b"leaving"
+"""The state that a worker reports which has come by itself and is about to go."""
 
 NOWHERE = Program([], "", None, None)
 """For workers that come by themselves, and have the program already."""
