@@ -86,9 +86,9 @@ def test_workers_come_and_go_under_load(by_port: carpool.Join, token: Path) -> N
         assert handle.stats().stages[0].workers == {}
 
 
-def test_workers_that_join_are_not_scaled_from_here(by_path: carpool.Join) -> None:
+def test_workers_that_join_are_not_scaled_from_here(by_port: carpool.Join) -> None:
     """A stage that starts no workers itself cannot be given a number of them."""
-    with joining.where().run(join=by_path) as handle, pytest.raises(ValueError, match="only workers that join"):
+    with joining.where().run(join=by_port) as handle, pytest.raises(ValueError, match="only workers that join"):
         handle.scale(handle.service.stages[0].name, 2)
 
 
