@@ -54,6 +54,7 @@ def test_scenarios_follow_from_their_seed_alone() -> None:
         assert run("greedy", **short).requests > 0
 
 
+@pytest.mark.slow
 def test_a_run_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with the same seed and sources is made once, also across programs and after a line that
     was cut off. Sources that change while we run are not what is in memory, so nothing may be

@@ -181,6 +181,7 @@ def test_when_new_workers_fail_the_old_ones_stay(file: Path, run_in: str) -> Non
     assert callers.errors == []
 
 
+@pytest.mark.slow
 def test_a_broken_version_ten_times_and_a_hundred_reloads(file: Path) -> None:
     """Reloaded a hundred times under 64 callers, no request is lost, refused or answered by a mixture; ten
     broken versions between are noticed by no caller. (With processes: tests/http/test_admin.py.)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 import carpool
+from tests.effort import slow_where
 from tests.support import joining
 from tests.support.joining import wait_for_workers
 
@@ -72,6 +73,7 @@ def test_frames_of_every_size(files: Files) -> None:
         assert process.wait(20) == 0
 
 
+@slow_where(lambda flags: not flags)
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

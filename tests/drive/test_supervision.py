@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -265,12 +266,13 @@ def kill_for_good(pid: int, server: int, keep: set[int] = frozenset()) -> None: 
 
 
 def test_a_server_whose_model_does_not_load_ends_with_the_cause(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server whose model does not load ends with status 1 and one line with the cause, whatever
+    """A server whose model does not load ends with status 1 and one line of the log with the cause, whatever
     `setup` does: here it calls `sys.exit`.
     """
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
     with serve("failing:exits", ready=False, folder=folder) as served:
         assert served.wait() == 1
-    (line,) = [line for line in served.log if line.startswith("carpool: ")]
+    (line,) = [line for line in served.log if '"startup_failed"' in line]
+    assert json.loads(line)["level"] == "critical"
     assert "stage EndsInSetup could not start" in line
     assert "no licence" in "".join(served.log)
