@@ -78,7 +78,6 @@ class Service(Declaration):
                 went to standard error, and the line.
             when_full: What to do with a request while the queue is full: let it "wait" until its
                 time-out, or "refuse" it with `Overloaded`. The items of `stream` always wait.
-
             join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
                 socket.
             on: Where worker processes run: "ray", or a `carpool.ray.Cluster`. None for this

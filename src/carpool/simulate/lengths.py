@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -167,14 +167,18 @@ class FromFile:
             raise ValueError(f"the file {self.path} has no lengths")
 
     def draw(self, dice: Random) -> Iterator[Length]:
-        lines = self._lines()
-        if self.in_order:
-            yield from cycle(lines)
-        while True:
-            yield dice.choice(lines)
+        yield from _drawn(self._lines(), self.in_order, dice)
 
     def _lines(self) -> list[Length]:
         return _read_lengths(self.path, self.column)
+
+
+def _drawn(lines: Sequence[Length], in_order: bool, dice: Random) -> Iterator[Length]:
+    """Yield lengths of a file for ever: line by line, or each as likely as the others."""
+    if in_order:
+        yield from cycle(lines)
+    while True:
+        yield dice.choice(lines)
 
 
 @dataclass(frozen=True)
@@ -199,11 +203,7 @@ class Recorded:
             raise ValueError(f"the trace {self.path} has no requests")
 
     def draw(self, dice: Random) -> Iterator[Length]:
-        lines = self._lines()
-        if self.in_order:
-            yield from cycle(lines)
-        while True:
-            yield dice.choice(lines)
+        yield from _drawn(self._lines(), self.in_order, dice)
 
     def _lines(self) -> list[Length]:
         rows = read_columns(self.path, self.input, [self.output])
