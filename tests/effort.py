@@ -19,8 +19,8 @@ WHOLE = 100
 
 
 def share(of: int) -> int:
-    """So many in a thorough run; in a quick one the same part of them as of hypothesis's examples, but at least 20."""
-    return max(min(of, 20), of * settings.default.max_examples // WHOLE)
+    """So many in a thorough run; in a quick one the same part of them as of hypothesis's examples, but at least 16."""
+    return max(min(of, 16), of * settings.default.max_examples // WHOLE)
 
 
 def examples(of: int, **more: Any) -> settings:

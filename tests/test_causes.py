@@ -30,6 +30,7 @@ from carpool.wire.outcome import (
     unpack_error,
     with_cause,
 )
+from tests.effort import slow_where
 from tests.support.loops import on_a_loop
 from tests.support.output import Output
 
@@ -393,6 +394,7 @@ def holds(error: ModelError) -> None:
     assert Item.seen() is not None
 
 
+@slow_where(lambda run_in, way: (way == "stream") is (run_in == "thread"))
 @pytest.mark.parametrize("run_in", ["thread", "loop"])
 @pytest.mark.parametrize("way", ["predict", "stream", "streamed errors"])
 def test_items_go_with_the_error(run_in: Any, way: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from carpool.observe.outlet import _MOST_LINES, Outlet
+from tests.effort import slow_where
 from tests.support.waiting import wait_until
 
 PROGRAM = """
@@ -135,6 +136,7 @@ def unread() -> Iterator[int]:
     os.close(theirs)
 
 
+@slow_where(lambda kind: kind != "full")
 @pytest.mark.parametrize("kind", ["unread", "full", "closed"])
 def test_a_server_whose_log_goes_nowhere_serves_on(kind: str, unread: int) -> None:
     """With stderr at a pipe that nobody reads, at a full disk or at a closed pipe, a server still

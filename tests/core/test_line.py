@@ -270,6 +270,7 @@ def test_an_interrupted_caller_leaves_the_others_unharmed(policy: Policy, slots:
     assert interrupted
 
 
+@slow_where(lambda policy: policy not in (GREEDY, POLICIES[-1]))
 @pytest.mark.parametrize("policy", POLICIES, ids=named)
 def test_a_caller_whose_time_is_up_leaves_the_others_unharmed(policy: Policy) -> None:
     """If a caller's deadline passes at any moment, also while it is the one that has to look, the
@@ -360,6 +361,7 @@ def test_who_runs_alone_leaves_the_others_unharmed(n: int, more: dict[str, Any],
     assert ways == {"alone", "caught up"}
 
 
+@slow_where(lambda n: n == 4)
 @pytest.mark.parametrize(("n", "slots"), [(4, 1), (3, 2)])
 def test_callers_at_the_door_come_in(n: int, slots: int) -> None:
     """Callers for whom the line has no room wait in front of it and are served all the same."""

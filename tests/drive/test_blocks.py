@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import carpool
 from carpool import Service, Stage
 from tests.drive.full_batches import stage, together
+from tests.effort import slow_where
 
 Array = np.ndarray[Any, Any]
 
@@ -275,6 +276,7 @@ class Fails:
         return xs
 
 
+@slow_where(lambda how, sizes, run_in: run_in == "process" and (how == "at first") is (sizes is None))
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 @pytest.mark.parametrize("sizes", [None, [4, 8]], ids=["unpadded", "padded"])
 @pytest.mark.parametrize("how", ["at first", "no memory at first", "for one"])

@@ -52,7 +52,7 @@ def test_a_thread_bears_it_likewise() -> None:
     ("name", "shown"),
     [
         ("two words", "carpool two words/0"),
-        ("größer", "carpool größer/0"),
+        pytest.param("größer", "carpool größer/0", marks=pytest.mark.slow),
         ("a\nb\0c\x1b[31m\udc80", "carpool a?b?c?[31m?/0"),
         ("x" * 300_000, "carpool " + "x" * 192),
     ],

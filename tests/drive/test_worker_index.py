@@ -195,8 +195,8 @@ def test_each_worker_may_have_variables_of_its_own(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("exported", "devices", "seen"),
     [
-        (None, 2, ["0", "1", "0"]),
-        (None, ["cuda:1", "GPU-8932f937"], ["1", "GPU-8932f937", "1"]),
+        pytest.param(None, 2, ["0", "1", "0"], marks=pytest.mark.slow),
+        pytest.param(None, ["cuda:1", "GPU-8932f937"], ["1", "GPU-8932f937", "1"], marks=pytest.mark.slow),
         ("5,GPU-1, 7,-1,8", ["cuda:2", [1, 0]], ["7", "GPU-1,5", "7"]),
     ],
     ids=["a count", "names", "among those that are exported"],

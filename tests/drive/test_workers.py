@@ -17,6 +17,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
+from tests.effort import slow_where
 from tests.support import models
 from tests.support.output import Output
 
@@ -302,6 +303,7 @@ def test_prints_and_logs_come_through_under_the_workers_name() -> None:
 # -- what comes back
 
 
+@slow_where(lambda how: how not in ("few", "generator", "scalar"))
 @pytest.mark.parametrize("how", ["few", "many", "none", "text", "dict", "generator", "scalar"])
 def test_a_batch_must_return_a_sequence_of_as_many_results(how: str) -> None:
     """A model that does not return a sequence of as many results fails its batch with one clear
@@ -329,6 +331,7 @@ def test_a_batch_may_return_an_array() -> None:
     assert row.tolist() == [1.0, 1.0, 1.0]
 
 
+@slow_where(lambda how: how not in ("exit", "mute", "unpicklable"))
 @pytest.mark.parametrize("how", ["exit", "interrupt", "mute", "long", "two arguments", "unpicklable"])
 def test_whatever_user_code_raises_is_one_error(how: str) -> None:
     """Whatever user code raises is one error with bounded text for its callers, never a hang and

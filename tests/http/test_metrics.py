@@ -25,6 +25,7 @@ from carpool.observe.prometheus import render
 from carpool.observe.stats import OUTCOMES, REASONS, Stats, outcome_of
 from carpool.policy import Greedy
 from carpool.request import Request
+from tests.effort import slow_where
 from tests.support.http import models
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jobs import job
@@ -67,6 +68,7 @@ def busy() -> Iterator[RunningServer]:
         yield running
 
 
+@slow_where(lambda accept: accept not in ("", OPEN))
 @pytest.mark.parametrize("accept", ["", OPEN, "text/plain;version=0.0.4", "*/*"])
 def test_outcomes_add_up(busy: RunningServer, accept: str) -> None:
     """Every request is counted once, under its outcome."""

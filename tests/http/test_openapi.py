@@ -12,6 +12,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from carpool import Service
 from carpool.http import openapi
 from carpool.http.app import App
+from tests.effort import slow_where
 from tests.support.http import models, typed
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, run, turns
@@ -101,6 +102,7 @@ def test_errors_are_as_their_schema_says(server: RunningServer) -> None:
         jsonschema.validate(error, resolve(doc, {"$ref": "#/components/schemas/CarpoolError"}))
 
 
+@slow_where(lambda name: name not in ("shift", "measure", "checked"))
 @pytest.mark.parametrize("name", [service.name for service in TYPED])
 def test_examples_and_answers_fit_their_schemas(name: str) -> None:
     """The examples of the document can be sent as they are, and the answers are what it promises."""

@@ -111,12 +111,12 @@ def _passes(n: int) -> list[bool]:
 
 DEADLY = [
     FaultPlan("worker.after_recv", "kill"),
-    FaultPlan("worker.before_predict", "exit"),
+    pytest.param(FaultPlan("worker.before_predict", "exit"), marks=pytest.mark.slow),
     FaultPlan("worker.in_predict", "kill"),
-    FaultPlan("worker.after_predict", "raise"),
+    pytest.param(FaultPlan("worker.after_predict", "raise"), marks=pytest.mark.slow),
     FaultPlan("worker.before_send", "corrupt"),
-    FaultPlan("worker.before_send", "eof"),
-    FaultPlan("worker.mid_send", "kill"),
+    pytest.param(FaultPlan("worker.before_send", "eof"), marks=pytest.mark.slow),
+    pytest.param(FaultPlan("worker.mid_send", "kill"), marks=pytest.mark.slow),
     FaultPlan("worker.mid_send", "eof"),
 ]
 
