@@ -197,7 +197,7 @@ class Formats:
         Args:
             accept: the header of that name; None if there is none.
         """
-        for wish in _wishes(accept):
+        for wish in wishes(accept):
             if wish in self._produced or wish in _JSON_TYPES or wish in _MSGPACK_TYPES or wish == b"*/*":
                 return None
             if wish in BY_TYPE:
@@ -254,7 +254,7 @@ class Formats:
 
     def _writes(self, accept: bytes | None, read: int, sent: bytes) -> int:
         """Return the first format of `Accept` that the model writes, or else a suitable one."""
-        for wish in _wishes(accept):
+        for wish in wishes(accept):
             if wish in self._produced:
                 return self._produced[wish]
             if wish in _JSON_TYPES:
@@ -281,7 +281,7 @@ def _is_utf8(parameters: bytes) -> bool:
     return charset is None or charset[1] in (b"utf-8", b"utf8", b"us-ascii")
 
 
-def _wishes(accept: bytes | None) -> list[bytes]:
+def wishes(accept: bytes | None) -> list[bytes]:
     """Return the content types that an `Accept` header names, without those of quality 0.
 
     Other qualities do not count: clients name first what they want most.
