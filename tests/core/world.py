@@ -638,7 +638,7 @@ class World:
             self.poll()
             if not self.pipeline.unanswered and not self.sent:
                 break
-            if not self.sent:
+            if not self.sent and self.ready == set(self.workers):  # one that was drained just now comes back first
                 self.now = self.wake_at
                 self.poll()
         self.check_always()

@@ -22,7 +22,7 @@ from carpool.core.running_set import Order
 from carpool.core.stepper import Stepper
 from carpool.drive.aio import Driver
 from carpool.drive.virtual_steps import Answer, StepCosts, VirtualStepWorker
-from carpool.errors import ModelError, Unavailable
+from carpool.errors import ModelError, Unavailable, ValidationError
 from carpool.observe.log import JsonLines
 from carpool.observe.prometheus import render
 from carpool.observe.stats import Stats
@@ -165,15 +165,19 @@ async def test_goodput_has_a_goal_to_the_first_part_and_one_between_parts() -> N
     world.ask(["a", None, "b"], 5.0)  # 6, 8: too far apart
     world.ask(["a", ModelError("bad row")], 8.0)  # 9, then it fails
     world.ask(["a", "b"], 10.0, collected=True)  # no stream
+    world.ask([ValidationError("too long")], 13.0)  # its client's doing, and so is the next
+    left = world.ask(["a"] * 9, 15.0)
+    world.at(17.5, lambda: world.driver.cancel(left))
     found = await world.run(20.0)
 
     assert (found.ends["complete"], found.ends["model_error"], found.broken) == (4, 1, 1)
+    assert (found.ends["invalid"], found.ends["cancelled"]) == (1, 1)
     assert found.goodput == 2 / 5
     service = world.driver.snapshot()
     assert (
         service.outcomes["ok"] == 5 and service.slo_attainment == 4 / 6
     )  # of a collected one all, else the first part
-    assert service.stages[0].mean_queue_s == (0 + 1 + 2 + 0 + 0 + 0) / 6
+    assert service.stages[0].mean_queue_s == (0 + 1 + 2 + 0 + 0 + 0 + 0 + 0) / 8
 
 
 @on_a_jumping_loop
@@ -333,7 +337,7 @@ async def test_the_table_shows_streams() -> None:
     world.at(4.5, lambda: world.driver.cancel(gone))
     await world.run(9.0)
     assert str(world.driver.snapshot()).splitlines()[-3:] == [
-        "streams: first part 1,667 ms, parts 1,000 ms apart, longest gap 1,000 ms, 66.7% good",
+        "streams: first part 1,667 ms, parts 1,000 ms apart, longest gap 1,000 ms, 100.0% good",
         "work: 5 steps, 1,000 ms each, 2 starts, 0.00 ms each, 7 parts",
         "ends: 2 complete, 1 cancelled, 1 stray part",
     ]

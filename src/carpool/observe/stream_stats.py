@@ -16,10 +16,18 @@ from carpool.observe.durations import Durations
 from carpool.observe.shown import counted, milliseconds
 from carpool.request import DONE, Request, Stream
 
-ENDS = ("complete", "model_error", "expired", "worker_lost", "unavailable", "refused", "cancelled")
-"""How a stream can end: a closed set, fit to be a metric label."""
+ENDS = ("complete", "model_error", "expired", "worker_lost", "unavailable", "refused", "invalid", "cancelled")
+"""How a stream can end: a closed set, fit to be a metric label. The last two are its client's doing."""
 
-_END_OF = {"ok": "complete", "model_error": "model_error", "expired": "expired", "unavailable": "unavailable"}
+_END_OF = {
+    "ok": "complete",
+    "model_error": "model_error",
+    "expired": "expired",
+    "unavailable": "unavailable",
+    "invalid_item": "invalid",
+    "invalid_request": "invalid",
+    "cancelled": "cancelled",
+}
 
 
 class StreamStats:
@@ -125,7 +133,7 @@ class StreamStats:
         if outcome == "unavailable" and getattr(request.error, "code", "") == "worker_lost":
             end = "worker_lost"
         else:
-            end = outcome if outcome == "cancelled" else _END_OF.get(outcome, "refused")
+            end = _END_OF.get(outcome, "refused")
         self.ends[end] += 1
         if end == "complete" and part_s <= self._part_slo_s:
             self.good += first_part_s(request, now) <= self._slo_s
@@ -152,7 +160,8 @@ class StreamStats:
 
     def snapshot(self) -> StreamSnapshot:
         """Return a copy of the numbers."""
-        stepper, ended = self.stepper, sum(self.ends.values())
+        stepper = self.stepper
+        ended = sum(self.ends.values()) - self.ends["invalid"] - self.ends["cancelled"]
         return StreamSnapshot(
             mean_first_part_s=self.first_part.mean_s,
             mean_part_s=self.part.mean_s,
@@ -207,7 +216,8 @@ class StreamSnapshot:
         ends: How many streams had each of `ENDS`.
         broken: How many streams ended with an error after their first part.
         goodput: The share of the streams that were complete and within `slo_s` to the first part
-            and `part_slo_s` between parts; None without goals.
+            and `part_slo_s` between parts, where those are left out that were invalid or that
+            their callers have left; None without goals.
     """
 
     mean_first_part_s: float
