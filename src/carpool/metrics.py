@@ -45,7 +45,7 @@ def collector(*sources: Source, **named: Source) -> Collector:
 
     Raises:
         TypeError: One is neither a handle nor a batch function.
-        ValueError: There are none, or two have the same name.
+        ValueError: There are none, or two functions or two services have the same name.
     """
     if not sources and not named:
         raise ValueError("collector needs at least one handle or batch function")
@@ -56,8 +56,8 @@ def collector(*sources: Source, **named: Source) -> Collector:
                 "collector takes handles of services (what run(), run_async() and start() give) and functions under"
                 f" @carpool.batch, not {source!r}"
             )
-    names = [name for name, _ in labelled]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    names = [(name, isinstance(source, AsyncHandle | Handle)) for name, source in labelled]
+    twice = next((name for name, is_service in names if names.count((name, is_service)) > 1), None)
     if twice is not None:
         raise ValueError(
             f"two sources are called {twice}: give one of them another name, as in collector(other={twice})"

@@ -88,6 +88,14 @@ def test_a_registry_refuses_two_collectors_of_the_same_metrics() -> None:
         registry.register(carpool.collector(carpool.batch(doubled)))
 
 
+def test_a_function_and_a_service_may_have_one_name() -> None:
+    """The two forms of one model: their metrics differ in name."""
+    with carpool.Service(carpool.Stage(doubled, max_batch_size=4, run_in="thread")).run() as service:
+        collected = carpool.collector(carpool.batch(doubled), service)
+        assert service.service.name == doubled.__name__
+        assert {metric.name for metric in collected.collect()} >= {"carpool_requests", "carpool_function_calls"}
+
+
 def test_what_cannot_be_collected_is_refused() -> None:
     """With the way on: what to give, and how to tell two of one name apart."""
     f = carpool.batch(doubled)
