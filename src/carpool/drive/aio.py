@@ -25,7 +25,8 @@ from carpool.drive.trouble import FAILED_FOR_S, learn, learn_from_warm_up, stage
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
 from carpool.logger import logger
-from carpool.observe.stats import ServiceSnapshot, Stats
+from carpool.observe.snapshot import ServiceSnapshot
+from carpool.observe.stats import Stats
 from carpool.request import NEW, Request
 from carpool.wire.order import Carried
 
