@@ -71,7 +71,7 @@ from carpool.core.running_set import (
     SetReport,
     stream_of,
 )
-from carpool.errors import ModelError, Unavailable
+from carpool.errors import ModelError
 from carpool.policy.base import TOO_LATE
 from carpool.policy.steps import StepPolicy
 from carpool.request import DONE, RUNNING, Lane, Request, Stream
@@ -796,12 +796,6 @@ class Stepper(Batcher):
     def expected_s(self, now: float) -> float:
         """Return how long a request that came now would wait for its first part."""
         return self.predicted_wait_s(now, self.queue.size) + self.times.usual_s
-
-
-def lost_in_mid_stream(stage: str) -> Unavailable:
-    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
-    text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
-    return Unavailable(text, code="worker_lost")
 
 
 def _detach(requests: Sequence[Request]) -> None:
