@@ -11,6 +11,9 @@ says what to do next. The invariants:
 * late stages are asked first, so that the room they make can be used in the same poll;
 * whatever a policy raises, and wherever, every request is somewhere inside or answered; `abort`
   answers the rest.
+
+What becomes of results stands in `core/passage.py`, and what becomes of the requests of a worker
+that is gone in `core/losses.py`.
 """
 
 from __future__ import annotations

@@ -323,19 +323,12 @@ class StageStreams(Batcher):
             for request in running:
                 if request.deadline < self.attention_at:
                     self.attention_at = request.deadline
-            if running.owes_report and not running.given_up and self._is_given_up(now, running):
-                hung.append(running.place)
+            if running.owes_report and not running.given_up:
+                size = max(1, len(running))
+                running.given_up = self._why_given_up(now, running.heard, running.unwanted_since, size)
+                if running.given_up:
+                    hung.append(running.place)
         return Attention(expired, hung)
-
-    def _is_given_up(self, now: float, running: RunningSet) -> bool:
-        """Report whether a worker has said nothing for too long; if not, look again in time."""
-        times = running.heard, running.unwanted_since, max(1, len(running))
-        until = self.patience.until(*times)
-        if until <= now:
-            running.given_up = self.patience.why(*times)
-            return True
-        self.attention_at = min(self.attention_at, until)
-        return False
 
     def hint(self, now: float, request: Request, started: float | None) -> str:
         """Return what else to tell a caller whose time is up."""

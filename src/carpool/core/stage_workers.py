@@ -317,22 +317,25 @@ class StageWorkers(StageRequests):
         for batch in self.in_flight.values():
             expired += [Expiry(request, batch.started) for request in batch.expire(now)]
             self.attention_at = min(self.attention_at, batch.earliest_deadline)
-            if not batch.given_up and self._gives_up(now, batch):  # a worker being killed is reported once
-                hung.append(batch.place)
+            if not batch.given_up:  # a worker being killed is reported once
+                batch.given_up = self._why_given_up(now, batch.call_started, batch.unwanted_since, batch.size)
+                if batch.given_up:
+                    hung.append(batch.place)
         for batch in self.ahead.values():
             expired += [Expiry(request, None) for request in batch.expire(now)]
             self.attention_at = min(self.attention_at, batch.earliest_deadline)
         return Attention(expired, hung)
 
-    def _gives_up(self, now: float, batch: Batch) -> bool:
-        """Report whether the call for a batch has gone on too long; if not, look again in time."""
-        times = batch.call_started, batch.unwanted_since, batch.size
-        until = self.patience.until(*times)
+    def _why_given_up(self, now: float, began: float, unwanted_since: float, size: int) -> str:
+        """Return why a call has gone on too long; else an empty text, and look again in time.
+
+        Its arguments are those of `Patience.until`.
+        """
+        until = self.patience.until(began, unwanted_since, size)
         if until <= now:
-            batch.given_up = self.patience.why(*times)
-            return True
+            return self.patience.why(began, unwanted_since, size)
         self.attention_at = min(self.attention_at, until)
-        return False
+        return ""
 
     def hint(self, now: float, request: Request, started: float | None) -> str:
         """Return what else to tell a caller whose time is up, and whose request started then."""

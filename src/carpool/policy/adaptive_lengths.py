@@ -34,8 +34,6 @@ class AdaptiveLengths(AdaptiveLearning):
         levels = queue.levels
         if not levels or not self._composes(queue):
             return None
-        composer, cost = self._composer, self._length_cost
-        assert composer is not None and cost is not None
         hopeless = self._hopeless_alone(now, levels)
         if hopeless:
             gone = set(hopeless)
@@ -43,7 +41,14 @@ class AdaptiveLengths(AdaptiveLearning):
             if not left:
                 return self._all_hopeless(now, hopeless)
             levels = left
-        onward_s = self.onward_s
+        return self._composed_of(now, queue, levels, hopeless, free)
+
+    def _composed_of(
+        self, now: float, queue: QueueView, levels: Sequence[LevelsView], hopeless: list[Request], free: int
+    ) -> Decision:
+        """Return the best batch of these levels, without those that are hopeless alone."""
+        composer, cost, onward_s = self._composer, self._length_cost, self.onward_s
+        assert composer is not None and cost is not None
         choice = composer.choose(
             now,
             levels,
