@@ -13,7 +13,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.call import retry
 from carpool.observe import prometheus
-from carpool.observe.stats import StageSnapshot
+from carpool.observe.snapshot import StageSnapshot
 from tests.support import models
 
 

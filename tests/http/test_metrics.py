@@ -21,8 +21,10 @@ from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.app import App
 from carpool.http.codec import Refusal
 from carpool.observe.durations import DURATION_BOUNDS, Durations
+from carpool.observe.outcomes import OUTCOMES, outcome_of
 from carpool.observe.prometheus import render
-from carpool.observe.stats import OUTCOMES, REASONS, Stats, outcome_of
+from carpool.observe.stage_stats import REASONS
+from carpool.observe.stats import Stats
 from carpool.policy import Greedy
 from carpool.request import Request
 from tests.effort import slow_where

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from carpool import Service, Stage
 from carpool.observe.prometheus import render
-from carpool.observe.stats import StageSnapshot
+from carpool.observe.snapshot import StageSnapshot
 from tests.support import models
 
 ITEMS = 400

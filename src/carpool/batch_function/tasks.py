@@ -31,7 +31,7 @@ from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
 from carpool.logger import logger
 from carpool.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
-from carpool.observe.stats import explained
+from carpool.observe.stage_stats import explained
 from carpool.request import Request
 
 A = TypeVar("A")

@@ -39,8 +39,9 @@ from typing import Final, Protocol
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline, Todo
+from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
+from carpool.core.todo import Todo
 from carpool.errors import CarpoolError
 from carpool.request import DONE, Request
 

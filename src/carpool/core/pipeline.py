@@ -11,6 +11,9 @@ says what to do next. The invariants:
 * late stages are asked first, so that the room they make can be used in the same poll;
 * whatever a policy raises, and wherever, every request is somewhere inside or answered; `abort`
   answers the rest.
+
+What becomes of results stands in `core/passage.py`, and what becomes of the requests of a worker
+that is gone in `core/losses.py`.
 """
 
 from __future__ import annotations
@@ -20,57 +23,21 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from math import inf
 
-from carpool.core import trail
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.endings import Endings
 from carpool.core.entrance import Entrance
 from carpool.core.journal import Journal, parts_so_far
-from carpool.core.quarantine import MOST_LOSSES, acquit, lost_with
+from carpool.core.losses import Losses
+from carpool.core.passage import Passage
 from carpool.core.reply import Reply
-from carpool.core.running_set import Order, Part, SetReport, stream_of
-from carpool.core.stepper import Stepper, lost_in_mid_stream
+from carpool.core.running_set import Part, SetReport, stream_of
+from carpool.core.stepper import Stepper
+from carpool.core.todo import StepTodo, Todo
 from carpool.core.trail import AT_THE_DOOR
-from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
+from carpool.core.work_journal import record_batch, record_orders, record_report
+from carpool.errors import CarpoolError
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
-
-
-class Todo:
-    """What a driver must do now.
-
-    Attributes:
-        run: batches to send to their workers; do this first, the workers are idle, or nearly so.
-        answer: requests whose callers are to be told.
-        kill: (stage, place) of each worker that hangs.
-        wake_at: when to poll again although nothing happens; infinity for never.
-        drained: (stage, place) of each worker that was to go and has nothing left: it is to be
-            ended.
-        orders: what to tell workers of a stage of steps; do this first, too.
-        parts: requests, each with a part of its answer to hand on: do this after `orders`, and
-            before `answer`, where those follow that have ended.
-    """
-
-    __slots__ = ("answer", "drained", "kill", "run", "wake_at")
-    orders: Sequence[Order] = ()
-    parts: Sequence[tuple[Request, object]] = ()
-
-    def __init__(self) -> None:
-        self.run: list[Batch] = []
-        self.answer: list[Request] = []
-        self.kill: list[tuple[int, int]] = []
-        self.drained: Sequence[tuple[int, int]] = ()
-        self.wake_at = inf
-
-
-class StepTodo(Todo):
-    """What a driver must do now where the last stage is one of steps."""
-
-    __slots__ = ("orders", "parts")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.orders: Sequence[Order] = ()
-        self.parts: Sequence[tuple[Request, object]] = ()
 
 
 class Pipeline:
@@ -107,10 +74,12 @@ class Pipeline:
         self.alone = 0
         self._endings = Endings([batcher.name for batcher in self.batchers], journal)
         self._entrance = Entrance(self.batchers, self._endings, self.slo_s, journal)
+        self._passage = Passage(self.batchers, self._endings, measure, journal)
+        self._losses = Losses(self._endings, journal)
         self.door = self._entrance.door
-        self._measure = measure
         self._journal = journal
         self._is_held = False
+        self._last = len(self.batchers) - 1
         last = self.batchers[-1]
         self.stepper = last if isinstance(last, Stepper) else None
         self._new_todo = Todo if self.stepper is None else StepTodo
@@ -264,15 +233,7 @@ class Pipeline:
     def completed(self, now: float, reply: Reply) -> None:
         """Take the answers of a worker to a batch, or to a part of it.
 
-        Each request that is answered ends in one of six ways:
-
-        1. its caller does not wait any more, or it never was that worker's: the result is dropped;
-        2. its deadline had passed when the worker read it: it expires;
-        3. its deadline has passed since, and another stage would follow: it expires;
-        4. it has failed: it is answered with its error;
-        5. it has been through the last stage: it is answered with its result;
-        6. else the result is what the next stage gets, unless it cannot be weighed for it, which
-           fails the request.
+        See `core/passage.py` for what becomes of each.
 
         Raises:
             ValueError: there are more or fewer results than ids; then nothing was done.
@@ -281,58 +242,15 @@ class Pipeline:
         if len(results) != len(ids):
             raise ValueError(f"{len(results)} results for {len(ids)} requests")
         batcher = self.batchers[stage]
-        is_last = stage == len(self.batchers) - 1
         batch = batcher.in_flight.get(reply.place)
         if now >= batcher.attention_at and batch is not None and batch.id == reply.batch_id:
             for late in batch.expire(now):  # a driver that stood still has not polled
                 self._endings.expire(now, late, batch.started)
         takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
-        if errors is None and is_last and self._journal is None:
-            batcher.late_results += self._answer_all(takers, results)
+        if errors is None and stage == self._last and self._journal is None:
+            batcher.late_results += self._passage.answer_all(takers, results)
             return
-        passed: list[Request] = []
-        for i, request in enumerate(takers):
-            if request is None:
-                continue
-            if request.state != RUNNING:
-                batcher.late_results += 1
-            elif errors is not None and i in errors:
-                if isinstance(errors[i], DeadlineExceeded):  # the worker does not know where the time went
-                    self._endings.expire(now, request, batch.started if batch else None)
-                else:
-                    self._endings.fail(now, request, errors[i])
-            elif is_last:
-                request.result = results[i]
-                self._endings.answer(now, request)
-            elif request.deadline <= now:
-                self._endings.expire(now, request, batch.started if batch else None)
-            elif self._weigh(now, request, stage + 1, results[i]):
-                request.item = results[i]
-                request.nbytes = self._measure(results[i])
-                passed.append(request)
-        if passed:
-            assert batch is not None
-            self._pass_on(now, stage, passed, batch.started)
-
-    def _answer_all(self, takers: Sequence[Request | None], results: Sequence[object]) -> int:
-        """Answer the requests of a reply of the last stage that has no errors.
-
-        Fast path of the loop in `completed`: the same outcome, see tests/core/test_fast_paths.py.
-
-        Returns:
-            How many results came too late.
-        """
-        endings = self._endings
-        answers = endings.answers
-        before = len(answers)
-        for request, result in zip(takers, results, strict=True):
-            if request is not None and request.state == RUNNING:
-                request.state = DONE
-                request.result = result
-                answers.append(request)
-        answered = len(answers) - before
-        endings.answered += answered
-        return len(takers) - takers.count(None) - answered
+        self._passage.sort_out(now, reply, takers, batch.started if batch is not None else None)
 
     def reported(self, now: float, report: SetReport) -> None:
         """Take what a worker of a stage of steps says after a step.
@@ -353,23 +271,9 @@ class Pipeline:
         parts, ended = stepper.reported(now, report)
         self._parts += parts
         if self._journal is not None:
-            self._record_report(now, stepper, [request for request, _ in parts], returned)
+            record_report(self._journal, now, stepper.name, [request for request, _ in parts], returned)
         for request, part in ended:
             self._end_stream(now, request, part)
-
-    def _record_report(
-        self, now: float, stepper: Stepper, heard: Sequence[Request], returned: Sequence[Request]
-    ) -> None:
-        """Write the first parts of streams into the journal, and which ones found no memory."""
-        assert self._journal is not None
-        for request in heard:
-            if stream_of(request).parts == 1:
-                detail = f"from worker {stream_of(request).place}"
-                self._journal.record(now, "first part", request.id, stepper.name, detail)
-        for request in returned:
-            if request.state == QUEUED:
-                detail = parts_so_far(now, request)
-                self._journal.record(now, "out of memory, queued again", request.id, stepper.name, detail)
 
     def _end_stream(self, now: float, request: Request, part: Part) -> None:
         """Answer a request whose stream has ended: its worker has said so."""
@@ -379,40 +283,6 @@ class Pipeline:
         if stream_of(request).is_collected:
             request.result = part.value
         self._endings.answer(now, request)
-
-    def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
-        """Weigh a request for its next stage; report whether that went well, else it fails."""
-        try:
-            if request.losses:
-                acquit(request)  # which gives it back its key, before it gets that of the next stage
-            self.batchers[stage].weigh(request, result)
-        except CarpoolError as error:
-            self._endings.fail(now, request, error)
-            return False
-        except BaseException as error:  # a `Weigher` raises only CarpoolErrors; others may be given
-            kind = type(error).__name__
-            text = f"size= of stage {self.batchers[stage].name} raised {kind}"
-            self._endings.fail(now, request, ModelError(text, type_name=kind))
-            return False
-        return True
-
-    def _pass_on(self, now: float, stage: int, requests: Sequence[Request], started: float) -> None:
-        """Pass requests on to the next stage, which gets their results.
-
-        Args:
-            now: the time.
-            stage: the stage that is done with them.
-            requests: those that go on.
-            started: since when that stage has worked on them.
-        """
-        trail.extend(requests, stage, started, now)
-        for request in requests:
-            request.stage = stage + 1
-            request.arrived = now
-            request.format = 0
-            if self._journal is not None:
-                self._journal.record(now, "passed", request.id, self.batchers[stage].name)
-        self.batchers[stage + 1].enter(now, requests)
 
     # -- workers that come and go
 
@@ -483,17 +353,8 @@ class Pipeline:
         """
         batcher = self.batchers[stage]
         if batcher is self.stepper:
-            return self._set_lost(now, batcher, place, unsent)
-        batch = batcher.worker_lost(place)
-        if batch is None:
-            return False
-        untouched = [request for request in batch.requests if request.id in unsent and request.state == RUNNING]
-        suspects = [request for request in batch.requests if request.id not in unsent]
-        again = self._blame(now, batcher, suspects, batch.given_up)
-        if again:
-            batcher.quarantine(again)
-        self._put_back(now, batcher, untouched, batcher.withdraw_ahead(place))
-        return batch.requests[0].losses >= MOST_LOSSES
+            return self._losses.set_lost(now, batcher, place, unsent)
+        return self._losses.batch_lost(now, batcher, place, unsent)
 
     def worker_left(self, now: float, stage: int, place: int) -> None:
         """Note that a worker goes, perhaps amid a batch, for which no request is to blame.
@@ -502,80 +363,9 @@ class Pipeline:
         """
         batcher = self.batchers[stage]
         if batcher is self.stepper:
-            self._set_left(now, batcher, place)
-            return
-        batch = batcher.worker_lost(place)
-        if batch is None:
-            return
-        again = [request for request in batch.requests if request.state == RUNNING]
-        self._put_back(now, batcher, again, batcher.withdraw_ahead(place))
-
-    def _set_lost(self, now: float, stepper: Stepper, place: int, unsent: Collection[int]) -> bool:
-        """Do what `worker_lost` does for a worker of a stage of steps.
-
-        Only those streams are to blame that it may have been stepping or starting.
-        """
-        lost = stepper.worker_gone(place, unsent)
-        if lost is None:
-            return False
-        again = self._blame(now, stepper, lost.blamed, lost.given_up)
-        for request in lost.blamed:
-            if request.state == DONE:
-                stepper.forget(stream_of(request))
-        stepper.quarantine(again)
-        self._put_back(now, stepper, lost.untold, self._able_to_go_on(now, stepper, lost.resting))
-        return lost.suspect is not None and lost.suspect.losses >= MOST_LOSSES
-
-    def _set_left(self, now: float, stepper: Stepper, place: int) -> None:
-        """Do what `worker_left` does for a worker of a stage of steps."""
-        lost = stepper.worker_gone(place)
-        if lost is not None:
-            again = self._able_to_go_on(now, stepper, [*lost.blamed, *lost.resting])
-            self._put_back(now, stepper, lost.untold, again)
-
-    def _able_to_go_on(self, now: float, stepper: Stepper, requests: Sequence[Request]) -> list[Request]:
-        """Return the streams of a worker that has gone which can run elsewhere; fail the others."""
-        again: list[Request] = []
-        for request in requests:
-            if stepper.may_run_again(request):
-                again.append(request)
-            else:
-                stepper.forget(stream_of(request))
-                self._endings.fail(now, request, lost_in_mid_stream(stepper.name))
-        return again
-
-    def _blame(self, now: float, batcher: Batcher, suspects: Sequence[Request], given_up: str) -> list[Request]:
-        """Count a lost worker against the requests that it had, and fail those not to be run again.
-
-        Returns:
-            Those that are to be run again.
-        """
-        again: list[Request] = []
-        for request in suspects:
-            request.losses += 1
-            if request.state != RUNNING:
-                continue
-            if request.losses < MOST_LOSSES and batcher.may_run_again(request):
-                again.append(request)
-                if self._journal is not None:
-                    self._journal.record(now, "worker lost, queued again, alone", request.id, batcher.name)
-            else:
-                self._endings.fail(now, request, lost_with(request, batcher.name, given_up))
-        return again
-
-    def _put_back(self, now: float, batcher: Batcher, untouched: list[Request], ahead: list[Request]) -> None:
-        """Let what a lost worker has not looked at wait again, as if it had not been taken.
-
-        Args:
-            now: the time.
-            batcher: of the worker's stage.
-            untouched: requests of its batch.
-            ahead: requests of its next batch.
-        """
-        if self._journal is not None:
-            for request in ahead:
-                self._journal.record(now, "worker gone, queued again", request.id, batcher.name)
-        batcher.put_back(now, [*untouched, *ahead])
+            self._losses.set_left(now, batcher, place)
+        else:
+            self._losses.batch_left(now, batcher, place)
 
     # -- what to do
 
@@ -630,7 +420,7 @@ class Pipeline:
             while (batch := batcher.next_batch(now, room - batcher.running, dropped)) is not None:
                 todo.run.append(batch)
                 if self._journal is not None:
-                    self._record_batch(now, batcher, batch)
+                    record_batch(self._journal, now, batcher.name, batch)
         finally:
             if dropped:
                 self._entrance.drop(now, dropped)
@@ -642,31 +432,13 @@ class Pipeline:
             self._endings.expire(now, request, started, batcher.hint(now, request, started))
         self._todo.kill += [(batcher.stage, place) for place in hung]
 
-    def _record_batch(self, now: float, batcher: Batcher, batch: Batch) -> None:
-        """Write a batch that goes into the journal."""
-        assert self._journal is not None
-        how = f"{batch.reason}, ahead" if batch.ahead else batch.reason
-        detail = f"batch {batch.id} of {len(batch)} on worker {batch.place} ({how})"
-        for request in batch.requests:
-            self._journal.record(now, "runs", request.id, batcher.name, detail)
-
     def _hand_out(self, now: float, stepper: Stepper, todo: Todo) -> None:
         """Put the orders and parts of a stage of steps on the list of what a driver must do."""
         assert isinstance(todo, StepTodo)
         todo.orders = stepper.take_orders()
         todo.parts, self._parts = self._parts, []
-        if self._journal is None:
-            return
-        for order in todo.orders:
-            for request in order.join:
-                parts = stream_of(request).parts
-                event = f"resumed after {parts} parts" if parts else "runs"
-                detail = f"joins worker {order.place} by order {order.number}"
-                self._journal.record(now, event, request.id, stepper.name, detail)
-            for event, ids in (("rests", order.pause), ("is stepped again", order.resume)):
-                for id in ids:
-                    detail = f"on worker {order.place} by order {order.number}"
-                    self._journal.record(now, event, id, stepper.name, detail)
+        if self._journal is not None:
+            record_orders(self._journal, now, stepper.name, todo.orders)
 
     def _is_last_call(self, batcher: Batcher) -> bool:
         """Report whether all that can ever join a stage's queue is in it.
@@ -690,7 +462,7 @@ class Pipeline:
 
     def _room_after(self, batcher: Batcher) -> float:
         """Return how many results the stage after this one can take."""
-        if batcher.stage == len(self.batchers) - 1:
+        if batcher.stage == self._last:
             return inf
         if self._is_held and not batcher.stage and self.closed_because is None:
             return 0

@@ -18,14 +18,16 @@ from typing import Any, Protocol, cast
 from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
 from carpool.core.batch import Batch
-from carpool.core.pipeline import Pipeline, Todo
+from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.core.running_set import Order, SetReport
+from carpool.core.todo import Todo
 from carpool.drive.trouble import FAILED_FOR_S, learn, learn_from_warm_up, stage_at_fault
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
 from carpool.logger import logger
-from carpool.observe.stats import ServiceSnapshot, Stats
+from carpool.observe.snapshot import ServiceSnapshot
+from carpool.observe.stats import Stats
 from carpool.request import NEW, Request
 from carpool.wire.order import Carried
 

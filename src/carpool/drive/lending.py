@@ -39,7 +39,7 @@ from math import inf
 from typing import Final
 
 from carpool.clock import Clock, monotonic
-from carpool.core.pipeline import Todo
+from carpool.core.todo import Todo
 from carpool.drive.aio import Driver
 from carpool.drive.process import WorkerProcess
 from carpool.drive.worker_pool import WorkerPool

@@ -17,7 +17,7 @@ from carpool.service.weigh import weigher_of
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
     from carpool.model import Traits
-    from carpool.observe.stats import ServiceSnapshot
+    from carpool.observe.snapshot import ServiceSnapshot
     from carpool.service.elsewhere import Elsewhere
     from carpool.service.handle import AsyncHandle
     from carpool.service.join import Join

@@ -11,7 +11,8 @@ from math import inf
 from typing import Any
 
 from carpool.observe.durations import DURATION_BOUNDS, Durations
-from carpool.observe.stats import StageStats, Stats, explained
+from carpool.observe.stage_stats import StageStats, explained
+from carpool.observe.stats import Stats
 from carpool.observe.stream_stats import StreamStats
 from carpool.policy.cost import CostModel
 

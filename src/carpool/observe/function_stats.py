@@ -12,7 +12,8 @@ from operator import attrgetter
 
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
-from carpool.observe.stats import StageStats, Stats
+from carpool.observe.stage_stats import StageStats
+from carpool.observe.stats import Stats
 from carpool.request import Request
 
 _ARRIVED = attrgetter("arrived")

@@ -15,7 +15,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from carpool.observe.durations import DURATION_BOUNDS, Durations
-from carpool.observe.stats import StageStats, Stats, explained
+from carpool.observe.stage_stats import StageStats, explained
+from carpool.observe.stats import Stats
 from carpool.observe.stream_stats import StreamStats
 
 _STAGE = ("model", "stage")

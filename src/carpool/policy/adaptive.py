@@ -17,53 +17,28 @@ which `decide` asks:
 Where requests have lengths and these vary, batches are composed by length (`policy/compose.py`),
 which takes the place of rules 3, 4, 6 and 7, unless that saves little; then all is as above.
 
+What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
+`policy/adaptive_lengths.py`.
+
 Rules 2 to 4 need due times, by an SLO or by deadlines; without them, only the others apply. Theory,
 figures and when it loses: docs/policies.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from carpool.policy.arrivals import Arrivals
-from carpool.policy.backlog import Backlog, Pace
-from carpool.policy.base import NOTHING, Decision, LevelsView, Policy, QueueView
-from carpool.policy.batch_size import BatchSize
+from carpool.policy.adaptive_learning import COLD
+from carpool.policy.adaptive_lengths import AdaptiveLengths
+from carpool.policy.backlog import Pace
+from carpool.policy.base import NOTHING, Decision, QueueView
 from carpool.policy.candidates import Candidates
-from carpool.policy.compose import Composer, in_line
-from carpool.policy.cost import CostModel
 from carpool.policy.due_plan import DuePlan
-from carpool.policy.gather import Gather, Round
-from carpool.policy.length_cost import LengthCost
 from carpool.request import Request
 
-_COLD = 6  # batches before anything is decided by what was learned
-_FEW = 64  # batches that must be known before any is skipped without much thought
-_TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
-_SHORT_S = 5e-3  # shorter batches are not all learned from, as learning costs a share of their time,
-_LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3  # but about one in this time
-_NOVEL = 2.0  # a size that was measured less often is learned from whenever it comes
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time has no price, and its full price
-_KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
 _CALM = 0.95  # of the capacity: with a load below it an overload is over
-
-
-class _Observation(NamedTuple):
-    """What is to be learned from one batch.
-
-    Attributes:
-        size: the sum of its requests' sizes.
-        seconds: what it took in all; None if it failed.
-        before: the batch before it, and what came of that; None if nothing is to be learned of it.
-        unit: the mean size of its requests.
-    """
-
-    size: int
-    seconds: float | None
-    before: Round | None
-    unit: float
 
 
 class _Load(NamedTuple):
@@ -87,7 +62,7 @@ class _Load(NamedTuple):
         return max(self.short, self.long) / self.capacity
 
 
-class Adaptive(Policy):
+class Adaptive(AdaptiveLengths):
     """Batch size and waiting time found by the program, with and without an SLO.
 
     Args:
@@ -95,165 +70,11 @@ class Adaptive(Policy):
         max_queue_delay_s: as for every policy; it bounds how long clients are waited for.
     """
 
-    def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
-        super().__init__(max_batch_size, max_queue_delay_s)
-        self._arrivals = Arrivals()
-        self._gather = Gather(self._arrivals)
-        self._backlog = Backlog()
-        self._unit = 1.0  # smoothed size of a request
-        self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
-        self._busy = 0  # workers, after the last decision
-        self._rule = "cold"
-        self._is_trifling = False  # whether the last batch was very short
-        self._to_skip = 0  # how many of the next batches to skip when learning
-        self._length_cost: LengthCost | None = None  # where requests have lengths
-        self._composer: Composer | None = None
-        self._observation: _Observation | None = None  # of the last batch that is learned from, until it is
-        self._next_has_gone = False  # whether a batch has gone since that one was completed
-        self._learn_from_scratch()
-
-    def _learn_from_scratch(self) -> None:
-        self.cost = CostModel(self.limit)
-        self._chooser = BatchSize(self.cost)
-
-    # -- what happened
-
-    def arrived(self, now: float, request: Request) -> None:
-        self._arrivals.add(now, 1)
-        self._waiting += 1
-        if request.size != 1 or self._unit != 1.0:
-            self._unit += 0.02 * (request.size - self._unit)
-        if self._observation is not None and self._next_has_gone:
-            self._learn()
-
-    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
-        n = len(requests)
-        self._arrivals.add(now, n)
-        self._waiting += n
-        size = sum([request.size for request in requests])
-        if size != n or self._unit != 1.0:
-            self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
-        if self._observation is not None and self._next_has_gone:
-            self._learn()
-
-    def left(self, now: float, request: Request) -> None:
-        self._waiting -= 1
-        if self._composer is not None and request.due < inf:
-            self._left_composer(now, request)
-
-    def _left_composer(self, now: float, request: Request) -> None:
-        """Count a request among those not answered in time, if that is why it leaves."""
-        assert self._composer is not None and self._length_cost is not None
-        if request.due < now + self.onward_s + self._length_cost.seconds(1, request.length):
-            self._composer.answered(request, False)
-
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        was_trifling = self._is_trifling
-        if was_trifling and self._to_skip and busy_s < _TRIFLE_S:
-            self._to_skip -= 1
-            return
-        if self._observation is not None:
-            self._learn()  # from the batch before, for which there was no better time
-        cost = self.cost
-        if cost.limit != self.limit:
-            self._learn_from_scratch()
-            cost = self.cost
-        is_known = cost.samples > _FEW
-        is_novel = not is_known or cost.measured(size) < _NOVEL
-        self._is_trifling = is_known and busy_s < _TRIFLE_S
-        if is_novel or not self._to_skip:
-            self._observe(now, n, size, busy_s, ok)
-            self._to_skip = self._worth_skipping(size, busy_s) if is_known else 0
-        elif was_trifling and not self._is_trifling:
-            self._to_skip = 0
-        else:
-            self._to_skip -= 1
-        if self._is_trifling:
-            self._gather.stop()
-        else:
-            self._gather.completed(now, n)
-        self._next_has_gone = False
-        if is_novel:
-            self._learn()  # the next decision depends on it
-
-    def _observe(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        """Note what is to be learned from a batch that has just been completed."""
-        before = None
-        if not self._is_trifling:
-            before = self._gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
-        # what one more batch costs, the way to the worker and back too
-        self._observation = _Observation(size, busy_s + self.hop_s if ok else None, before, size / n)
-
-    def _worth_skipping(self, size: int, busy_s: float) -> int:
-        """Return how many batches not to learn from, after one that has taken `busy_s`.
-
-        None are skipped if batches are not short. They are skipped by count, not by time: sampling
-        by time would pick stalled batches too often.
-        """
-        usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
-        if usual_s >= _SHORT_S:
-            return 0
-        return int((_LEARN_FROM_TRIFLES_EVERY_S if self._is_trifling else _LEARN_EVERY_S) / usual_s)
-
-    def _learn(self) -> None:
-        """Learn from the batch that was observed last, if that has not been done.
-
-        The best time for it is once the next batch has gone, since its worker may be idle until
-        then.
-        """
-        observed, self._observation = self._observation, None
-        if observed is None:
-            return
-        if observed.seconds is not None:
-            self.cost.add(observed.size, observed.seconds)
-            self._chooser.completed()
-        if observed.before is not None:
-            length_cost = self._length_cost
-            composes = length_cost is not None and length_cost.longest_varies
-            cost = length_cost.usual(self.limit) if length_cost is not None and composes else self.cost
-            self._gather.learn(observed.before, observed.unit, cost)
-
-    def served(
-        self,
-        now: float,
-        n: int,
-        longest: int,
-        requests: Sequence[Request],
-        busy_s: float,
-        ok: bool,
-        is_switch: bool = False,
-    ) -> None:
-        """Learn what a batch costs by its longest, and which lengths are answered in time."""
-        composer = self._composing_with()
-        composer.batch_gone()
-        done = now + self.onward_s
-        for request in requests:
-            composer.answered(request, done <= request.due)
-        cost = self._length_cost
-        if not ok or cost is None:
-            return
-        if is_switch and cost.samples >= _COLD:
-            cost.learn_switch(n, longest, busy_s + self.hop_s)
-        else:
-            cost.add(n, longest, busy_s + self.hop_s)
-
-    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
-        """Learn from a batch of the warm-up by its longest."""
-        self._composing_with()
-        assert self._length_cost is not None
-        self._length_cost.add(n, longest, busy_s)
-
-    def trained(self, n: int, size: int, busy_s: float) -> None:
-        """Learn from a batch of the warm-up."""
-        if self.cost.limit != self.limit:
-            self._learn_from_scratch()
-        self.cost.add(size, busy_s, sure=True)
-
     # -- a request that no other shares the stage with
 
     def lets_go(self, slack_s: float) -> bool:
         cost = self.cost
-        if cost.samples < _COLD or (not self._is_trifling and self._gather.window_s):
+        if cost.samples < COLD or (not self._is_trifling and self._gather.window_s):
             return False
         if self._observation is not None and self._next_has_gone:
             return False  # it is learned from when something arrives, and may change all this
@@ -283,7 +104,7 @@ class Adaptive(Policy):
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
         elif queue.by_length and (composed := self._composed(now, queue, free)) is not None:
             decision = composed
-        elif self.cost.samples < _COLD:
+        elif self.cost.samples < COLD:
             decision = self._cold(now, queue)
         else:
             self._chooser.refresh()
@@ -301,7 +122,7 @@ class Adaptive(Policy):
         other cases `decide` is to judge by what waits then.
         """
         cost, chooser, waiting = self.cost, self._chooser, queue.size
-        if cost.samples < _COLD or self._backlog.overloaded_since is not None or self._composes(queue):
+        if cost.samples < COLD or self._backlog.overloaded_since is not None or self._composes(queue):
             return NOTHING
         chooser.refresh()
         most = self.limit if self._is_trifling else chooser.most(waiting)
@@ -341,7 +162,7 @@ class Adaptive(Policy):
         It is asked for a lone request on an idle server, and for trifles.
         """
         cost = self.cost
-        if cost.samples < _COLD:
+        if cost.samples < COLD:
             return False
         self._backlog.calm()
         if queue.size <= cost.limit:
@@ -473,21 +294,6 @@ class Adaptive(Policy):
         dearness = (load.share - _TIME_IS_FREE) / (_TIME_IS_DEAR - _TIME_IS_FREE)
         return load.capacity * min(1.0, max(0.0, dearness)) / self._unit
 
-    def _worth_waiting_until(
-        self, now: float, queue: QueueView, waiting: int, most: int, slack_s: float
-    ) -> float | None:
-        """Return when to stop waiting for clients that come back; None to go now."""
-        gather = self._gather
-        if not gather.window_s or waiting >= most or not gather.expected:
-            return None
-        until = gather.until
-        if self.max_queue_delay_s is not None:
-            until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
-        more = min(waiting + int(gather.served * self._unit), most)
-        if now < until and slack_s > until - now + self.cost.seconds(more) * self.cost.margin:
-            return until
-        return None
-
     def _fair_share(self, now: float, waiting: int, most: int, workers: int) -> int:
         """Return the most that one of several workers takes; `most` for one worker alone.
 
@@ -515,119 +321,3 @@ class Adaptive(Policy):
         """Take `n`, or now and then a size that deserves a try instead."""
         probe = self._chooser.probe(n, waiting, slack_s)
         return Decision(drop=dropped, take=probe, reason=reason if probe == n else "probe")
-
-    # -- batches composed by length
-
-    def _composing_with(self) -> Composer:
-        """Return what composes batches, which is made when the first lengths are heard of."""
-        if self._composer is None:
-            self._length_cost = LengthCost(self.allowed_batch_sizes, self.allowed_lengths)
-            self._composer = Composer(self._length_cost)
-        return self._composer
-
-    def _composes(self, queue: QueueView) -> bool:
-        """Report whether batches are to be composed of what waits."""
-        cost, composer = self._length_cost, self._composer
-        if cost is None or composer is None or not queue.by_length or cost.samples < _COLD:
-            return False
-        if queue.lanes > 1 and len(queue.levels) > 1:
-            return True  # which of them, is a question even where all are of one length
-        if not queue.lengths_vary:
-            return False
-        if len(queue) <= self.limit or self.max_padded_size < inf:
-            return True
-        return not composer.keeps_plain_order(queue, self.limit)
-
-    def _composed(self, now: float, queue: QueueView, free: int) -> Decision | None:
-        """Return the batch of like lengths that is to go; None where what comes first is."""
-        levels = queue.levels
-        if not levels or not self._composes(queue):
-            return None
-        composer, cost = self._composer, self._length_cost
-        assert composer is not None and cost is not None
-        hopeless = self._hopeless_alone(now, levels)
-        if hopeless:
-            gone = set(hopeless)
-            left = [each for each in levels if not gone.issuperset(in_line(each))]
-            if not left:
-                return self._all_hopeless(now, hopeless)
-            levels = left
-        onward_s = self.onward_s
-        choice = composer.choose(
-            now,
-            levels,
-            self.limit,
-            self.max_padded_size,
-            onward_s=onward_s,
-            without=hopeless,
-            extra_s=[0.0 if each.key in self.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
-        )
-        n = len(choice.requests)
-        if choice.batches == 1 and free <= 1:
-            slack_s = min([each.earliest_due for each in levels]) - now - onward_s
-            until = self._worth_waiting_until(now, queue, n, self.limit, slack_s)
-            if until is not None:
-                return Decision(drop=hopeless, wake_at=until)
-        if self.allowed_batch_sizes is not None:
-            choice = composer.without_padding(choice, self.allowed_batch_sizes)
-            n = len(choice.requests)
-        reason = "full" if n == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
-        return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
-
-    def _hopeless_alone(self, now: float, levels: Sequence[LevelsView]) -> list[Request]:
-        """Return the requests that could not be answered in time even alone."""
-        cost = self._length_cost
-        assert cost is not None
-        at = now + self.onward_s
-        if min([each.earliest_due for each in levels]) - at >= cost.seconds(1, cost.longest):
-            return []
-        known = _KNOWN_LENGTH * cost.longest  # what is longer is served, to find out what it costs
-        late = [r for each in levels for r in in_line(each) if r.due - at < cost.seconds(1, r.length)]
-        return [r for r in late if r.length <= known or r.due <= now]
-
-    def _all_hopeless(self, now: float, hopeless: list[Request]) -> Decision:
-        """Refuse all, as none of them can be in time, but one if not even a new one could be."""
-        cost = self._length_cost
-        assert cost is not None
-        last = max(hopeless, key=lambda request: request.due)
-        if last.due - last.arrived >= cost.seconds(1, last.length) + self.onward_s:
-            return Decision(drop=hopeless)
-        hopeless.remove(last)
-        return Decision(drop=hopeless, take=1, reason="probe", chosen=[last])
-
-    # -- why
-
-    def explain(self, now: float) -> dict[str, Any]:
-        """Return what was learned and by which rule the last batch went; all times in seconds."""
-        cost, chooser = self.cost, self._chooser
-        chooser.refresh()
-        sizes = sorted({1, chooser.working, chooser.best, self.limit})
-        return {
-            "policy": "adaptive",
-            "rule": self._rule,
-            "samples": cost.samples,
-            "cost_s": {n: cost.seconds(n) for n in sizes} if cost.samples else {},
-            "noise_cv": cost.cv,
-            "margin": cost.margin,
-            "hop_s": self.hop_s,
-            "arrival_rate": self._arrivals.long_rate(now),
-            "capacity_per_worker": chooser.capacity * cost.bias if cost.samples else 0.0,
-            "expected_batch_size": chooser.working,
-            "gather_s": self._gather.window_s,
-            "overloaded": self._backlog.overloaded_since is not None,
-            **self._explain_lengths(),
-        }
-
-    def _explain_lengths(self) -> dict[str, Any]:
-        """Return what was learned of lengths and keys; nothing where there are none."""
-        cost, composer = self._length_cost, self._composer
-        if cost is None or composer is None:
-            return {}
-        lengths = sorted({1, round(cost.usual_length), cost.longest})
-        return {
-            "cost_by_length_s": {
-                f"{n} x {length}": cost.seconds(n, length) for n in (1, self.limit) for length in lengths
-            },
-            "composing_saves": composer.saving,
-            "switch_s": cost.switch_s,
-        }

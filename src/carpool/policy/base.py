@@ -320,3 +320,9 @@ def knows_lone_requests(kind: type[Policy]) -> bool:
     calls = (*_LONE_CALLS, *_RULE_CALLS)
     depth = {name: next(i for i, base in enumerate(kind.__mro__) if name in vars(base)) for name in calls}
     return max(depth[name] for name in _LONE_CALLS) <= min(depth[name] for name in _RULE_CALLS)
+
+
+def check_slo(slo_s: float | None) -> None:
+    """Raise ValueError unless an objective is a positive number of seconds, or None."""
+    if slo_s is not None and not slo_s > 0:
+        raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")

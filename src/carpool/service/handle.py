@@ -38,7 +38,7 @@ from carpool.drive.streams import AsyncStream, ThreadStream, Window
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.logger import logger
 from carpool.observe.shown import counted
-from carpool.observe.stats import ServiceSnapshot
+from carpool.observe.snapshot import ServiceSnapshot
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import DEFAULT_LANE, Lane, Request, Stream
 from carpool.service.assemble import Assembly, assemble

@@ -23,7 +23,7 @@ from carpool.wire.payload import OBJECT
 if TYPE_CHECKING:
     from carpool.http.codec import Formats
     from carpool.model import Traits
-    from carpool.observe.stats import ServiceSnapshot
+    from carpool.observe.snapshot import ServiceSnapshot
     from carpool.service.declaration import Declaration
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from carpool.http.protocols.base import ModelOfApp
-from carpool.observe.stats import ServiceSnapshot, StageSnapshot
+from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot
 
 _NS = 1e9
 

@@ -1,0 +1,146 @@
+"""The requests that wait in one stage: how they come, leave, expire and are dropped.
+
+A policy may be the user's, and raise. So it is told before something becomes of a request, or when
+that has happened altogether: whatever it raises, each request is in the queue, in a batch, or
+answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from carpool.core.batch import Expiry
+from carpool.core.quarantine import suspect
+from carpool.core.queue import Queue
+from carpool.policy.base import Policy, knows_lone_requests
+from carpool.request import QUEUED, Request
+
+
+class StageRequests:
+    """The queue of one stage, and what its policy is told of the requests in it.
+
+    Args:
+        name: the stage's name.
+        policy: decides when and how many; owned by this stage alone.
+        queue: where requests wait.
+        stage: the position of the stage; the pipeline sets it.
+        idempotent: whether a request may be run once more when its worker is lost.
+        weigh: writes on a request what the result of the stage before counts for in this one: its
+            size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
+
+    Attributes:
+        next_max_size: most results that the next stage can ever take at once; the pipeline sets it.
+        closing: whether no request can join the queue any more, so that nothing is held back for
+            company; the pipeline sets it.
+        retired: whether all requests have been answered, and the policy is asked and told nothing
+            any more; the pipeline sets it.
+        entered: how many requests have joined the queue.
+        wake_at: when to ask again what to do although nothing happened; None for never.
+        attention_at: no request expires and no worker hangs before this.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        queue: Queue,
+        *,
+        stage: int,
+        idempotent: bool,
+        weigh: Callable[[Request, object], None] | None,
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.queue = queue
+        self.stage = stage
+        self.idempotent = idempotent
+        self.weigh = weigh or _counts_for_one
+        self.next_max_size = inf
+        self.closing = self.retired = False
+        self.entered = 0
+        self.wake_at: float | None = None
+        self.attention_at = inf
+        kind = type(policy)
+        self._policy_listens = (
+            kind.arrived is not Policy.arrived or kind.arrived_together is not Policy.arrived_together
+        )
+        self._policy_predicts = kind.predicted_wait_s is not Policy.predicted_wait_s
+        self._policy_knows_lone = knows_lone_requests(kind)
+
+    def enter(self, now: float, requests: Sequence[Request], soonest: float | None = None) -> None:
+        """Put requests in the queue of this stage; their `stage` and `arrived` must be set already.
+
+        Args:
+            now: the time.
+            requests: at least one.
+            soonest: the earliest of their deadlines, if it is known.
+        """
+        if soonest is None:
+            soonest = min([request.deadline for request in requests])
+        if soonest < self.attention_at:
+            self.attention_at = soonest
+        self.entered += len(requests)
+        self.queue.push(requests)
+        if self._policy_listens:
+            self.policy.arrived_together(now, requests)
+
+    def put_back(self, now: float, requests: Sequence[Request]) -> None:
+        """Let requests of a worker that has gone wait again, in their old places."""
+        self.queue.put_back(requests)
+        news = [request for request in requests if not request.losses]  # the policy does not know those in quarantine
+        if news:
+            self.policy.arrived_together(now, news)
+
+    def quarantine(self, requests: Sequence[Request]) -> None:
+        """Let requests wait again, each to be run alone, as one of them may have killed its worker.
+
+        They wait in their old places. The policy is not told, neither now nor when they have run:
+        they do not arrive, and it does not decide on them.
+        """
+        for request in requests:
+            suspect(request)
+        self.queue.put_back(requests)
+
+    def leave(self, now: float, request: Request) -> None:
+        """Remove a queued request whose caller has gone; it is now done."""
+        self.queue.remove(request)
+        self.policy.left(now, request)
+
+    def in_the_way(self, request: Request) -> list[Request]:
+        """Return the requests that must give up their places to a new one, if the queue is full.
+
+        A batch of each priority stays, or half of a queue that is smaller than two batches.
+        """
+        return self.queue.in_the_way(request, max(1, int(min(self.policy.limit, self.queue.max_size / 2))))
+
+    def displace(self, now: float, request: Request) -> None:
+        """Remove a queued request for one of a higher priority; it is now done."""
+        self.policy.left(now, request)
+        self.queue.evict(request)
+
+    def may_run_again(self, request: Request) -> bool:
+        """Report whether a request may be run once more after its worker was lost."""
+        return self.idempotent
+
+    def _drop(self, now: float, requests: Sequence[Request]) -> None:
+        """Remove the queued requests that the policy drops."""
+        if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.stage for r in requests):
+            raise RuntimeError(f"policy {type(self.policy).__name__} of stage {self.name} drops what is not queued")
+        for request in requests:
+            self.policy.left(now, request)
+        for request in requests:
+            self.queue.remove(request)
+
+    def _expire_queued(self, now: float) -> list[Expiry]:
+        """Remove the queued requests whose deadlines have passed."""
+        waited = self.queue.expired(now)
+        for request in waited:
+            self.policy.left(now, request)
+        for request in waited:
+            self.queue.remove(request)
+        return [Expiry(request, None) for request in waited]
+
+
+def _counts_for_one(request: Request, result: object) -> None:
+    request.size = 1

@@ -1,0 +1,342 @@
+"""The workers of one stage: what they have been handed, what they answer, what takes too long.
+
+A reply is paired with a request only if that worker was given that request in that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from carpool.core.batch import Attention, Batch, Expiry
+from carpool.core.batch_times import BatchTimes
+from carpool.core.keyed_workers import KeyedWorkers
+from carpool.core.patience import Patience
+from carpool.core.places import Places
+from carpool.core.queue import Queue
+from carpool.core.safe_size import SafeSize, least_that_ran_out
+from carpool.core.stage_requests import StageRequests
+from carpool.policy.base import Policy
+from carpool.request import DONE, RUNNING, Request
+
+
+class StageWorkers(StageRequests):
+    """What the workers of one stage have, and what is learned as they answer.
+
+    Args:
+        name: as for `StageRequests`.
+        policy: as for `StageRequests`.
+        queue: as for `StageRequests`.
+        stage: as for `StageRequests`.
+        max_batch_time_s: a worker that spends longer in one call is taken to hang. Infinity if the
+            user has not set it.
+        patience_s: in that case, how long a call may go on that no caller waits for (see
+            `core/patience.py`).
+        idempotent: as for `StageRequests`.
+        runs_ahead: whether a worker may be handed its next batch before it is free. It has no
+            effect where requests must not be run once more, since what lies with a worker that is
+            given up may still be run by it.
+        weigh: as for `StageRequests`.
+        keyed: which workers serve which keys; None where requests have none.
+
+    Attributes:
+        safe_size: how much one call can hold before memory runs out, as far as it ever has.
+        patience: how long a call may take.
+        times: how long batches take.
+        in_flight: the batch that each busy worker runs, by the worker's place.
+        ahead: the batch that lies with a busy worker already, after the one that it runs, by place.
+        leaving: the places of the workers that are about to go; see `core/places.py`.
+        stray_replies: answers that were late, duplicate or unknown: dropped and counted.
+        late_results: results that came after the caller had been answered or had gone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        queue: Queue,
+        *,
+        stage: int = 0,
+        max_batch_time_s: float = inf,
+        patience_s: float = inf,
+        idempotent: bool = True,
+        runs_ahead: bool = False,
+        weigh: Callable[[Request, object], None] | None = None,
+        keyed: KeyedWorkers | None = None,
+    ) -> None:
+        super().__init__(name, policy, queue, stage=stage, idempotent=idempotent, weigh=weigh)
+        self.patience = Patience(max_batch_time_s, patience_s)
+        self.runs_ahead = runs_ahead and idempotent
+        self.keyed = keyed
+        self.safe_size = SafeSize(policy.allowed_batch_sizes)
+        self.times = BatchTimes()
+        self.in_flight: dict[int, Batch] = {}
+        self.ahead: dict[int, Batch] = {}
+        self.stray_replies = 0
+        self.late_results = 0
+        self._places = Places()
+        self.leaving = self._places.leaving
+        self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
+        self._running = 0
+        self._batch_ids = 0
+        self._limited_since = 0  # the last batch that went before memory ran out
+
+    @property
+    def running(self) -> int:
+        """How many requests workers have been handed and have not answered."""
+        return self._running
+
+    @property
+    def handed_over(self) -> list[Batch]:
+        """The batches that workers have, those ahead included."""
+        return [*self.in_flight.values(), *self.ahead.values()]
+
+    @property
+    def owed(self) -> list[Request]:
+        """The requests that workers have and whose callers wait."""
+        return [request for batch in self.handed_over for request in batch.requests if request.state == RUNNING]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a caller waits for what workers have."""
+        return any(batch.unwanted_since == inf for batch in self.handed_over)
+
+    @property
+    def idle(self) -> int:
+        """How many workers could take a batch now."""
+        return len(self._idle)
+
+    def abandon(self, now: float, request: Request) -> None:
+        """Note that the caller of a request which a worker has is gone; it is now done."""
+        request.state = DONE
+        request.deadline = min(request.deadline, now)  # no caller waits for it from now on
+        self.attention_at = min(self.attention_at, request.deadline + self.patience.least_s)
+
+    # -- workers come and go
+
+    def trained(self, n: int, size: int, busy_s: float) -> None:
+        """Tell the policy of a warm-up, unless requests have run already: those teach better."""
+        if not self._batch_ids:
+            self.policy.trained(n, size, busy_s)
+
+    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
+        """Tell the policy of a warm-up with examples of one length, as `trained` does."""
+        if not self._batch_ids:
+            self.policy.trained_at(n, longest, busy_s)
+
+    def worker_ready(self, place: int) -> None:
+        """Note that a worker can take batches from now on."""
+        if place in self._idle or place in self.in_flight or place in self.leaving:
+            raise ValueError(f"worker {place} of stage {self.name} is ready already")
+        self._idle.append(place)
+
+    def worker_lost(self, place: int) -> Batch | None:
+        """Note that a worker is gone, and return the batch that it had not finished, if any.
+
+        A batch ahead is left for `withdraw_ahead`.
+        """
+        self._places.gone(place)
+        if self.keyed is not None:
+            self.keyed.lost(place)
+        batch = self.in_flight.pop(place, None)
+        if batch is not None:
+            self._running -= len(batch)
+        return batch
+
+    def drain(self, place: int) -> None:
+        """Let a worker finish what it has and get nothing more; `take_drained` reports its end."""
+        self._places.drain(place)
+
+    def take_drained(self) -> list[int]:
+        """Return, once, the places of workers that were to go and have nothing left to do."""
+        return self._places.take_drained(self.in_flight)
+
+    def withdraw_ahead(self, place: int) -> list[Request]:
+        """Return the requests of a lost worker's batch ahead that still wait for their answers.
+
+        The worker has not looked at that batch.
+        """
+        batch = self.ahead.pop(place, None)
+        if batch is None:
+            return []
+        self._running -= len(batch)
+        return [request for request in batch.requests if request.state == RUNNING]
+
+    # -- workers run calls
+
+    def call_started(self, now: float, place: int, batch_id: int) -> None:
+        """Note that a worker has entered user code once more for the same batch.
+
+        That is too late for a worker which was taken to hang before.
+        """
+        batch = self.in_flight.get(place)
+        if batch is not None and batch.id == batch_id and not batch.given_up:
+            batch.call_started = now
+
+    def spare(self, now: float, place: int) -> None:
+        """Count the time of a worker anew that seemed to hang and does not, if it has a batch."""
+        batch = self.in_flight.get(place)
+        if batch is not None:
+            batch.call_started = now
+            batch.given_up = ""
+            self.attention_at = min(self.attention_at, now + self.patience.least_s)
+
+    def ran_out_of_memory(
+        self, place: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
+    ) -> None:
+        """Learn from calls for parts of a batch: some ran out of memory, and smaller ones fitted.
+
+        A worker reports them before it replies.
+
+        Args:
+            place: the position of the worker.
+            batch_id: its batch.
+            calls: for each call that ran out, the positions of its items in the batch; one at
+                least.
+            fitted: the same for each call that went through.
+
+        Raises:
+            ValueError: the worker has no such batch, or the batch no such positions.
+        """
+        batch = self.in_flight.get(place)
+        if batch is None or batch.id != batch_id or len(batch) != batch.n:
+            raise ValueError(f"worker {place} of stage {self.name} has no batch {batch_id}")
+        sizes = [request.size for request in batch.requests]
+        if any(not 0 <= i < len(sizes) for call in [*calls, *fitted] for i in call):
+            raise ValueError(f"batch {batch_id} of stage {self.name} has {len(sizes)} items, not more")
+        batch.ok = False  # the time it takes is not that of one call
+        self.safe_size.ran_out(*least_that_ran_out(sizes, calls, fitted))
+        self._limited_since = self._batch_ids
+
+    # -- workers answer
+
+    def completed(
+        self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
+    ) -> Sequence[Request | None]:
+        """Note that a worker has answered the requests `ids`, and return these requests.
+
+        They are in the order of `ids`; None stands where an id is double or was never asked for.
+        Only those that are still running are to have their answers: for the others it is late.
+
+        Args:
+            now: the time.
+            place: the position of the worker.
+            batch_id: the batch that it answers.
+            ids: the requests that it answers, all of the batch or some of it.
+            busy_s: the seconds in user code that were spent on these answers.
+            ok: whether none of them is an error.
+        """
+        batch = self.in_flight.get(place)
+        if batch is None or batch.id != batch_id:
+            return self._completed_ahead(place, batch_id, ids)
+        if ids == batch.ids:
+            # Fast path of `_completed_partly`, one reply for the whole batch: the same outcome, see
+            # tests/core/test_fast_paths.py.
+            self._finish(now, batch, busy_s, ok)
+            return batch.requests
+        return self._completed_partly(now, batch, ids, busy_s, ok)
+
+    def _completed_partly(
+        self, now: float, batch: Batch, ids: Sequence[int], busy_s: float, ok: bool
+    ) -> list[Request | None]:
+        """Pair answers with the requests that the worker owes, in any order, double or unknown."""
+        owed = {request.id: request for request in batch.requests}
+        takers: list[Request | None] = []
+        for id in ids:
+            request = owed.pop(id, None)
+            if request is None:
+                self.stray_replies += 1
+            takers.append(request)
+        if not owed:
+            self._finish(now, batch, busy_s, ok)
+            return takers
+        if len(owed) < len(batch.requests):  # perhaps no caller waits for the others
+            batch.heard = now
+            self.attention_at = min(self.attention_at, now + self.patience.least_s)
+        self._running -= len(batch.requests) - len(owed)
+        batch.requests = list(owed.values())
+        batch.ids = list(owed)
+        batch.busy_s += busy_s
+        batch.ok = batch.ok and ok
+        return takers
+
+    def _completed_ahead(self, place: int, batch_id: int, ids: Sequence[int]) -> Sequence[Request | None]:
+        """Pair answers for a batch that the worker does not run.
+
+        They are strays, unless they say that a batch ahead has failed to reach the worker.
+        """
+        batch = self.ahead.get(place)
+        if batch is None or batch.id != batch_id or ids != batch.ids:
+            self.stray_replies += len(ids)
+            return [None] * len(ids)
+        del self.ahead[place]
+        self._running -= len(batch)
+        return batch.requests
+
+    def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
+        """Note that a worker has answered all of its batch, and learn from it."""
+        took_s = now - batch.started
+        if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
+            ok = ok and batch.ok
+            busy_s += batch.busy_s
+            if ok and batch.size > self.safe_size.limit and batch.id > self._limited_since:
+                self.safe_size.fitted(batch.size)  # it was sent to find out whether more fits
+            policy = self.policy
+            policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
+            if batch.longest:
+                policy.served(now, batch.n, batch.longest, batch.requests, busy_s, ok, batch.is_switch)
+            policy.completed(now, batch.n, batch.size, busy_s, ok)
+        del self.in_flight[batch.place]
+        if self.keyed is not None:
+            self.keyed.ended(batch.place)
+        self._running -= len(batch.requests)
+        following = self.ahead.pop(batch.place, None) if self.ahead else None
+        if following is not None:
+            self._begin(now, following)
+        elif not self.leaving or batch.place not in self.leaving:
+            self._idle.append(batch.place)
+        if self.patience.learns:
+            self.patience.learn(batch.size, took_s)
+        if self.runs_ahead:
+            self.times.learn_deviation(took_s)
+        self.times.learn(took_s)
+
+    def _begin(self, now: float, batch: Batch) -> None:
+        """Note that the worker of a batch ahead is done with the one before it."""
+        batch.started = batch.call_started = batch.heard = now
+        self.attention_at = min(self.attention_at, now + self.patience.least_s)
+        self.in_flight[batch.place] = batch
+
+    # -- what takes too long
+
+    def attend(self, now: float) -> Attention:
+        """Expire requests and find workers that hang; call it once `attention_at` has passed."""
+        expired = self._expire_queued(now)
+        hung = []
+        self.attention_at = self.queue.earliest_deadline
+        for batch in self.in_flight.values():
+            expired += [Expiry(request, batch.started) for request in batch.expire(now)]
+            self.attention_at = min(self.attention_at, batch.earliest_deadline)
+            if not batch.given_up:  # a worker being killed is reported once
+                batch.given_up = self._why_given_up(now, batch.call_started, batch.unwanted_since, batch.size)
+                if batch.given_up:
+                    hung.append(batch.place)
+        for batch in self.ahead.values():
+            expired += [Expiry(request, None) for request in batch.expire(now)]
+            self.attention_at = min(self.attention_at, batch.earliest_deadline)
+        return Attention(expired, hung)
+
+    def _why_given_up(self, now: float, began: float, unwanted_since: float, size: int) -> str:
+        """Return why a call has gone on too long; else an empty text, and look again in time.
+
+        Its arguments are those of `Patience.until`.
+        """
+        until = self.patience.until(began, unwanted_since, size)
+        if until <= now:
+            return self.patience.why(began, unwanted_since, size)
+        self.attention_at = min(self.attention_at, until)
+        return ""
+
+    def hint(self, now: float, request: Request, started: float | None) -> str:
+        """Return what else to tell a caller whose time is up, and whose request started then."""
+        return "" if started is None else self.patience.hint(now - started)

@@ -1,0 +1,92 @@
+"""How the default policy composes batches by length, where requests have lengths and these vary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from carpool.policy.adaptive_learning import COLD, AdaptiveLearning
+from carpool.policy.base import Decision, LevelsView, QueueView
+from carpool.policy.compose import in_line
+from carpool.request import Request
+
+_KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
+
+
+class AdaptiveLengths(AdaptiveLearning):
+    """Decisions of `Adaptive` on batches of like lengths."""
+
+    def _composes(self, queue: QueueView) -> bool:
+        """Report whether batches are to be composed of what waits."""
+        cost, composer = self._length_cost, self._composer
+        if cost is None or composer is None or not queue.by_length or cost.samples < COLD:
+            return False
+        if queue.lanes > 1 and len(queue.levels) > 1:
+            return True  # which of them, is a question even where all are of one length
+        if not queue.lengths_vary:
+            return False
+        if len(queue) <= self.limit or self.max_padded_size < inf:
+            return True
+        return not composer.keeps_plain_order(queue, self.limit)
+
+    def _composed(self, now: float, queue: QueueView, free: int) -> Decision | None:
+        """Return the batch of like lengths that is to go; None where what comes first is."""
+        levels = queue.levels
+        if not levels or not self._composes(queue):
+            return None
+        hopeless = self._hopeless_alone(now, levels)
+        if hopeless:
+            gone = set(hopeless)
+            left = [each for each in levels if not gone.issuperset(in_line(each))]
+            if not left:
+                return self._all_hopeless(now, hopeless)
+            levels = left
+        return self._composed_of(now, queue, levels, hopeless, free)
+
+    def _composed_of(
+        self, now: float, queue: QueueView, levels: Sequence[LevelsView], hopeless: list[Request], free: int
+    ) -> Decision:
+        """Return the best batch of these levels, without those that are hopeless alone."""
+        composer, cost, onward_s = self._composer, self._length_cost, self.onward_s
+        assert composer is not None and cost is not None
+        choice = composer.choose(
+            now,
+            levels,
+            self.limit,
+            self.max_padded_size,
+            onward_s=onward_s,
+            without=hopeless,
+            extra_s=[0.0 if each.key in self.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
+        )
+        n = len(choice.requests)
+        if choice.batches == 1 and free <= 1:
+            slack_s = min([each.earliest_due for each in levels]) - now - onward_s
+            until = self._worth_waiting_until(now, queue, n, self.limit, slack_s)
+            if until is not None:
+                return Decision(drop=hopeless, wake_at=until)
+        if self.allowed_batch_sizes is not None:
+            choice = composer.without_padding(choice, self.allowed_batch_sizes)
+            n = len(choice.requests)
+        reason = "full" if n == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
+        return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
+
+    def _hopeless_alone(self, now: float, levels: Sequence[LevelsView]) -> list[Request]:
+        """Return the requests that could not be answered in time even alone."""
+        cost = self._length_cost
+        assert cost is not None
+        at = now + self.onward_s
+        if min([each.earliest_due for each in levels]) - at >= cost.seconds(1, cost.longest):
+            return []
+        known = _KNOWN_LENGTH * cost.longest  # what is longer is served, to find out what it costs
+        late = [r for each in levels for r in in_line(each) if r.due - at < cost.seconds(1, r.length)]
+        return [r for r in late if r.length <= known or r.due <= now]
+
+    def _all_hopeless(self, now: float, hopeless: list[Request]) -> Decision:
+        """Refuse all, as none of them can be in time, but one if not even a new one could be."""
+        cost = self._length_cost
+        assert cost is not None
+        last = max(hopeless, key=lambda request: request.due)
+        if last.due - last.arrived >= cost.seconds(1, last.length) + self.onward_s:
+            return Decision(drop=hopeless)
+        hopeless.remove(last)
+        return Decision(drop=hopeless, take=1, reason="probe", chosen=[last])
