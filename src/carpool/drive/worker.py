@@ -1,10 +1,11 @@
-"""A worker, and what it is at work on, as the pool of its stage sees them."""
+"""A worker, what it is at work on, and its end, as the pool of its stage sees them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from carpool.core.roster import PlaceState
 from carpool.wire.frame import Frame
 from carpool.wire.handshake import Hello
 
@@ -75,3 +76,28 @@ class Work(Protocol):
     @property
     def unwanted_since(self) -> float:
         """When the last of its callers went; infinity if one still waits."""
+
+
+class Loss(NamedTuple):
+    """The end of a worker.
+
+    Attributes:
+        place: its place in its stage.
+        label: its name for the log.
+        worker: the worker.
+        state: its state before.
+        why: what has become of it, as this process saw it.
+        failure: what it has told of its failure itself, with a traceback; empty if nothing.
+    """
+
+    place: int
+    label: str
+    worker: Worker
+    state: PlaceState
+    why: str
+    failure: str
+
+    @property
+    def cause(self) -> str:
+        """What the log says."""
+        return self.failure or self.why

@@ -29,7 +29,7 @@ from carpool.drive.output import LineSink, guarded
 from carpool.drive.process import WorkerProcess
 from carpool.drive.trouble import FAILED_FOR_S
 from carpool.drive.turnover import Turnover
-from carpool.drive.worker import Work, Worker
+from carpool.drive.worker import Loss, Work, Worker
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.request import DONE, Request
@@ -325,54 +325,78 @@ class WorkerPool:
 
     def _lost(self, place: int, why: str) -> None:
         """Take note that a worker is gone, and do what follows from that."""
-        label, record, stats = self._label(place), self.roster.places[place], self._driver.stats.stages[self.stage]
-        worker, state = self._workers.pop(place), record.state
-        stats.elsewhere.pop(place, None)
-        if worker.broke_protocol:
-            stats.protocol_errors += 1
-        failure = self._failure.pop(place, None)
-        cause = why if failure is None else f"{failure.message}\n{failure.traceback}".rstrip()
-        if state == PlaceState.HUNG:
+        record, loss = self.roster.places[place], self._loss_of(place, why)
+        if loss.state == PlaceState.HUNG:
             self.roster.is_gone(place)  # all else has been done when it was given up
         else:
             self.roster.lost(self._driver.clock(), place)
         if self.roster.stopping:
-            logger.info("worker %s has stopped", label, extra=self._about(place))
-            return
-        text = cause if failure else f"worker {record.index} of stage {self.name} died while loading: {why}"
-        if record.is_leaving:
-            self._has_left(place, label, state, why, worker.has_unread_batch)
-            return
-        if record.is_guest:
-            self._lost_guest(place, label, state, cause, worker)
-            return
-        if record.is_new:
-            if state == PlaceState.READY:
-                text = f"worker {record.index} of stage {self.name} died before it was given anything: {why}"
-            logger.error("worker %s is lost before it had anything to do: %s", label, cause, extra=self._about(place))
-            self._forget(place, text)
-            self._driver.start_workers()
-            return
-        if not (record.was_ready or record.is_retried):
-            self._driver.start_failed(StartupError(text))
-            return
-        self._lost_at.setdefault(place, self._driver.clock())
-        if state != PlaceState.HUNG:
-            logger.error("worker %s is lost: %s", label, cause, extra=self._about(place))
-        if state == PlaceState.READY:
-            self._hand_back_of(place, worker)
+            logger.info("worker %s has stopped", loss.label, extra=self._about(place))
+        elif record.is_leaving:
+            self._has_left(loss)
+        elif record.is_guest:
+            self._lost_guest(loss)
+        elif record.is_new:
+            self._lost_newcomer(loss)
+        elif not (record.was_ready or record.is_retried):
+            self._driver.start_failed(StartupError(loss.failure or self._died(place, "while loading", why)))
+        else:
+            self._lost_of_ours(loss)
+
+    def _loss_of(self, place: int, why: str) -> Loss:
+        """Take a lost worker out, and return what is known of its end."""
+        label, state, stats = self._label(place), self.roster.places[place].state, self._driver.stats.stages[self.stage]
+        worker = self._workers.pop(place)
+        stats.elsewhere.pop(place, None)
+        if worker.broke_protocol:
+            stats.protocol_errors += 1
+        report = self._failure.pop(place, None)
+        failure = "" if report is None else f"{report.message}\n{report.traceback}".rstrip()
+        return Loss(place, label, worker, state, why, failure)
+
+    def _lost_of_ours(self, loss: Loss) -> None:
+        """Take note of the end of a worker that had been ready, and start its successor."""
+        self._lost_at.setdefault(loss.place, self._driver.clock())
+        if loss.state != PlaceState.HUNG:
+            logger.error("worker %s is lost: %s", loss.label, loss.cause, extra=self._about(loss.place))
+        if loss.state == PlaceState.READY:
+            self._hand_back_of(loss.place, loss.worker)
         if self.roster.failed:
-            self._fail(cause)
+            self._fail(loss.cause)
         self._driver.start_workers()
 
-    def _lost_guest(self, place: int, label: str, state: PlaceState, cause: str, worker: Worker) -> None:
+    def _lost_newcomer(self, loss: Loss) -> None:
+        """Take note of the end of a worker that was not admitted yet, and tell who waits for it."""
+        about = self._about(loss.place)
+        logger.error("worker %s is lost before it had anything to do: %s", loss.label, loss.cause, extra=about)
+        text = loss.failure or self._died(loss.place, "while loading", loss.why)
+        if loss.state == PlaceState.READY:
+            text = self._died(loss.place, "before it was given anything", loss.why)
+        self._forget(loss.place, text)
+        self._driver.start_workers()
+
+    def _lost_guest(self, loss: Loss) -> None:
         """Take note of the end of a worker that had come by itself: its place goes with it."""
-        if state == PlaceState.READY:
-            logger.error("worker %s is lost: %s", label, cause, extra=self._about(place))
-            self._hand_back_of(place, worker)
-        elif state != PlaceState.HUNG:
-            logger.error("worker %s could not join: %s", label, cause, extra=self._about(place))
-        self._forget(place, cause)
+        if loss.state == PlaceState.READY:
+            logger.error("worker %s is lost: %s", loss.label, loss.cause, extra=self._about(loss.place))
+            self._hand_back_of(loss.place, loss.worker)
+        elif loss.state != PlaceState.HUNG:
+            logger.error("worker %s could not join: %s", loss.label, loss.cause, extra=self._about(loss.place))
+        self._forget(loss.place, loss.cause)
+
+    def _has_left(self, loss: Loss) -> None:
+        """Take note of the end of a worker that was to go; perhaps it has died before its time."""
+        about = self._about(loss.place)
+        if loss.state == PlaceState.DRAINING and not self.turnover.is_ending(loss.place):
+            logger.error("worker %s is lost before it had finished: %s", loss.label, loss.why, extra=about)
+            self._hand_back(loss.place, loss.worker.has_unread_batch)
+        else:
+            logger.info("worker %s has gone", loss.label, extra=about)
+        self._forget(loss.place, loss.why)
+        self._driver.start_workers()
+
+    def _died(self, place: int, when: str, why: str) -> str:
+        return f"worker {self.roster.places[place].index} of stage {self.name} died {when}: {why}"
 
     def _hand_back_of(self, place: int, worker: Worker) -> None:
         """Have what a lost worker owed run by others; a silent machine is no fault of theirs."""
@@ -380,16 +404,6 @@ class WorkerPool:
             self._hand_back_unblamed(place)
         else:
             self._hand_back(place, worker.has_unread_batch)
-
-    def _has_left(self, place: int, label: str, state: PlaceState, why: str, has_unread_batch: bool) -> None:
-        """Take note of the end of a worker that was to go; perhaps it has died before its time."""
-        if state == PlaceState.DRAINING and not self.turnover.is_ending(place):
-            logger.error("worker %s is lost before it had finished: %s", label, why, extra=self._about(place))
-            self._hand_back(place, has_unread_batch)
-        else:
-            logger.info("worker %s has gone", label, extra=self._about(place))
-        self._forget(place, why)
-        self._driver.start_workers()
 
     def _forget(self, place: int, cause: str) -> None:
         """Remove the place of a worker that has no successor there."""
