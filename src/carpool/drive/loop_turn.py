@@ -122,8 +122,13 @@ class LoopTurn:
             self.stats.ordered(todo.orders, self.clock())
             if self.stats.refusals.is_due:
                 self._refusal_log.tell()
-        if todo.parts:
-            self._deliver_parts(todo.parts)
+        if todo.parts and self.stats.streams is not None:
+            self.stats.streams.handed_on(todo.parts)
+        for request, part in todo.parts:  # before the answers, as parts come before the end
+            try:
+                request.tell_part(part.part if type(part) is Carried else part)
+            except BaseException:  # the other callers have their parts all the same
+                logger.exception("a part of the answer of %r could not be delivered to its caller", request)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:
@@ -134,16 +139,6 @@ class LoopTurn:
                 except BaseException:  # the other callers have their answers all the same
                     about = {"model": self.stats.name}
                     logger.exception("the answer of %r could not be delivered to its caller", request, extra=about)
-
-    def _deliver_parts(self, parts: Sequence[tuple[Request, object]]) -> None:
-        """Hand on parts, which come before the answers, as they come before the end."""
-        if self.stats.streams is not None:
-            self.stats.streams.handed_on(parts)
-        for request, part in parts:
-            try:
-                request.tell_part(part.part if type(part) is Carried else part)
-            except BaseException:  # the other callers have their parts all the same
-                logger.exception("a part of the answer of %r could not be delivered to its caller", request)
 
     def _give_up(self, stage: int, place: int, late_s: float) -> None:
         """Give up a worker that hangs; if this process did not run itself, give it its time anew.
