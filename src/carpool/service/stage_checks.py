@@ -13,13 +13,13 @@ from carpool.worker import affinity
 from carpool.worker.devices import parse_devices
 
 _ONLY_FOR_PROCESSES = {
-    "join": ("workers that join are processes: a stage with join=True cannot have {run_in}, so leave out one of them"),
-    "env": ('env is for worker processes: a stage with run_in="thread" or "loop" has the environment of this process'),
+    "join": "workers that join are processes: a stage with join=True cannot have {run_in}, so leave out one of them",
+    "env": 'env is for worker processes: a stage with run_in="thread" or "loop" has the environment of this process',
     "devices": (
         "devices is for worker processes, and workers with {run_in} share what this process sees: choose in the"
         ' model\'s setup, such as f"cuda:{{carpool.worker_index()}}"'
     ),
-    "max_memory_mb": ("max_memory_mb is for worker processes: workers with {run_in} share the memory of this process"),
+    "max_memory_mb": "max_memory_mb is for worker processes: workers with {run_in} share the memory of this process",
 }
 """Why a setting has no meaning for workers that are threads or tasks of this process."""
 
