@@ -28,10 +28,11 @@ from carpool.http_response import HTTPError, Response
 from carpool.model import Model
 from carpool.parts import END, End, Last
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
-from carpool.service.handle import AsyncHandle, Handle
+from carpool.service.handle import AsyncHandle
 from carpool.service.join import Join
 from carpool.service.service import Service
 from carpool.service.stage import Stage
+from carpool.service.thread_handle import Handle
 from carpool.version import __version__ as __version__
 from carpool.worker.place import worker_index
 

@@ -12,7 +12,8 @@ from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
 from carpool.logger import logger
 from carpool.observe.function_stats import FunctionSnapshot
-from carpool.service.handle import AsyncHandle, Handle
+from carpool.service.handle import AsyncHandle
+from carpool.service.thread_handle import Handle
 
 try:
     from prometheus_client.metrics_core import Metric

@@ -84,7 +84,7 @@ def _tasks(run_in: str) -> Start:
 class _Threads:
     """Each stream is read by a thread of its own."""
 
-    def __init__(self, handle: carpool.service.handle.Handle) -> None:
+    def __init__(self, handle: carpool.service.thread_handle.Handle) -> None:
         self._handle = handle
 
     async def predict(self, item: Any) -> Any:

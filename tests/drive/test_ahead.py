@@ -13,7 +13,7 @@ import carpool
 from carpool import Service, Stage, Static
 from carpool.core import ahead
 from carpool.core.batch import Batch
-from carpool.drive.worker_pool import WorkerPool
+from carpool.drive.batches import BatchPool
 from carpool.service.handle import AsyncHandle
 from carpool.wire import frame
 
@@ -99,16 +99,16 @@ def test_a_batch_ahead_that_cannot_be_handed_over_fails_alone(monkeypatch: pytes
     """A batch ahead that cannot be handed over fails alone; the one under way is answered, and
     counted once.
     """
-    run = WorkerPool.run
+    run = BatchPool.run
 
-    def run_or_not(self: WorkerPool, batch: Batch) -> None:
+    def run_or_not(self: BatchPool, batch: Batch) -> None:
         if batch.ahead:
             raise MemoryError
         run(self, batch)
 
     async def ask(service: AsyncHandle) -> None:
         before = service.stats().stages[0].batches
-        monkeypatch.setattr(WorkerPool, "run", run_or_not)
+        monkeypatch.setattr(BatchPool, "run", run_or_not)
         assert await outcomes(service, [LONG] * 2 + [b"x"] * 2) == [4, 4, "unavailable", "unavailable"]
         assert service.stats().stages[0].batches == before + 1
 

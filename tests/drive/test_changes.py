@@ -11,7 +11,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage, StartupError, Unavailable
-from carpool.service.handle import Handle
+from carpool.service.thread_handle import Handle
 from tests.effort import slow_where
 from tests.support.changing import Callers, Pid, Versioned
 from tests.support.parts import Counting, Resuming

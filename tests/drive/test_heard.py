@@ -19,6 +19,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.roster import Roster, Starts
 from carpool.drive import worker_pool
 from carpool.drive.aio import Driver
+from carpool.drive.batches import BatchPool
 from carpool.observe.stats import Stats
 from carpool.request import DONE, Request
 from carpool.service import assemble
@@ -107,7 +108,7 @@ async def listen(heard: list[Frame], accepts: Sequence[int] = (OBJECT,) * N) -> 
     pipeline = Pipeline([batcher])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)
-    stage = worker_pool.WorkerPool(0, assemble.launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
+    stage = BatchPool(0, assemble.launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
     driver.executors = [stage]
     stage.start()
     worker: Any = stage._workers[0]

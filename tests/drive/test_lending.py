@@ -25,7 +25,7 @@ from carpool.policy import Adaptive, Decision, Greedy, Policy
 from carpool.policy.base import NOTHING, QueueView
 from carpool.policy.one_by_one import OneByOne
 from carpool.request import Request
-from carpool.service.handle import Handle
+from carpool.service.thread_handle import Handle
 from tests.effort import examples
 from tests.support import models
 from tests.support.pipelines import stage

@@ -255,7 +255,7 @@ def test_a_stream_ends_by_its_time(settings: dict[str, Any], timeout_s: float | 
 # -- workers that are lost
 
 
-def both(s: carpool.service.handle.Handle, *items: Any) -> list[list[Any]]:
+def both(s: carpool.service.thread_handle.Handle, *items: Any) -> list[list[Any]]:
     """Ask for all items at once; return the parts of each, with the error behind them if it failed."""
     got: list[list[Any]] = [[] for _ in items]
 

@@ -14,6 +14,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.roster import Roster, Starts
 from carpool.drive import worker_pool
 from carpool.drive.aio import Driver
+from carpool.drive.batches import BatchPool
 from carpool.observe.stats import Stats
 from carpool.request import DONE, Request
 from carpool.service import assemble
@@ -47,14 +48,14 @@ def ready(worker: Recorder) -> None:
         worker.heard(Frame(FrameKind.STATE, 0, [0], b"\0", payloads=[name]))
 
 
-def pool(idempotent: bool = True) -> tuple[worker_pool.WorkerPool, Driver, Recorder]:
+def pool(idempotent: bool = True) -> tuple[BatchPool, Driver, Recorder]:
     """A stage of one worker, which is ready."""
     service = Service(Stage(models.scale, max_batch_size=1, policy="greedy", idempotent=idempotent))
     pipeline = Pipeline([assemble._batcher(service, service.stages[0], None)])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("ahead", pipeline, [roster], [False]), clock=lambda: 0.0)
     launch = assemble.launch(service, 0, None, 1)
-    made = worker_pool.WorkerPool(0, launch, driver, roster, Starts([roster], 1), lambda *line: None)
+    made = BatchPool(0, launch, driver, roster, Starts([roster], 1), lambda *line: None)
     driver.executors = [made]
     made.start()
     worker: Any = made._workers[0]
@@ -69,7 +70,7 @@ def asked(driver: Driver, nbytes: int) -> Request:
     return request
 
 
-def ahead(made: worker_pool.WorkerPool, driver: Driver) -> Batch:
+def ahead(made: BatchPool, driver: Driver) -> Batch:
     """Send the request that waits ahead, whatever the batcher thinks of it."""
     batcher = driver.pipeline.batchers[0]
     batch = batcher._make(0.0, 1, "full", 0, ahead=True)

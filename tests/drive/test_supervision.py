@@ -19,7 +19,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.core.roster import MOST_DEATHS
-from carpool.service.handle import Handle
+from carpool.service.thread_handle import Handle
 from tests.support import models
 from tests.support.processes import alive
 from tests.support.serving import serve

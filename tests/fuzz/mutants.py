@@ -18,7 +18,8 @@ from carpool.core.pipeline import Pipeline
 from carpool.drive import streams
 from carpool.drive.aio import Driver
 from carpool.drive.parts import AsyncParts, ThreadParts
-from carpool.service.handle import AsyncHandle, Handle
+from carpool.service.handle import AsyncHandle
+from carpool.service.thread_handle import Handle
 
 _AWAY_S = 60.0
 _NOW_AND_THEN = 40

@@ -24,7 +24,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.core.life import LifeState
 from carpool.drive import loop_thread
-from carpool.drive.worker_pool import WorkerPool
+from carpool.drive.batches import BatchPool
 from carpool.policy.base import Decision
 from carpool.service import handle
 from tests.effort import slow_where
@@ -662,16 +662,16 @@ def test_a_batch_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.Monk
     """If a batch cannot be handed over, for want of memory for its message for example, its callers
     hear of it, and the next ones are served.
     """
-    run = WorkerPool.run
+    run = BatchPool.run
     raised: list[int] = []
 
-    def run_but_once(stage: WorkerPool, batch: Any) -> None:
+    def run_but_once(stage: BatchPool, batch: Any) -> None:
         if not raised:
             raised.append(batch.id)
             raise MemoryError
         run(stage, batch)
 
-    monkeypatch.setattr(WorkerPool, "run", run_but_once)
+    monkeypatch.setattr(BatchPool, "run", run_but_once)
     with THREADED.run() as s:
         with pytest.raises(carpool.Unavailable, match="could not be handed to a worker: MemoryError"):
             s.predict(1)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -413,3 +414,10 @@ def test_nothing_is_left_behind() -> None:
 
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize("run", [SCALE.run, SCALE.run_async, SCALE.start])
+def test_a_run_has_no_other_settings(run: Callable[..., object]) -> None:
+    """A setting that there is not is refused before anything is started, by a text that lists those that there are."""
+    with pytest.raises(TypeError, match=r"no setting 'outptu'; there are join, journal_size, on, output, when_full"):
+        run(outptu=print)

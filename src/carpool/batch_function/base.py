@@ -47,7 +47,7 @@ from carpool.service.checks import (
     valid_priority,
     why_never_held_back,
 )
-from carpool.service.stage import Key, header_of
+from carpool.service.key import Key, header_of
 from carpool.service.weigh import field_of, units, valid_key
 
 _ROW_MERGER = RowMerger()

@@ -1,122 +1,38 @@
 """The asyncio driver: feeds events to a pipeline and does what the pipeline decides.
 
-Arrivals of one turn of the loop are only collected; one callback per turn polls the pipeline, so
-everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
-the pipeline's next deadline. Everything here runs on one loop. Other threads come in through
-the mailbox of `drive/loop_thread.py`; worker threads, and batch functions on other loops, call
-`call_soon_threadsafe` themselves.
+What it does with the pipeline in each turn of the loop is in `drive/loop_turn.py`; here is what
+happens in the life of a service, by callers and by workers. Everything here runs on one loop. Other
+threads come in through the mailbox of `drive/loop_thread.py`; worker threads, and batch functions
+on other loops, call `call_soon_threadsafe` themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
-from typing import Any, Protocol, cast
 
 from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
-from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
-from carpool.core.reply import Reply
-from carpool.core.running_set import Order, SetReport
-from carpool.core.todo import Todo
-from carpool.drive.trouble import FAILED_FOR_S, learn, learn_from_warm_up, stage_at_fault
-from carpool.errors import CarpoolError, StartupError, Unavailable
-from carpool.foreign import text_of
-from carpool.logger import logger
+from carpool.drive.executor import Executor
+from carpool.drive.loop_turn import LoopTurn
+from carpool.drive.trouble import learn, learn_from_warm_up
+from carpool.errors import CarpoolError, Unavailable
 from carpool.observe.snapshot import ServiceSnapshot
 from carpool.observe.stats import Stats
-from carpool.request import NEW, Request
-from carpool.wire.order import Carried
-
-_ASLEEP_S = 1.0  # a timer that fires later than this means that this process was stopped, or its loop blocked
+from carpool.request import Request
 
 
-class Executor(Protocol):
-    """Runs the batches of one stage and reports to the driver."""
-
-    def start(self) -> None:
-        """Start the workers that are due; each reports `worker_ready`, or all `stage_failed`."""
-
-    def run(self, batch: Batch) -> None:
-        """Hand a batch to its worker, which is idle, or is about to be if the batch goes ahead."""
-
-    def kill(self, place: int) -> None:
-        """Give up a worker that hangs: report it as lost at once, and end it."""
-
-    async def stop(self, grace_s: float) -> None:
-        """End all workers, by force after `grace_s` seconds."""
-
-
-class DrainingExecutor(Executor, Protocol):
-    """An executor whose workers may go while the service runs."""
-
-    def drained(self, place: int) -> None:
-        """End a worker that was to go and has nothing left to do."""
-
-
-class Lender(Protocol):
-    """Lends a worker to callers' threads; see `drive/lending.py`."""
-
-    def polled(self, todo: Todo) -> None:
-        """Take note of what the driver has just done; perhaps lend a worker."""
-
-    def settle(self) -> None:
-        """Make up the accounts of the calls that were made with it."""
-
-    def recall(self) -> None:
-        """Take back the worker that is lent: nothing else may happen in the pipeline before."""
-
-
-class StepExecutor(Executor, Protocol):
-    """Runs the running sets of a stage that answers in parts."""
-
-    def send(self, order: Order) -> None:
-        """Send an order to its worker."""
-
-
-class Driver:
+class Driver(LoopTurn):
     """Drives one service's pipeline on the running loop.
 
-    Args:
-        pipeline: decides.
-        stats: counts every batch and answer.
-        clock: monotonic seconds.
-
-    Attributes:
-        executors: one per stage.
-        loop: the loop that it runs on.
-        lender: lends a worker where all callers are threads; else None.
-        loan: what callers' threads have of the worker that is lent; None if none is.
+    Its arguments and attributes are those of `LoopTurn`.
     """
 
     def __init__(self, pipeline: Pipeline, stats: Stats, clock: Clock = monotonic) -> None:
-        self.pipeline = pipeline
-        self.stats = stats
-        self.clock = clock
-        self.executors: Sequence[Executor] = ()
-        self.loop = asyncio.get_running_loop()
-        self.lender: Lender | None = None
-        self.loan: Any = None
-
-        # the turn of the loop: what has come in it, and when the pipeline is polled
-        self._arrivals: list[Request] = []
-        self._is_poll_due = False  # at the end of this turn
-        self._is_handing_over = False  # batches go out in their order; what happens meanwhile is polled for afterwards
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = inf
-        self._refusals_timer: asyncio.TimerHandle | None = None  # for the next line about refused requests
-
-        # the service's life: each of these happens once, in whatever order
-        self._started: asyncio.Future[None] = self.loop.create_future()
+        super().__init__(pipeline, stats, clock)
         self._missing: set[tuple[int, int]] = set()  # (stage, place) of workers that have not been ready yet
-        self._failed: asyncio.Future[None] = self.loop.create_future()
-        self._has_policy_raised = False
-        self._drained: asyncio.Future[None] | None = None
-        self._awaited: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # what is waited for
-        self._has_stopped = False  # nothing is inside or will be: new requests are refused at once
 
     # -- life
 
@@ -155,13 +71,13 @@ class Driver:
                 self._drained = self.loop.create_future()
             self.poll()  # what was held back for company goes now
             await asyncio.wait([self._drained], timeout=None if timeout_s == inf else timeout_s)
-        self._has_stopped = True
+        self._has_stopped = self._refusal_log.has_stopped = True
         self.abort()
         self.start_failed(Unavailable("the service was closed while it was starting", code="stopped"))
         await asyncio.gather(*[executor.stop(grace_s) for executor in self.executors])
         if self._timer is not None:
             self._timer.cancel()
-        self._tell_refusals(everything=True)
+        self._refusal_log.tell_all()
 
     def abort(self) -> None:
         """Fail all requests inside, and refuse all that come."""
@@ -177,6 +93,22 @@ class Driver:
     async def failed(self) -> None:
         """Wait until a stage has failed: from then on the service fails every request."""
         await asyncio.shield(self._failed)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is true of the pipeline, which is asked after each poll."""
+        if condition():
+            return
+        awaited = condition, self.loop.create_future()
+        self._awaited.append(awaited)
+        try:
+            await awaited[1]
+        finally:
+            self._awaited.remove(awaited)
+
+    def snapshot(self) -> ServiceSnapshot:
+        """Return what the service has done so far."""
+        self.recall()
+        return self.stats.snapshot(self.clock())
 
     # -- callers
 
@@ -212,13 +144,30 @@ class Driver:
         if not self._is_poll_due:
             self._poll_soon()
 
+    def pause(self, request: Request, is_paused: bool) -> None:
+        """Take note that a caller wants no more parts for now, or wants them again."""
+        now = self.clock()
+        try:
+            self.pipeline.pause(now, request, is_paused)
+        except BaseException as error:
+            self._fail(error)
+        if self.stats.streams is not None:
+            self.stats.streams.paused(now, request, is_paused)
+        if not self._is_poll_due:
+            self._poll_soon()
+
     def refused(self, error: CarpoolError) -> None:
         """Take note of a request that was refused before it was submitted."""
         self.stats.refused(error)
         if self.stats.refusals.is_due:
-            self._tell_refusals()
+            self._refusal_log.tell()
 
-    # -- executors
+    # -- workers
+
+    def start_workers(self) -> None:
+        """Have every stage start the workers that are due, since there is room."""
+        for executor in self.executors:
+            executor.start()
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Take note that a worker can take batches."""
@@ -239,17 +188,6 @@ class Driver:
         """Have the first of several stages start no batch for now, or go on."""
         self.pipeline.hold(is_held)
         self.poll()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is true of the pipeline, which is asked after each poll."""
-        if condition():
-            return
-        awaited = condition, self.loop.create_future()
-        self._awaited.append(awaited)
-        try:
-            await awaited[1]
-        finally:
-            self._awaited.remove(awaited)
 
     def worker_lost(self, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """Take note that a worker that was ready is gone.
@@ -275,6 +213,17 @@ class Driver:
             self._fail(error)
         self.poll()
 
+    def spare(self, stage: int, place: int) -> None:
+        """Give a worker that seemed to hang, but has sent something, its time anew."""
+        self.pipeline.batchers[stage].spare(self.clock(), place)
+        self.poll()
+
+    def call_started(self, stage: int, place: int, batch_id: int) -> None:
+        """Take note that a worker has begun another call for the same batch."""
+        self.pipeline.call_started(self.clock(), stage, place, batch_id)
+
+    # -- what the workers teach
+
     def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
         """Learn from a warm-up call of `n` examples, whose sizes sum to `size`."""
         self.recall()
@@ -298,91 +247,6 @@ class Driver:
         except BaseException as error:
             self._fail(error)
 
-    def start_workers(self) -> None:
-        """Have every stage start the workers that are due, since there is room."""
-        for executor in self.executors:
-            executor.start()
-
-    def spare(self, stage: int, place: int) -> None:
-        """Give a worker that seemed to hang, but has sent something, its time anew."""
-        self.pipeline.batchers[stage].spare(self.clock(), place)
-        self.poll()
-
-    def start_failed(self, error: CarpoolError) -> None:
-        """Fail the start of the service with `error`, if it is still starting."""
-        if not self._started.done():
-            self._started.set_exception(error)
-            self._started.exception()  # counts as retrieved: where `start` itself has raised, nothing awaits it
-
-    def stage_failed(self, error: CarpoolError) -> None:
-        """Fail the service with `error`: one of its stages cannot work any more."""
-        self.recall()
-        self.start_failed(StartupError(str(error)))
-        if not self._failed.done():
-            self._failed.set_result(None)
-        self.pipeline.abort(self.clock(), error)
-        self.poll()
-
-    def completed(self, reply: Reply) -> None:
-        """Take a worker's reply. The next batch goes out before this one's answers are delivered.
-
-        It goes at once if it is full, and else at the end of this turn, so that what arrives in the
-        turn shares it. If no request waits, the answers are delivered at once.
-        """
-        batcher, stats, place = self.pipeline.batchers[reply.stage], self.stats.stages[reply.stage], reply.place
-        before = batcher.in_flight.get(place)
-        try:
-            self.pipeline.completed(self.clock(), reply)
-        except BaseException as error:
-            self._fail(error)
-            return
-        stats.completed(place, len(reply.ids), reply.busy_s, reply.waited_s)
-        following = batcher.in_flight.get(place)
-        if following is not None and following is not before:  # it had been sent ahead
-            stats.started(following)
-        if self._is_handing_over:
-            if not self._is_poll_due:
-                self._poll_soon()
-        elif batcher.queue.size >= batcher.policy.limit:
-            self.poll()
-        elif not self._is_poll_due:
-            if self.pipeline.waiting:
-                self._poll_soon()
-            else:
-                self.poll()
-
-    def reported(self, report: SetReport) -> None:
-        """Take what a worker says after a step. Orders that follow go out before parts are told.
-
-        Raises:
-            ValueError: the worker breaks the protocol. What came before that in its report counts.
-        """
-        try:
-            self.pipeline.reported(self.clock(), report)
-        except ValueError:
-            self._poll_soon()
-            raise
-        except BaseException as error:
-            self._fail(error)
-            return
-        self.stats.reported(report)
-        if not self._is_handing_over:
-            self.poll()
-        elif not self._is_poll_due:
-            self._poll_soon()
-
-    def pause(self, request: Request, is_paused: bool) -> None:
-        """Take note that a caller wants no more parts for now, or wants them again."""
-        now = self.clock()
-        try:
-            self.pipeline.pause(now, request, is_paused)
-        except BaseException as error:
-            self._fail(error)
-        if self.stats.streams is not None:
-            self.stats.streams.paused(now, request, is_paused)
-        if not self._is_poll_due:
-            self._poll_soon()
-
     def troubled(self, stage: int, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's batch, before its results come.
 
@@ -397,191 +261,3 @@ class Driver:
         """Learn from what happened during a worker's warm-up."""
         self.stats.stages[stage].troubled(trouble)
         learn_from_warm_up(self.pipeline.batchers[stage], trouble)
-
-    def call_started(self, stage: int, place: int, batch_id: int) -> None:
-        """Take note that a worker has begun another call for the same batch."""
-        self.pipeline.call_started(self.clock(), stage, place, batch_id)
-
-    # -- the turn of the loop
-
-    def poll(self) -> None:
-        """Ask the pipeline what to do, and do it."""
-        self._is_poll_due = False
-        if self.loan is not None:
-            self.recall()
-        now = self.clock()
-        arrivals: list[Request] = []
-        try:
-            if self._arrivals:
-                arrivals, self._arrivals = self._arrivals, arrivals
-                self.pipeline.submit(now, arrivals)
-            todo = self.pipeline.poll(now)
-        except BaseException as error:
-            self._arrivals = [request for request in arrivals if request.state == NEW] + self._arrivals
-            self._fail(error)
-            return
-        self._perform(todo)
-        self._set_timer(todo.wake_at)
-        if self._drained is not None and not self._drained.done() and not self.pipeline.unanswered:
-            self._drained.set_result(None)
-        if self._awaited:
-            self._tell_awaited()
-        if self.lender is not None and not self._is_poll_due:
-            try:
-                self.lender.polled(todo)
-            except BaseException as error:
-                self._fail(error)
-
-    # -- the worker that is lent
-
-    def recall(self) -> None:
-        """Take back the worker that is lent to callers' threads, if one is."""
-        if self.loan is not None:
-            assert self.lender is not None
-            try:
-                self.lender.recall()
-            except BaseException as error:
-                self._fail(error)
-
-    def settle(self) -> None:
-        """Make up the accounts of the calls that callers' threads have made with the worker."""
-        if self.lender is not None:
-            try:
-                self.lender.settle()
-            except BaseException as error:
-                self._fail(error)
-
-    def took_over(self, batch: Batch) -> None:
-        """Take note of a batch that its worker has had for a while."""
-        self.stats.stages[batch.stage].started(batch)
-        if not self._is_poll_due:
-            self._poll_soon()
-
-    def snapshot(self) -> ServiceSnapshot:
-        """Return what the service has done so far."""
-        self.recall()
-        return self.stats.snapshot(self.clock())
-
-    # -- what the pipeline says
-
-    def _perform(self, todo: Todo) -> None:
-        """Hand over batches, give up workers that hang and deliver answers."""
-        late_s = self.clock() - self._timer_at if todo.kill else 0.0
-        self._is_handing_over = bool(todo.run or todo.orders)
-        for order in todo.orders:
-            cast(StepExecutor, self.executors[order.stage]).send(order)
-        for batch in todo.run:
-            if not batch.ahead:
-                self.stats.stages[batch.stage].started(batch)
-            try:
-                self.executors[batch.stage].run(batch)
-            except BaseException as error:  # say, no memory for its message: the other batches go on
-                self._could_not_run(batch, error)
-        self._is_handing_over = False
-        for stage, place in todo.kill:
-            if late_s > _ASLEEP_S:
-                self._wait_once_more(stage, place, late_s)
-            else:
-                self.executors[stage].kill(place)
-        for stage, place in todo.drained:
-            cast(DrainingExecutor, self.executors[stage]).drained(place)
-        if todo.orders:
-            self.stats.ordered(todo.orders, self.clock())
-            if self.stats.refusals.is_due:
-                self._tell_refusals()
-        if todo.parts and self.stats.streams is not None:
-            self.stats.streams.handed_on(todo.parts)
-        for request, part in todo.parts:  # before the answers, as parts come before the end
-            try:
-                request.tell_part(part.part if type(part) is Carried else part)
-            except BaseException:  # the other callers have their parts all the same
-                logger.exception("a part of the answer of %r could not be delivered to its caller", request)
-        if todo.answer:
-            self.stats.answered(todo.answer, self.clock())
-            if self.stats.refusals.is_due:
-                self._tell_refusals()
-            for request in todo.answer:
-                try:
-                    request.tell()
-                except BaseException:  # the other callers have their answers all the same
-                    about = {"model": self.stats.name}
-                    logger.exception("the answer of %r could not be delivered to its caller", request, extra=about)
-
-    def _tell_awaited(self) -> None:
-        """Wake those that wait for something to become true of the pipeline."""
-        for condition, future in self._awaited:
-            if not future.done() and condition():
-                future.set_result(None)
-
-    def _tell_refusals(self, *, everything: bool = False) -> None:
-        """Log what is due about refused and late requests, and see to it that the rest is told."""
-        refusals, name = self.stats.refusals, self.stats.name
-        for line in refusals.take(self.clock(), everything=everything):
-            level = logging.WARNING if line.reason.is_alarming else logging.INFO
-            about = {"model": name, "code": line.reason.code, "requests": line.requests}
-            logger.log(level, "service %s %s", name, line, extra=about)
-        if self._refusals_timer is not None:
-            self._refusals_timer.cancel()
-            self._refusals_timer = None
-        if refusals.wake_at < inf and not self._has_stopped and not self.loop.is_closed():
-            delay_s = max(0.0, refusals.wake_at - self.clock())
-            self._refusals_timer = self.loop.call_later(delay_s, self._tell_refusals)
-
-    def _could_not_run(self, batch: Batch, error: BaseException) -> None:
-        logger.exception("%r could not be handed to its worker", batch, extra=self._about(batch.stage, batch.place))
-        shown = Unavailable(f"the batch could not be handed to a worker: {type(error).__name__}")
-        n = len(batch.ids)
-        errors: dict[int, Exception] = dict.fromkeys(range(n), shown)
-        self.completed(Reply(batch.stage, batch.place, batch.id, batch.ids, [None] * n, errors))
-
-    def _fail(self, error: BaseException) -> None:
-        """Fail the stage whose policy, which may be the user's, has raised while it decided."""
-        name = stage_at_fault(error)
-        what = f"stage {name} has failed: its policy raised" if name else "the service has failed: its pipeline raised"
-        about = {"model": self.stats.name, "stage": name, "code": "stage_failed"}
-        logger.critical("%s %s: %s", what, type(error).__name__, text_of(error), exc_info=error, extra=about)
-        if not self._has_policy_raised:
-            self._has_policy_raised = True
-            self.stage_failed(
-                Unavailable(f"{what} {type(error).__name__}", code="stage_failed", retry_after_s=FAILED_FOR_S)
-            )
-
-    def _wait_once_more(self, stage: int, place: int, late_s: float) -> None:
-        """Give a worker that seems to hang its time anew, since this process did not run itself.
-
-        Perhaps no process did, as in a container that was paused.
-        """
-        text, about = "this process did not run for %.1f s, so worker %s gets its time again", self._about(stage, place)
-        logger.warning(text, late_s, about["worker"], extra=about)
-        self.pipeline.batchers[stage].spare(self.clock(), place)
-        self._poll_soon()
-
-    def _about(self, stage: int, place: int) -> dict[str, str]:
-        """Return the fields of a log line about a worker."""
-        stats = self.stats.stages[stage]
-        return {"model": self.stats.name, "stage": stats.name, "worker": stats.worker_name(place)}
-
-    def _poll_soon(self) -> None:
-        if self._has_stopped:
-            self.poll()
-            return
-        self._is_poll_due = True
-        self.loop.call_soon(self.poll)
-
-    def _set_timer(self, when: float) -> None:
-        """Have `poll` called at `when`. A timer that fires earlier does no harm and is kept."""
-        if self._has_stopped:
-            return
-        if self._timer is not None:
-            if self._timer_at <= when:
-                return
-            self._timer.cancel()
-        self._timer_at = when
-        if when == inf:
-            self._timer = None
-            return
-        self._timer = self.loop.call_later(max(0.0, when - self.clock()), self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self.poll()

@@ -27,7 +27,7 @@ _SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, er
 
 
 class JoinedWorker:
-    """The connection to a worker that has come by itself; see `Worker` in worker_pool.py.
+    """The connection to a worker that has come by itself; see `Worker` in worker.py.
 
     Args:
         sock: the connection, which has been admitted.

@@ -36,7 +36,7 @@ _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end, and a succ
 
 
 class _LocalWorker:
-    """What threads and tasks have in common; see `Worker` in worker_pool.py.
+    """What threads and tasks have in common; see `Worker` in worker.py.
 
     Args:
         launch: how to start it.

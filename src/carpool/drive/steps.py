@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, cast
 
 from carpool.core.running_set import Order, Part, SetReport, stream_of
 from carpool.core.stepper import Stepper
-from carpool.drive.worker_pool import Work, WorkerPool, decoded
+from carpool.drive.replies import decoded
+from carpool.drive.worker import Work
+from carpool.drive.worker_pool import WorkerPool
 from carpool.errors import ModelError
 from carpool.logger import logger
 from carpool.request import RUNNING, Request

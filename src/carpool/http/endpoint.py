@@ -11,7 +11,7 @@ from carpool.http.addresses import addresses_of
 from carpool.http.codec import Formats
 from carpool.http.trial import try_first_example
 from carpool.logger import logger
-from carpool.service.stage import header_of
+from carpool.service.key import header_of
 from carpool.service.weigh import weigher_of
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from carpool.core.recycling import Recycling
 from carpool.core.roster import Starts
 from carpool.core.stepper import Stepper
 from carpool.drive.aio import Driver
+from carpool.drive.batches import BatchPool
 from carpool.drive.changes import Changes
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch, WarmUpShape
@@ -118,7 +119,7 @@ def _upkeep(stage: Stage, pool: WorkerPool, driver: Driver, changes: Changes) ->
 
 
 def _pool_class(stage: Stage) -> type[WorkerPool]:
-    return StepPool if stage.traits.in_parts else WorkerPool
+    return StepPool if stage.traits.in_parts else BatchPool
 
 
 def _batcher(service: Declaration, stage: Stage, before: Stage | None) -> Batcher:

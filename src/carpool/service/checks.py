@@ -29,6 +29,11 @@ def at_least(name: str, value: Any, least: int) -> int:
     return whole
 
 
+def optional_count(name: str, value: Any) -> int | None:
+    """Return a whole number from 1 on, or None if none is given. Raises ValueError."""
+    return None if value is None else at_least(name, value, 1)
+
+
 def numbers_of_workers(value: Any, least: int = 1) -> int | tuple[int, int]:
     """Return a number of workers, or the fewest and the most of them. Raises ValueError."""
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -50,17 +55,13 @@ def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
         )
 
 
-def optional_mib(max_memory_mb: Any, run_in: str) -> float | None:
+def optional_mib(name: str, value: Any) -> float | None:
     """Return an amount of memory in MiB, or None if none is given. Raises ValueError."""
-    if max_memory_mb is None:
+    if value is None:
         return None
-    number = _number(max_memory_mb)
+    number = _number(value)
     if number is None or not 0 < number < inf:
-        raise ValueError(f"max_memory_mb must be a positive number of MiB, not {max_memory_mb!r}")
-    if run_in != "process":
-        raise ValueError(
-            f'max_memory_mb is for worker processes: workers with run_in="{run_in}" share the memory of this process'
-        )
+        raise ValueError(f"{name} must be a positive number of MiB, not {value!r}")
     return number
 
 
@@ -215,28 +216,26 @@ def valid_priority(priority: Any) -> int:
     return whole
 
 
-def valid_batch_sizes(allowed_batch_sizes: Iterable[Any], max_batch_size: int) -> tuple[int, ...]:
-    """Return the batch sizes that a model may be called with. Raises ValueError or TypeError."""
-    if isinstance(allowed_batch_sizes, str) or not isinstance(allowed_batch_sizes, Iterable):
-        raise TypeError(
-            f"allowed_batch_sizes must be a list of numbers, such as [1, 2, 4], not {allowed_batch_sizes!r}"
-        )
-    sizes = [at_least("each of allowed_batch_sizes", size, 1) for size in allowed_batch_sizes]
-    if not sizes or sizes != sorted(set(sizes)):
-        raise ValueError(f"allowed_batch_sizes must rise from one to the next, such as [1, 2, 4], not {sizes!r}")
-    if sizes[-1] != max_batch_size:
-        raise ValueError(f"the last of allowed_batch_sizes ({sizes[-1]}) must be max_batch_size ({max_batch_size})")
-    return tuple(sizes)
+def optional_rising(name: str, values: Any, example: str) -> tuple[int, ...] | None:
+    """Return whole numbers that rise from one to the next, or None if none are given.
 
+    Args:
+        name: The setting.
+        values: What was given.
+        example: What would be right, for the error text.
 
-def valid_lengths(allowed_lengths: Iterable[Any]) -> tuple[int, ...]:
-    """Return the lengths that a model pads its items to. Raises ValueError or TypeError."""
-    if isinstance(allowed_lengths, str) or not isinstance(allowed_lengths, Iterable):
-        raise TypeError(f"allowed_lengths must be a list of numbers, such as [32, 64, 128], not {allowed_lengths!r}")
-    lengths = [at_least("each of allowed_lengths", length, 1) for length in allowed_lengths]
-    if not lengths or lengths != sorted(set(lengths)):
-        raise ValueError(f"allowed_lengths must rise from one to the next, such as [32, 64, 128], not {lengths!r}")
-    return tuple(lengths)
+    Raises:
+        ValueError: There are none, or they do not rise, or one is not a whole number from 1 on.
+        TypeError: It is not a list.
+    """
+    if values is None:
+        return None
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of numbers, such as {example}, not {values!r}")
+    numbers = [at_least(f"each of {name}", value, 1) for value in values]
+    if not numbers or numbers != sorted(set(numbers)):
+        raise ValueError(f"{name} must rise from one to the next, such as {example}, not {numbers!r}")
+    return tuple(numbers)
 
 
 def check_length(length: Any, max_padded_size: Any, allowed_lengths: Any, *, has_size: bool) -> None:
@@ -339,6 +338,22 @@ def check_parts(
         raise ValueError(f"no stream can join a batch of {name}, which yields for all of it: leave out policy")
     if allowed_batch_sizes is not None:
         raise ValueError(f"allowed_batch_sizes is for whole batches, and {name} answers in parts: leave it out")
+
+
+def check_is_for_batches(setting: str, max_batch_size: int | None, traits: Traits) -> None:
+    """Check that a setting which looks at items, and says which share a batch, can be used.
+
+    Raises:
+        ValueError: The stage has no whole batches, or its items cannot be looked at.
+    """
+    if max_batch_size is None:
+        raise ValueError(f"{setting} is for stages that take batches: give max_batch_size, too")
+    if traits.in_parts:
+        raise ValueError(f"{setting} is for whole batches, and {traits.name} answers in parts: leave it out")
+    if traits.accepts:
+        raise ValueError(
+            f"{setting} cannot look at bodies that only {traits.name}.decode can read: leave out {setting}= or accepts"
+        )
 
 
 def lone_wait_s(policy: Policy) -> float:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from carpool.model import Adapter, AnyModel
 from carpool.observe.shown import Row, as_html
+from carpool.service.chain import as_stage, check_chain
 from carpool.service.checks import (
     at_least,
     check_lone_wait,
@@ -19,7 +20,7 @@ from carpool.service.checks import (
     seconds,
 )
 from carpool.service.routes import Route, routes_of
-from carpool.service.stage import Stage, as_stage, check_chain
+from carpool.service.stage import Stage
 from carpool.worker import affinity
 
 

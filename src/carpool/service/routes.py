@@ -13,7 +13,8 @@ from carpool.hints import schema
 from carpool.http_request import HTTPRequest
 from carpool.model import Adapter, types_of
 from carpool.service.checks import mapping
-from carpool.service.stage import Stage, header_of
+from carpool.service.key import header_of
+from carpool.service.stage import Stage
 from carpool.wire.payload import MOST_ADAPTERS
 
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+")

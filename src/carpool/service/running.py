@@ -29,6 +29,7 @@ from carpool.drive.loop_thread import LoopThread
 from carpool.drive.upkeep import Upkeep
 from carpool.drive.worker_pool import WorkerPool
 from carpool.logger import logger
+from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Site
 from carpool.worker import affinity
 from carpool.worker.address import JoinAddress
@@ -91,6 +92,15 @@ class Running:
         self._process, self._how_to_close = os.getpid(), how_to_close
         await anext(self._watch)
         self.life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
+
+    def pin(self, service: Declaration) -> None:
+        """Tie the thread of the loop to the cores of a service, until the service has ended."""
+        if service.cpus is None and not any(stage.cpus for stage in service.stages):
+            return
+        if not affinity.can_pin():
+            logger.warning("this system cannot tie processes to cores: cpus= is ignored", extra={"model": self.name})
+        self.found_cores = affinity.current() if service.cpus is not None else None
+        affinity.pin(service.cpus)
 
     def begin_to_close(self, drain: bool) -> asyncio.Task[None] | None:
         """Have the service closed, on its loop, by a task that ends when everything has ended.

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Literal, Unpack
+from typing import Unpack
 
-from carpool.drive.output import LineSink, print_line
-from carpool.service.checks import at_least, check_callable, when_full_waits
 from carpool.service.declaration import Declaration
-from carpool.service.elsewhere import Elsewhere, elsewhere_of
-from carpool.service.handle import AsyncHandle, Handle, Whereabouts
-from carpool.service.join import Join, join_of
+from carpool.service.handle import AsyncHandle
+from carpool.service.run_settings import RunSettingsByName, run_settings_of
+from carpool.service.thread_handle import Handle
 from carpool.settings import SettingsByName
-
-_SINK_ARGUMENTS = "a worker's name, whether it is an error, and a line"
 
 
 class Service(Declaration):
@@ -59,101 +55,65 @@ class Service(Declaration):
 
     __slots__ = ()
 
-    def run_async(
-        self,
-        *,
-        journal_size: int = 0,
-        output: LineSink = print_line,
-        when_full: Literal["wait", "refuse"] = "wait",
-        join: str | Join | None = None,
-        on: Literal["ray"] | Elsewhere | None = None,
-    ) -> AsyncHandle:
+    def run_async(self, **settings: Unpack[RunSettingsByName]) -> AsyncHandle:
         """Return a handle for tasks: `async with service.run_async() as s: await s.predict(x)`.
 
         The service starts on the running loop when the block is entered, and is closed at its end.
 
         Args:
-            journal_size: How many events to remember for the handle's `story`; 0 for none.
-            output: Called with each line that a worker prints: the worker's name, whether the line
-                went to standard error, and the line.
-            when_full: What to do with a request while the queue is full: let it "wait" until its
-                time-out, or "refuse" it with `Overloaded`. The items of `stream` always wait.
-            join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
-                socket.
-            on: Where worker processes run: "ray", or a `carpool.ray.Cluster`. None for this
-                machine.
+            settings: By name; each can be left out:
+                `journal_size`, how many events to remember for the handle's `story`; none by
+                default.
+                `output`, called with each line that a worker prints: the worker's name, whether the
+                line went to standard error, and the line. By default it is printed.
+                `when_full`, what to do with a request while the queue is full: let it "wait" until
+                its time-out, as by default, or "refuse" it with `Overloaded`. The items of `stream`
+                always wait.
+                `join`, where workers of stages with `join=True` connect: a `Join`, or the path of a
+                Unix socket.
+                `on`, where worker processes run: "ray", or a `carpool.ray.Cluster`. By default they
+                run on this machine.
 
         Raises:
             ValueError: `journal_size` is not a whole number of at least 0; or `when_full` is
                 neither "wait" nor "refuse"; or a stage that needs it lacks `join`, or no stage lets
                 workers join; or the service cannot run there.
-            TypeError: `output` cannot be called.
+            TypeError: `output` cannot be called, or there is no such setting.
             ImportError: `on="ray"`, and Ray is not installed.
         """
-        check_callable("output", output, _SINK_ARGUMENTS)
-        waits, where = when_full_waits(when_full), self._where(join, on)
-        journal_size = at_least("journal_size", journal_size, 0)
-        return AsyncHandle(self, journal_size=journal_size, output=output, waits=waits, where=where)
+        return AsyncHandle(self, run_settings_of(self, settings))
 
-    def run(
-        self,
-        *,
-        journal_size: int = 0,
-        output: LineSink = print_line,
-        when_full: Literal["wait", "refuse"] = "wait",
-        join: str | Join | None = None,
-        on: Literal["ray"] | Elsewhere | None = None,
-    ) -> Handle:
+    def run(self, **settings: Unpack[RunSettingsByName]) -> Handle:
         """Return a handle for threads: `with service.run() as s: s.predict(x)`.
 
         The service starts on a loop in a thread of its own when the block is entered, and is closed
         at its end.
 
         Args:
-            journal_size: See `run_async`.
-            output: See `run_async`.
-            when_full: See `run_async`.
-            join: See `run_async`.
-            on: See `run_async`.
+            settings: Those of `run_async`.
 
         Raises:
             ValueError: See `run_async`.
             TypeError: See `run_async`.
+            ImportError: See `run_async`.
         """
-        check_callable("output", output, _SINK_ARGUMENTS)
-        waits, where = when_full_waits(when_full), self._where(join, on)
-        journal_size = at_least("journal_size", journal_size, 0)
-        return Handle(self, journal_size=journal_size, output=output, waits=waits, where=where)
+        return Handle(self, run_settings_of(self, settings))
 
-    def start(
-        self,
-        *,
-        journal_size: int = 0,
-        output: LineSink = print_line,
-        when_full: Literal["wait", "refuse"] = "wait",
-        join: str | Join | None = None,
-        on: Literal["ray"] | Elsewhere | None = None,
-    ) -> Handle:
+    def start(self, **settings: Unpack[RunSettingsByName]) -> Handle:
         """Start the service at once and return a handle for threads, which the caller must `close`.
 
         A service whose handle is dropped without `close` is ended, with a `ResourceWarning`.
 
         Args:
-            journal_size: See `run_async`.
-            output: See `run_async`.
-            when_full: See `run_async`.
-            join: See `run_async`.
-            on: See `run_async`.
+            settings: Those of `run_async`.
 
         Raises:
             StartupError: A worker could not load its model or run its examples.
             ValueError: See `run_async`.
             TypeError: See `run_async`.
+            ImportError: See `run_async`.
         """
-        return self.run(journal_size=journal_size, output=output, when_full=when_full, join=join, on=on).start()
-
-    def _where(self, join: str | Join | None, on: Literal["ray"] | Elsewhere | None) -> Whereabouts:
-        return Whereabouts(join_of(self, join), elsewhere_of(on))
+        return self.run(**settings).start()
 
     def serve(self, **settings: Unpack[SettingsByName]) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.

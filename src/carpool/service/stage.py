@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from carpool.batch_hints import HintWarning
-from carpool.call.invoke import is_async
 from carpool.call.oom import OomErrors, names_of
 from carpool.forms import Form
-from carpool.model import (
-    AnyModel,
-    Traits,
-    check_kwargs,
-    check_takes_a_list,
-    doubt_about_an_item,
-    name_of,
-    traits_of,
-)
+from carpool.model import AnyModel, Traits, check_kwargs, check_takes_a_list, doubt_about_an_item, traits_of
 from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
 from carpool.service.checks import (
     at_least,
-    check_callable,
+    check_is_for_batches,
     check_length,
     check_parts,
     check_policy,
     check_range,
     check_room,
     cluster_needs,
-    count_environments,
     environments,
     flag,
     mapping,
     numbers_of_workers,
+    optional_count,
     optional_delay,
     optional_finite_seconds,
     optional_mib,
+    optional_rising,
     optional_seconds,
     optional_text,
-    valid_batch_sizes,
-    valid_lengths,
 )
-from carpool.wire.frame import MAX_ITEMS
+from carpool.service.key import Key, check_key
+from carpool.service.stage_checks import (
+    check_allowed_sizes,
+    check_fits_frame,
+    check_run_in,
+    check_size,
+    default_workers,
+)
 from carpool.worker import affinity
 from carpool.worker.devices import VISIBLE_DEVICES, Devices, parse_devices, share_devices
 
 RunIn = Literal["process", "thread", "loop"]
-
-Key = Callable[[Any], Any] | str
-"""What requests must have in common to share a batch: a function of an item, the name of a field of
-it, or `header:` and the name of an HTTP header."""
-
-_HEADER = "header:"
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -222,62 +212,95 @@ class Stage:
         max_age_s: float | None = None,
         oom_errors: OomErrors | None = (),
     ) -> None:
-        if max_batch_size is not None:
-            max_batch_size = at_least("max_batch_size", max_batch_size, 1)
         if workers is None:
-            workers = _default_workers(cpus, env, devices)
-        flag("join", join)
-        workers = numbers_of_workers(workers, least=0 if join else 1)
+            workers = default_workers(cpus, env, devices)
+        workers = numbers_of_workers(workers, least=0 if flag("join", join) else 1)
         most = workers if isinstance(workers, int) else workers[1]
-        max_queue_size = at_least("max_queue_size", max_queue_size, 1)
-        max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)
+        max_batch_size = optional_count("max_batch_size", max_batch_size)
         traits = traits_of(model, max_batch_size is not None)
-        if max_rows is not None:
-            max_rows = at_least("max_rows", max_rows, 1)
-        check_parts(traits, max_batch_size, max_rows, allowed_batch_sizes, policy)
-        if max_batch_size is not None or traits.form is Form.STEPS:
-            check_takes_a_list(model, "with max_batch_size" if max_batch_size else "as one of a model of steps")
-        elif doubt := doubt_about_an_item(model):
-            warnings.warn(doubt, HintWarning, stacklevel=2)
-        kwargs, env = mapping("kwargs", kwargs), environments(env, most)
-        needs = cluster_needs("needs", needs)
-        check_kwargs(model, kwargs)
-        if allowed_batch_sizes is not None:
-            allowed_batch_sizes = _allowed_sizes(allowed_batch_sizes, max_batch_size, size)
-        if size is not None:
-            _check_size(size, max_batch_size, traits)
-        elif max_batch_size is not None and not traits.in_parts:
-            check_room(max_batch_size, max_queue_size)
-        check_length(length, max_padded_size, allowed_lengths, has_size=size is not None)
-        if length is not None:
-            _check_is_for_batches("length", max_batch_size, traits)
-        if max_padded_size is not None:
-            max_padded_size = at_least("max_padded_size", max_padded_size, 1)
-        if allowed_lengths is not None:
-            allowed_lengths = valid_lengths(allowed_lengths)
-        if key is not None:
-            _check_key(key, max_batch_size, traits)
-        if max_workers_per_key is not None:
-            max_workers_per_key = _workers_per_key(max_workers_per_key, key)
-        pinned, has_devices = cpus is not None, devices is not None
-        _check_run_in(run_in, model, joins=join, is_pinned=pinned, has_env=any(env), has_devices=has_devices)
-        if run_in == "process" and max_batch_size is not None:
-            _check_fits_frame(max_batch_size, max_queue_size, is_weighed=size is not None)
-        check_policy(policy, in_parts=traits.in_parts)
-        flag("idempotent", idempotent)
-        name = optional_text("name", name) or traits.name
-        cpus = None if cpus is None else affinity.parse_all(cpus, most)
-        devices = None if devices is None else _devices(devices, most, env)
-        max_queue_delay_s = optional_delay("max_queue_delay_s", max_queue_delay_s)
-        max_batch_time_s = optional_seconds("max_batch_time_s", max_batch_time_s)
-        isolate_errors = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
-        oom_errors = None if oom_errors is None else names_of(oom_errors)
-        max_calls = None if max_calls is None else at_least("max_calls", max_calls, 1)
-        max_memory_mb, max_age_s = optional_mib(max_memory_mb, run_in), optional_finite_seconds("max_age_s", max_age_s)
-        check_range(workers, traits)
-        checked = locals()  # by now each field has a local variable of its name
-        for each in fields(self):
-            object.__setattr__(self, each.name, checked[each.name])
+        values: dict[str, Any] = {
+            "model": model,
+            "name": optional_text("name", name) or traits.name,
+            "workers": workers,
+            "join": join,
+            "cpus": None if cpus is None else affinity.parse_all(cpus, most),
+            "run_in": run_in,
+            "kwargs": mapping("kwargs", kwargs),
+            "env": environments(env, most),
+            "devices": None if devices is None else share_devices(parse_devices(devices), most),
+            "needs": cluster_needs("needs", needs),
+            "max_batch_size": max_batch_size,
+            "max_rows": optional_count("max_rows", max_rows),
+            "allowed_batch_sizes": optional_rising("allowed_batch_sizes", allowed_batch_sizes, "[1, 2, 4]"),
+            "size": size,
+            "length": length,
+            "max_padded_size": optional_count("max_padded_size", max_padded_size),
+            "allowed_lengths": optional_rising("allowed_lengths", allowed_lengths, "[32, 64, 128]"),
+            "key": key,
+            "max_workers_per_key": optional_count("max_workers_per_key", max_workers_per_key),
+            "policy": policy,
+            "max_queue_delay_s": optional_delay("max_queue_delay_s", max_queue_delay_s),
+            "max_queue_size": at_least("max_queue_size", max_queue_size, 1),
+            "max_queue_bytes": at_least("max_queue_bytes", max_queue_bytes, 1),
+            "max_batch_time_s": optional_seconds("max_batch_time_s", max_batch_time_s),
+            "idempotent": flag("idempotent", idempotent),
+            "isolate_errors": idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors),
+            "max_calls": optional_count("max_calls", max_calls),
+            "max_memory_mb": optional_mib("max_memory_mb", max_memory_mb),
+            "max_age_s": optional_finite_seconds("max_age_s", max_age_s),
+            "oom_errors": None if oom_errors is None else names_of(oom_errors),
+            "traits": traits,
+        }
+        for name_of_field, value in values.items():
+            object.__setattr__(self, name_of_field, value)
+        self._check_model()
+        self._check_batches()
+        self._check_workers()
+
+    def _check_model(self) -> None:
+        """Check the model, and what depends on its form. Raises ValueError or TypeError."""
+        traits = self.traits
+        check_parts(traits, self.max_batch_size, self.max_rows, self.allowed_batch_sizes, self.policy)
+        if self.max_batch_size is not None or traits.form is Form.STEPS:
+            why = "with max_batch_size" if self.max_batch_size else "as one of a model of steps"
+            check_takes_a_list(self.model, why)
+        elif doubt := doubt_about_an_item(self.model):
+            warnings.warn(doubt, HintWarning, stacklevel=3)
+        check_kwargs(self.model, self.kwargs)
+        check_policy(self.policy, in_parts=traits.in_parts)
+
+    def _check_batches(self) -> None:
+        """Check what says how batches are composed. Raises ValueError or TypeError."""
+        most, traits = self.max_batch_size, self.traits
+        if self.allowed_batch_sizes is not None:
+            check_allowed_sizes(self.allowed_batch_sizes, most, has_size=self.size is not None)
+        if self.size is not None:
+            check_size(self.size, most, traits)
+        elif most is not None and not traits.in_parts:
+            check_room(most, self.max_queue_size)
+        check_length(self.length, self.max_padded_size, self.allowed_lengths, has_size=self.size is not None)
+        if self.length is not None:
+            check_is_for_batches("length", most, traits)
+        if self.key is not None:
+            check_key(self.key, most, traits)
+        elif self.max_workers_per_key is not None:
+            raise ValueError("max_workers_per_key is for stages with keys: give key=, too")
+        if self.run_in == "process" and most is not None:
+            check_fits_frame(most, self.max_queue_size, is_weighed=self.size is not None)
+
+    def _check_workers(self) -> None:
+        """Check what says how many workers there are, and where. Raises ValueError or TypeError."""
+        settings = {
+            "join": self.join,
+            "cpus": self.cpus is not None,
+            "env": any(self.env),
+            "devices": self.devices is not None,
+            "max_memory_mb": self.max_memory_mb is not None,
+        }
+        check_run_in(self.run_in, self.model, {name for name, is_given in settings.items() if is_given})
+        if self.devices is not None and any(VISIBLE_DEVICES in each for each in self.env):
+            raise ValueError(f"devices sets {VISIBLE_DEVICES}, and so does env: leave out one of them")
+        check_range(self.workers, self.traits)
 
     @property
     def least_workers(self) -> int:
@@ -347,156 +370,3 @@ class Stage:
             return self.max_rows or self.max_queue_size
         limits = [limit for limit in (self.max_rows, self.max_batch_size) if limit is not None]
         return min(limits, default=1)
-
-
-def _default_workers(cpus: Any, env: Any, devices: Any) -> int:
-    """Return how many workers the settings suggest that have an entry for each."""
-    if cpus is not None:
-        return affinity.count_entries(cpus) or 1
-    if devices is not None and count_environments(env) is None:
-        return len(parse_devices(devices))
-    return count_environments(env) or 1
-
-
-def _devices(devices: Any, workers: int, env: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the devices of each worker. Raises ValueError or TypeError."""
-    if any(VISIBLE_DEVICES in each for each in env):
-        raise ValueError(f"devices sets {VISIBLE_DEVICES}, and so does env: leave out one of them")
-    return share_devices(parse_devices(devices), workers)
-
-
-def _check_run_in(
-    run_in: str, model: AnyModel, *, joins: bool, is_pinned: bool, has_env: bool, has_devices: bool
-) -> None:
-    if run_in not in ("process", "thread", "loop"):
-        raise ValueError(f'run_in must be "process", "thread" or "loop", not {run_in!r}')
-    if is_async(model) and run_in != "loop":
-        raise TypeError(f'{name_of(model)} is async: run it with run_in="loop", or write it with plain def')
-    if run_in == "loop" and not is_async(model):
-        raise TypeError(
-            f'{name_of(model)} is a plain function and would block the loop: run it with run_in="thread", or write it'
-            " with async def"
-        )
-    if run_in != "process" and joins:
-        raise ValueError(
-            f'workers that join are processes: a stage with join=True cannot have run_in="{run_in}", so leave out one'
-            " of them"
-        )
-    if run_in == "loop" and is_pinned:
-        raise ValueError(
-            'cpus ties processes and threads to cores; a stage with run_in="loop" runs where its loop does'
-        )
-    if run_in != "process" and has_env:
-        raise ValueError(
-            'env is for worker processes: a stage with run_in="thread" or "loop" has the environment of this process'
-        )
-    if run_in != "process" and has_devices:
-        raise ValueError(
-            f'devices is for worker processes, and workers with run_in="{run_in}" share what this process sees: choose'
-            ' in the model\'s setup, such as f"cuda:{carpool.worker_index()}"'
-        )
-
-
-def _check_fits_frame(max_batch_size: int, max_queue_size: int, is_weighed: bool) -> None:
-    """Check that one message to a worker process can hold a batch.
-
-    Where batches are limited by the sizes of items, their number is limited by the queue only.
-    """
-    setting, most = ("max_queue_size", max_queue_size) if is_weighed else ("max_batch_size", max_batch_size)
-    if min(max_batch_size, most) > MAX_ITEMS:
-        raise ValueError(
-            f"{setting} ({most}) must be at most {MAX_ITEMS}, which is what one message to a worker process holds;"
-            ' a stage with run_in="thread" has no such limit'
-        )
-
-
-def _allowed_sizes(
-    allowed_batch_sizes: Sequence[int], max_batch_size: int | None, size: Callable[[Any], int] | None
-) -> tuple[int, ...]:
-    if max_batch_size is None:
-        raise ValueError("allowed_batch_sizes is for stages that take batches: give max_batch_size, too")
-    if size is not None:
-        raise ValueError("allowed_batch_sizes counts items, and size= does not: leave out one of them")
-    return valid_batch_sizes(allowed_batch_sizes, max_batch_size)
-
-
-def _check_size(size: Callable[[Any], int], max_batch_size: int | None, traits: Traits) -> None:
-    check_callable("size", size, "an item")
-    if max_batch_size is None:
-        raise ValueError("size is for stages that take batches: give max_batch_size, the largest sum of sizes, too")
-    if traits.accepts:
-        raise ValueError(
-            f"size cannot weigh bodies that only {traits.name}.decode can read: leave out size= or accepts"
-        )
-
-
-def _check_is_for_batches(setting: str, max_batch_size: int | None, traits: Traits) -> None:
-    """Check that a setting which looks at items, and says which share a batch, can be used."""
-    if max_batch_size is None:
-        raise ValueError(f"{setting} is for stages that take batches: give max_batch_size, too")
-    if traits.in_parts:
-        raise ValueError(f"{setting} is for whole batches, and {traits.name} answers in parts: leave it out")
-    if traits.accepts:
-        raise ValueError(
-            f"{setting} cannot look at bodies that only {traits.name}.decode can read: leave out {setting}= or accepts"
-        )
-
-
-def _check_key(key: Any, max_batch_size: int | None, traits: Traits) -> None:
-    if not isinstance(key, str):
-        check_callable("key", key, "an item")
-    elif not key.removeprefix(_HEADER):
-        raise ValueError(f'key must name a field of the items, or a header as in "header:X-Adapter", not {key!r}')
-    elif header_of(key) is not None:
-        if max_batch_size is None or traits.in_parts:
-            raise ValueError("key is for stages that take whole batches: give max_batch_size, or leave it out")
-        return
-    _check_is_for_batches("key", max_batch_size, traits)
-
-
-def _workers_per_key(value: Any, key: Any) -> int:
-    if key is None:
-        raise ValueError("max_workers_per_key is for stages with keys: give key=, too")
-    return at_least("max_workers_per_key", value, 1)
-
-
-def header_of(key: Any) -> bytes | None:
-    """Return the name, in lower case, of the header that a `key=` reads; None if it reads none."""
-    if not isinstance(key, str) or not key.startswith(_HEADER):
-        return None
-    return key.removeprefix(_HEADER).strip().lower().encode("latin-1")
-
-
-def as_stage(stage: Stage | AnyModel) -> Stage:
-    """Return a stage as it is, and a bare model as a stage of single items."""
-    return stage if isinstance(stage, Stage) else Stage(stage)
-
-
-def check_chain(stages: Sequence[Stage]) -> None:
-    """Check that stages can follow one another in one service.
-
-    Raises:
-        ValueError: There is no stage, two have the same name, or a queue is too small for the
-            batches of the stage before it.
-    """
-    if not stages:
-        raise ValueError("a service needs at least one stage")
-    for stage in stages[:-1]:
-        if stage.traits.in_parts:
-            raise ValueError(
-                f"stage {stage.name} answers in parts, so it must be the last of its service: do what follows it in"
-                f" postprocess of {stage.traits.name}, which gets each part"
-            )
-    names = [stage.name for stage in stages]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"two stages are called {twice[0]!r}: give one of them another name with name=")
-    for stage in stages[1:]:
-        if header_of(stage.key) is not None:
-            raise ValueError(f"key of stage {stage.name} is a header, which only the first stage can see")
-    for before, stage in itertools.pairwise(stages):
-        if before.size is None and stage.max_queue_size < (before.max_batch_size or 1):
-            raise ValueError(
-                f"max_queue_size of stage {stage.name} ({stage.max_queue_size}) is smaller than the batches of"
-                f" stage {before.name} before it ({before.max_batch_size})"
-            )

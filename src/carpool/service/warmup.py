@@ -5,8 +5,10 @@ It uses several batch sizes, so that its timings can train the policy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate, cycle, islice
 from math import inf
+from typing import Any
 
 from carpool.drive.launch import WarmUpShape
 from carpool.errors import CarpoolError, StartupError
@@ -74,26 +76,25 @@ def _lengths_of_examples(stage: Stage) -> list[int]:
     """Return how long each example is. Raises StartupError if that cannot be told of one."""
     weigher = weigher_of(stage)
     assert weigher is not None
-    lengths = []
-    for i, example in enumerate(stage.traits.examples, 1):
-        try:
-            lengths.append(weigher.length_of(example))
-        except CarpoolError as error:
-            text = f"stage {stage.name} could not start: the length of example {i} cannot be told: {error}"
-            raise StartupError(text) from error
-    return lengths
+    return _of_each_example(stage, weigher.length_of, "the length of example {} cannot be told")
 
 
 def _weighed(stage: Stage, targets: list[int]) -> dict[int, int]:
     """Return the largest number of examples, but at least one, that fits into each target size."""
-    weigh = weigher_of(stage)
-    assert weigh is not None
-    weights = []
-    for i, example in enumerate(stage.traits.examples, 1):
-        try:
-            weights.append(weigh.of(example))
-        except CarpoolError as error:
-            raise StartupError(f"stage {stage.name} could not start: example {i} cannot be weighed: {error}") from error
+    weigher = weigher_of(stage)
+    assert weigher is not None
+    weights = _of_each_example(stage, weigher.of, "example {} cannot be weighed")
     sums = list(accumulate(islice(cycle(weights), stage.max_queue_size)))
     counts = sorted({max(1, sum(total <= target for total in sums)) for target in targets})
     return {n: sums[n - 1] for n in counts}
+
+
+def _of_each_example(stage: Stage, measure: Callable[[Any], int], trouble: str) -> list[int]:
+    """Measure each example of a stage. Raises StartupError if one cannot be measured."""
+    measures = []
+    for i, example in enumerate(stage.traits.examples, 1):
+        try:
+            measures.append(measure(example))
+        except CarpoolError as error:
+            raise StartupError(f"stage {stage.name} could not start: {trouble.format(i)}: {error}") from error
+    return measures

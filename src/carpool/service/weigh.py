@@ -15,7 +15,8 @@ from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error, text_of, traceback_of
 from carpool.hints import schema
 from carpool.request import Lane, Request
-from carpool.service.stage import Key, Stage, header_of
+from carpool.service.key import Key, header_of
+from carpool.service.stage import Stage
 from carpool.wire import payload
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW
 

@@ -1,0 +1,51 @@
+"""The lines of the log about refused and late requests: not one for each, but a few for all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from math import inf
+
+from carpool.clock import Clock
+from carpool.logger import logger
+from carpool.observe.stats import Stats
+
+
+class RefusalLog:
+    """Logs what `Stats.refusals` has counted, as soon as it is due.
+
+    Args:
+        stats: the service's.
+        clock: monotonic seconds.
+        loop: the one that the service runs on.
+
+    Attributes:
+        has_stopped: whether the service has: then nothing is told later any more.
+    """
+
+    def __init__(self, stats: Stats, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self._stats = stats
+        self._clock = clock
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None  # for the next line
+        self.has_stopped = False
+
+    def tell(self) -> None:
+        """Log what is due, and see to it that the rest is told in time."""
+        self._log()
+        wake_at = self._stats.refusals.wake_at
+        if wake_at < inf and not self.has_stopped and not self._loop.is_closed():
+            self._timer = self._loop.call_later(max(0.0, wake_at - self._clock()), self.tell)
+
+    def tell_all(self) -> None:
+        """Log all that has been counted, also what is not due yet."""
+        self._log(everything=True)
+
+    def _log(self, *, everything: bool = False) -> None:
+        for line in self._stats.refusals.take(self._clock(), everything=everything):
+            level = logging.WARNING if line.reason.is_alarming else logging.INFO
+            about = {"model": self._stats.name, "code": line.reason.code, "requests": line.requests}
+            logger.log(level, "service %s %s", self._stats.name, line, extra=about)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

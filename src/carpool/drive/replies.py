@@ -1,0 +1,89 @@
+"""What is in the reply of a worker: checked before the driver is told, and its errors taken out.
+
+Workers of other machines may send anything, so each function raises FrameError for what cannot be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from carpool.core.batch import Batch
+from carpool.wire import outcome
+from carpool.wire.frame import Frame, FrameError
+from carpool.wire.outcome import Outcome
+from carpool.wire.payload import OBJECT, Payload
+from carpool.wire.response import unpack_response
+from carpool.wire.scalars import Scalars
+
+T = TypeVar("T")
+
+_OUTCOMES = frozenset(Outcome)
+_NO_ERROR = frozenset({Outcome.OK, Outcome.RESPONSE})
+
+
+def check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
+    """Raise FrameError if a reply is for other requests than those that are owed."""
+    if not ids or len(set(ids)) < len(ids):
+        raise FrameError("a reply that answers nothing, or a request twice")
+    foreign = set(ids).difference(owed)
+    if foreign:
+        raise FrameError(f"a reply to request {min(foreign)}, which is not in the batch")
+
+
+def check_takers(ids: Sequence[int], batch: Batch) -> None:
+    """Raise FrameError if a scalar is for a caller that takes bytes."""
+    if max([request.accept for request in batch.requests]) == OBJECT:  # the least of all formats
+        return
+    accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
+    if any(accepts[id] != OBJECT for id in ids):
+        raise FrameError("a scalar for a caller that takes bytes")
+
+
+def errors_of(frame: Frame, batch: Batch, is_last: bool) -> dict[int, Exception] | None:
+    """Return the errors in a reply, by position, and unpack its responses. Raises FrameError.
+
+    Args:
+        frame: the reply.
+        batch: what it answers.
+        is_last: whether it comes from the last stage, which alone may respond to a client.
+    """
+    if max(frame.formats) not in _OUTCOMES:
+        raise FrameError(f"a reply with outcome {max(frame.formats)}")
+    if type(frame.payloads) is Scalars:
+        raise FrameError("a failure or a response that is reported as a scalar")
+    if Outcome.RESPONSE in frame.formats:
+        if not is_last:
+            raise FrameError("a response from a stage that is not the last")
+        _unpack_responses(frame, batch)
+    failed = [i for i, what in enumerate(frame.formats) if what not in _NO_ERROR]
+    causes, frame.causes = frame.causes or {}, None  # the worker keeps its reply until it has the next one
+    errors: dict[int, Exception] = {
+        i: outcome.unpack_error(frame.formats[i], frame.payloads[i], causes.get(i)) for i in failed
+    }
+    return errors or None
+
+
+def _unpack_responses(frame: Frame, batch: Batch) -> None:
+    """Put the responses of a model's own in place of their payloads. Raises FrameError."""
+    requests = dict(zip(batch.ids, batch.requests, strict=True))
+    answers: list[Any] = list(frame.payloads)
+    for i, what in enumerate(frame.formats):
+        if what == Outcome.RESPONSE:
+            if requests[frame.ids[i]].accept == OBJECT:
+                raise FrameError("a response to a caller that speaks no HTTP")
+            try:
+                answers[i] = unpack_response(answers[i])
+            except ValueError as error:
+                raise FrameError(str(error)) from error
+    frame.payloads = answers
+
+
+def decoded(payload: Payload, kind: type[T]) -> T:
+    """Return what a worker has packed. Raises FrameError."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[arg-type]
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
+        raise FrameError(f"it cannot be read: {error}") from error

@@ -1,0 +1,242 @@
+"""A line that threads share: its lock, how they sleep and wake, and what goes wrong with it.
+
+The line (`core/line.py`) decides under one short lock which thread leads and which sleep. How
+threads are woken is in `drive/wakeups.py`, and one thread's way through the line in
+`drive/threads.py`.
+
+Any thread may be interrupted at any point, by Ctrl-C or by an exception of a signal handler. So
+whatever another thread counts on is one step, or is made up for where the exception is caught.
+"""
+
+from __future__ import annotations
+
+import threading
+from math import inf
+from threading import get_ident
+from typing import Any, ClassVar
+
+from carpool.call.lock import ExecutionLock, can_be_tried
+from carpool.clock import Clock, monotonic
+from carpool.core.batcher import Batcher
+from carpool.core.line import Line, LoneWaiter
+from carpool.drive import reentry
+from carpool.drive.awaiting import AwaitedTickets
+from carpool.drive.reentry import Sleeper, would_deadlock
+from carpool.drive.trouble import FAILED_FOR_S, stage_at_fault
+from carpool.drive.wakeups import Sleep, ThreadWaiter, WakeQueue, WakeupLocks
+from carpool.errors import CarpoolError, Unavailable
+from carpool.foreign import text_of
+from carpool.logger import logger
+from carpool.observe.function_stats import CallCounts, FunctionSnapshot, snapshot
+from carpool.observe.stage_stats import explained
+
+# names of this module: a method of an imported name would be looked up anew for each call
+_leading = reentry.leading
+_sleeping = reentry.sleeping
+
+
+class LoneCall(LoneWaiter):
+    """The call of a thread that found the line empty and runs its one item itself.
+
+    Attributes:
+        sleepers: none, since its thread is inside the function.
+        result: what the function returned for the item.
+        error: why it failed; None if it did not.
+    """
+
+    __slots__ = ("error", "result")
+
+    sleepers: ClassVar[WakeupLocks] = []
+
+    result: object
+    error: Exception | None
+
+
+class SharedLine:
+    """A line, and what its callers' threads do with it under its lock; `LineDriver` is the rest.
+
+    Attributes:
+        awaited: the tickets that tasks await.
+
+    Args:
+        name: the function's, for error texts.
+        batcher: its queue and policy.
+        slots: how many batches may run at a time.
+        slo_s: how many seconds after its arrival a caller should have its answer, if there is a
+            goal.
+        execution_lock: held while the function runs.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batcher: Batcher,
+        *,
+        slots: int = 1,
+        slo_s: float | None = None,
+        execution_lock: ExecutionLock | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._name = name
+        self._batcher = batcher
+        self._slots = slots
+        self._slo_s = slo_s
+        self._execution_lock = execution_lock
+        self._may_try = can_be_tried(execution_lock)
+        self._clock = clock
+        self._leading_only_this = (self,)
+        self.awaited = AwaitedTickets(slots)
+
+        # shared by all threads that call the function: the line is read and changed with the lock
+        # held, the queue of wake-ups filled with it and emptied without
+        self._line = Line(batcher, slots, slo_s)
+        self._counts = CallCounts()
+        self._lock = threading.RLock()  # which knows its owner; it is never taken twice
+        self._wake_queue = WakeQueue()
+
+    # -- what it has done
+
+    def snapshot(self) -> FunctionSnapshot:
+        """Return what has been done so far. It takes no lock, so it may be a call off."""
+        line = self._line
+        return snapshot(self._name, line.pipeline, self._counts, int(line.lone is not None))
+
+    def explain(self) -> dict[str, Any]:
+        """Return why the policy decides as it does."""
+        self._check_owner()
+        with self._lock:
+            return explained(self._batcher.policy, self._clock())
+
+    # -- forks
+
+    def start_anew(self, batcher: Batcher) -> None:
+        """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
+        closed = self._line.pipeline.closed_because
+        self._batcher = batcher
+        self._line = Line(batcher, self._slots, self._slo_s)
+        self._counts = CallCounts()
+        if closed is not None:
+            self._line.close(closed)
+        self._lock = threading.RLock()
+        self._wake_queue = WakeQueue()
+        self.awaited = AwaitedTickets(self._slots)
+
+    @property
+    def generation(self) -> object:
+        """An object that is another one in a forked child than in its parent."""
+        return self._line
+
+    @property
+    def leading_threads(self) -> list[object] | None:
+        """The threads that lead the line; None if one more could."""
+        return self._line.leading_threads
+
+    def forked(self) -> RuntimeError:
+        """Return the error for a caller in a child that waits for requests in its parent's line."""
+        return RuntimeError(
+            f"the process was forked after this call of {self._name} had joined the line, which is the parent's:"
+            " call it again in the child"
+        )
+
+    # -- sleep
+
+    def _prepare_sleep(self, now: float, waiter: ThreadWaiter, until: float) -> Sleep:
+        """Note, with the lock held, that this thread sleeps from now on; `_sleep` does it.
+
+        Raises:
+            RuntimeError: it would sleep for ever, as all threads that could wake it wait for it.
+        """
+        thread = get_ident()
+        if thread in _leading and until == inf:
+            _sleeping[thread] = Sleeper(self, waiter)  # before it looks at others, which do the same
+            if would_deadlock(self, thread):
+                raise RuntimeError(
+                    f"{self._name} was called by a function that it waits for: each would wait for the other."
+                    " Call the plain function instead"
+                )
+        lock = threading.Lock()
+        lock.acquire()
+        waiter.sleepers.append(lock)
+        return Sleep(lock, waiter.sleepers, min(until, self._line.asleep_until(waiter)) - now)
+
+    def _sleep(self, sleep: Sleep) -> None:
+        """Sleep; a thread that is woken wakes the next one that is to be woken."""
+        timeout = -1 if sleep.seconds == inf else min(max(sleep.seconds, 0.0), threading.TIMEOUT_MAX)
+        is_woken = sleep.lock.acquire(timeout=timeout)
+        if _sleeping:
+            _sleeping.pop(get_ident(), None)
+        if not is_woken:
+            try:
+                sleep.sleepers.remove(sleep.lock)
+                return
+            except ValueError:  # it is being woken after all
+                pass
+        if self._wake_queue.groups:
+            self._wake_queue.wake(1)
+
+    # -- changes of the line
+
+    def _give_up(self, slot: int) -> None:
+        with self._lock:
+            self._line.give_up(slot)
+            woken = self._wake_queue.add(self._line.wake)
+        self._wake_queue.wake(woken)
+
+    def _stop_waiting(self, waiter: ThreadWaiter) -> None:
+        with self._lock:
+            self._line.stop_waiting(waiter)
+            woken = self._wake_queue.add(self._line.wake)
+        self._wake_queue.wake(woken)
+
+    def _leave(self, waiter: ThreadWaiter | LoneCall, error: Exception, thread: int | None) -> bool:
+        with self._lock:
+            self._line.leave(self._clock(), waiter, thread)
+            unanswered = [request for request in waiter.requests if request.caller is None]
+            for request in unanswered:
+                request.error = error
+            waiter.pending = 0
+            self._line.wake.append(waiter)  # other threads may wait for it too
+            self._wake_queue.add(self._line.wake)
+        self._wake_queue.wake_everybody()  # it might have been this thread's turn to wake the next one
+        return bool(unanswered)
+
+    def _close(self, error: CarpoolError, waiter: ThreadWaiter) -> None:
+        with self._lock:
+            self._line.close(error)
+            self._line.wait_for_end(waiter)
+            woken = self._wake_queue.add(self._line.wake)
+        self._wake_queue.wake(woken)
+
+    # -- what goes wrong
+
+    def _fail_for_policy(self, error: BaseException) -> bool:
+        """Fail the line, with all requests in it, if it is the policy that raised `error`.
+
+        Returns:
+            Whether it is. A KeyboardInterrupt is taken for Ctrl-C, wherever it was raised.
+        """
+        if isinstance(error, KeyboardInterrupt) or stage_at_fault(error) is None:
+            return False
+        what = f"{self._name} has failed: its policy raised {type(error).__name__}"
+        logger.critical("%s: %s", what, text_of(error), exc_info=error)
+        with self._lock:
+            failure = Unavailable(what, code="stage_failed", retry_after_s=FAILED_FOR_S)
+            self._line.fail(self._clock(), failure, get_ident())
+            self._wake_queue.add(self._line.wake)
+        self._wake_queue.wake_everybody()
+        return True
+
+    def _check_owner(self) -> None:
+        """Raise RuntimeError if this thread holds the lock, and would wait for itself."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise self._called_in_between()
+
+    def _called_in_between(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self._name} was called by a signal handler or a __del__ in a thread that it has interrupted inside"
+            " the line of the same function: let another thread make the call"
+        )
+
+    def _interrupted(self) -> Unavailable:
+        return Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
