@@ -16,8 +16,8 @@ from carpool.http.app import App
 from carpool.http.codec import Refusal
 from carpool.http.exchange import Head
 from carpool.http.keys import KeyRing
-from tests.http.both_fronts import asked, both_fronts
 from tests.support.http import models
+from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import get, post
 from tests.support.http.net import Client
 from tests.support.http.wire import Answer
