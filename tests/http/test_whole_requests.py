@@ -136,7 +136,7 @@ async def test_headers_are_kept_for_those_only_who_ask() -> None:
     (csv, said), (described, also) = taken
     assert said is also is None
     assert csv.ask.packed == b""
-    assert csv.route == app._predict
+    assert csv.route == app._models.predict
     assert RequestMaker().make(described.ask.packed, b"1").headers["x-a"] == "1"
 
 
