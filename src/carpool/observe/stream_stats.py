@@ -17,7 +17,7 @@ from carpool.observe.shown import counted, milliseconds
 from carpool.request import DONE, Request, Stream
 
 ENDS = ("complete", "model_error", "expired", "worker_lost", "unavailable", "refused", "invalid", "cancelled")
-"""How a stream can end: a closed set, fit to be a metric label. The last two are its client's doing."""
+"""How a stream can end: a closed set, fit to be a metric label. The last two are clients' doing."""
 
 _END_OF = {
     "ok": "complete",

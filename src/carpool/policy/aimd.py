@@ -16,7 +16,7 @@ from __future__ import annotations
 from itertools import takewhile
 from math import inf
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView, check_slo
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView, checked_slo
 from carpool.request import Request
 
 GROWTH = 1.0
@@ -37,8 +37,7 @@ class AIMD(Policy):
         self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None, slo_s: float | None = None
     ) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
-        check_slo(slo_s)
-        self.slo_s = slo_s
+        self.slo_s = checked_slo(slo_s)
         self._budget_s = inf
         self._cap = 1.0
 

@@ -96,6 +96,13 @@ TOO_LATE = "the request would not be answered within its SLO or by its deadline"
 FULL = "the queue is full"
 
 
+def checked_slo(slo_s: float | None) -> float | None:
+    """Return an objective in seconds, or None for none. Raises ValueError if it is not positive."""
+    if slo_s is not None and not slo_s > 0:
+        raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")
+    return slo_s
+
+
 class Decision(NamedTuple):
     """What to do now.
 
@@ -320,9 +327,3 @@ def knows_lone_requests(kind: type[Policy]) -> bool:
     calls = (*_LONE_CALLS, *_RULE_CALLS)
     depth = {name: next(i for i, base in enumerate(kind.__mro__) if name in vars(base)) for name in calls}
     return max(depth[name] for name in _LONE_CALLS) <= min(depth[name] for name in _RULE_CALLS)
-
-
-def check_slo(slo_s: float | None) -> None:
-    """Raise ValueError unless an objective is a positive number of seconds, or None."""
-    if slo_s is not None and not slo_s > 0:
-        raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from typing import Unpack
 
 from carpool.service.declaration import Declaration
@@ -10,6 +10,11 @@ from carpool.service.handle import AsyncHandle
 from carpool.service.run_settings import RunSettingsByName, run_settings_of
 from carpool.service.thread_handle import Handle
 from carpool.settings import SettingsByName
+
+FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
+"""What imports the function that serves services over a protocol, at its first use: Python callers
+need no HTTP. `carpool/__init__.py` fills it in, since services do not know the modules that build
+on them."""
 
 
 class Service(Declaration):
@@ -121,5 +126,4 @@ class Service(Declaration):
         It is `carpool.serve` for one service; see there for the settings and for what is raised. It
         needs `carpool[serve]`.
         """
-        serving = importlib.import_module("carpool.http.serve")  # at its first use: Python callers need no HTTP
-        serving.serve(self, **settings)
+        FRONTS["http"]()(self, **settings)
