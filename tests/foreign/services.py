@@ -487,7 +487,7 @@ def sink_inside(way: Way, kind: str) -> None:
     model = models.hangs_async if way.run_in == "loop" else models.hangs
     with (
         logged() as log,
-        closing(way.open(way.service(model, max_batch_time_s=0.2, idempotent=False), output=raises)) as door,
+        closing(way.open(way.service(model, max_batch_time_s=0.1, idempotent=False), output=raises)) as door,
     ):
         (told,) = door.ask(good(0))
         assert told.code == "worker_lost", told
