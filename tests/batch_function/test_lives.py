@@ -467,7 +467,7 @@ def test_one_who_closes_is_cancelled() -> None:
     program = """
         @carpool.batch
         async def f(xs):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(1.0)
             return done(xs)
         async def main():
             call = asyncio.ensure_future(f(1))
