@@ -221,6 +221,7 @@ class ActorWorker:
         if self._timer is not None:
             self._timer.cancel()
         about = {"model": self._session.service, "stage": self._launch.setup.stage, "worker": self._name}
+        about |= hello.place_in_cluster
         logger.info("worker %s is placed: %s", self._name, hello.whereabouts, extra=about)
         setup = msgspec.structs.replace(self._launch.setup, place=self._place, cores=None)
         packed, now = pickle.dumps(setup, 5), self._session.clock()

@@ -26,6 +26,8 @@ from carpool.drive.gate import Gate
 from carpool.drive.launch import Launch
 from carpool.foreign import named_text_of
 from carpool.logger import logger
+from carpool.observe.stats import Stats
+from carpool.ray.ray_metrics import TELL_EVERY_S, RayMetrics, where_workers_are
 from carpool.ray.shell import Shell, WayHome, ray_tls
 from carpool.ray.suspects import SUSPECT_S, Suspects
 from carpool.worker.address import JoinAddress
@@ -121,13 +123,29 @@ class Session:
         self._folder = tempfile.mkdtemp(prefix="carpool-")  # which only this user can enter
         self.gate.listen(JoinAddress(path=os.path.join(self._folder, _SOCKET)))
         self._shells: dict[str, Any] = {}
+        self._metrics: RayMetrics | None = None
+        self._telling: asyncio.TimerHandle | None = None
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run_errands, name="carpool-ray", daemon=True)
         self._thread.start()
 
+    def observe(self, stats: Stats) -> None:
+        """Tell Ray's metrics of the service every few seconds, from now on."""
+        told = self._metrics = RayMetrics(self.service)
+
+        def tell() -> None:
+            self._errands.put(partial(told.tell, stats.snapshot(self.clock()), where_workers_are(stats)))
+            self._telling = self._loop.call_later(TELL_EVERY_S, tell)
+
+        tell()
+
     async def close(self) -> None:
         """Let go of the cluster, once all workers have ended."""
+        if self._telling is not None:
+            self._telling.cancel()
         self.gate.close()
+        if self._metrics is not None:
+            self._errands.put(self._metrics.end)
         self._errands.put(None)
         await asyncio.to_thread(self._thread.join, _LAST_ERRANDS_S)
         shutil.rmtree(self._folder, ignore_errors=True)

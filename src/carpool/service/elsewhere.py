@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+from carpool.observe.stats import Stats
 from carpool.service.declaration import Declaration
 
 
@@ -15,6 +16,9 @@ class Site(Protocol):
     @property
     def hire(self) -> Callable[..., Any]:
         """Makes a worker for a place; it is called like `WorkerProcess`."""
+
+    def observe(self, stats: Stats) -> None:
+        """Tell the cluster's own metrics of the service from now on, which has started."""
 
     async def close(self) -> None:
         """Let go of the cluster, once all workers have ended."""

@@ -187,6 +187,8 @@ class AsyncHandle:
             await self.close(drain=False)
             raise
         made.upkeep.start()
+        if site is not None:
+            site.observe(made.driver.stats)
         self._life.happened(Event.OPENED)
         about = {"model": self.service.name}
         logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began, extra=about)
