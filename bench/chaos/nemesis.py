@@ -42,7 +42,7 @@ WEIGHTS = {
 }
 """How often each fault comes, in parts of a hundred."""
 
-ON_RAY = {**WEIGHTS, "raylet": 3, "silent": 4}
+ON_RAY = {**WEIGHTS, "raylet": 6, "silent": 8}
 """The same on a Ray cluster, where nodes can be killed and fall silent, too."""
 
 
@@ -57,6 +57,7 @@ class Nemesis:
         max_body_bytes: the server's limit.
         journal: where faults and these requests are written down.
         nodes: of a Ray cluster; None where there is none.
+        pace: how many times as long as usual the pauses between faults are.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class Nemesis:
         max_body_bytes: int,
         journal: Journal,
         nodes: Nodes | None = None,
+        pace: float = 1.0,
     ) -> None:
+        self._pace = pace
         self._weights = WEIGHTS if nodes is None else ON_RAY
         self._nodes = nodes
         self.counts = dict.fromkeys(self._weights, 0)
@@ -111,7 +114,7 @@ class Nemesis:
         next_at = time.monotonic()
         names, weights = list(self._weights), list(self._weights.values())
         while True:
-            next_at += SHORTEST_S * (LONGEST_S / SHORTEST_S) ** self._random.random()
+            next_at += self._pace * SHORTEST_S * (LONGEST_S / SHORTEST_S) ** self._random.random()
             if self._stopping.wait(max(0.0, next_at - time.monotonic())):
                 return
             name = self._random.choices(names, weights)[0]

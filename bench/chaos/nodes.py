@@ -42,18 +42,28 @@ class Nodes:
         self._nodes: dict[str, Any] = {}  # by address, those at which no fault is being made
         self._rules = itertools.count(1)
         self._lock = threading.Lock()
+        self._dead = 0
+        self._buried: list[tuple[float, Any]] = []  # killed nodes, and when what is left of them is ended
         for _ in range(NODES):
             self._add()
         cluster.wait_for_nodes()
 
     def kill(self, dice: random.Random) -> None:
-        """Kill the raylet of a node, add another node, and end what is left of the first one."""
+        """Kill the raylet of a node; `mend` adds another node in its place."""
         address, node = self._taken(dice)
         os.kill(raylet_at(address), signal.SIGKILL)
-        self._add()
-        time.sleep(BURIED_S)
-        with contextlib.suppress(Exception):  # it has ended by itself
-            self._cluster.remove_node(node)
+        with self._lock:
+            self._dead += 1
+            self._buried.append((time.monotonic() + BURIED_S, node))
+
+    def mend(self) -> None:
+        """Add nodes in place of killed ones, and end what is left of those; in the main thread."""
+        while self._dead:
+            self._add()
+            self._dead -= 1
+        while self._buried and self._buried[0][0] < time.monotonic():
+            with contextlib.suppress(Exception):  # it has ended by itself
+                self._cluster.remove_node(self._buried.pop(0)[1])
 
     def silence(self, dice: random.Random) -> None:
         """Drop all packets from and to a node for a while."""
@@ -77,9 +87,10 @@ class Nodes:
             return address, self._nodes.pop(address)
 
     def _add(self) -> None:
+        address = f"127.0.0.{next(self._numbers)}"
+        node = self._cluster.add_node(num_cpus=CPUS, node_ip_address=address, **_STORE)
         with self._lock:
-            address = f"127.0.0.{next(self._numbers)}"
-            self._nodes[address] = self._cluster.add_node(num_cpus=CPUS, node_ip_address=address, **_STORE)
+            self._nodes[address] = node
 
 
 @contextlib.contextmanager

@@ -97,16 +97,20 @@ def soak(
     with _cluster(target, folder) as (nodes, env), _serving(target, folder, env) as server:
         port, process = server.port, server.process
         asks = Asks(f"{seed} nemesis", target.path, TIMEOUT_S, target.deadline_header)
-        nemesis = Nemesis(port, folder, f"{seed}", asks, MAX_BODY_MB * 2**20, journal, nodes)
+        nemesis = Nemesis(port, folder, f"{seed}", asks, MAX_BODY_MB * 2**20, journal, nodes, target.pace)
         _wait_until_healthy(nemesis, process, folder)
         _run_clients(target, port, folder, f"{seed} warm-up", warm_up_s, lambda gone, progress: None)
         time.sleep(2)
         before = leaks.look(server.tree, server.scratch)
         began = time.monotonic()
         nemesis.start()
-        clients = _run_clients(
-            target, port, folder, f"{seed}", seconds, lambda gone, p: show(gone, p, sum(nemesis.counts.values()))
-        )
+
+        def look(gone: float, progress: Progress) -> None:
+            show(gone, progress, sum(nemesis.counts.values()))
+            if nodes is not None:
+                nodes.mend()
+
+        clients = _run_clients(target, port, folder, f"{seed}", seconds, look)
         nemesis.stop()
         took_s = time.monotonic() - began
         after = leaks.settle(lambda: leaks.look(server.tree, server.scratch), before)

@@ -32,6 +32,7 @@ class Target:
         settings: what it was told, for the reader of the table.
         on_ray: whether it runs its workers on a Ray cluster, the nodes of which are killed, too.
         most_runs: by how many workers a request may be run.
+        pace: how many times as long as usual the pauses between faults are.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Target:
     load: float = 1.0
     on_ray: bool = False
     most_runs: int = 2
+    pace: float = 1.0
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -98,6 +100,7 @@ def _carpool_on_ray() -> Target:
         # A silent machine is held against no request; two killed workers may follow.
         most_runs=3,
         load=1 / 2,
+        pace=6.0,  # an actor takes seconds to start, not a tenth of one
     )
 
 

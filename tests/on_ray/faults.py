@@ -21,13 +21,17 @@ from carpool import Service, Stage
 from tests.on_ray.local import HEAD, local_cluster
 from tests.on_ray.models import Place
 from tests.support.pressing import Callers
-from tests.support.processes import children
+from tests.support.processes import alive, children
 from tests.support.waiting import wait_until
 
 SILENCE_S = 3.0
 HANG_S = SILENCE_S + 1  # so that silence is noticed as such
 PATIENCE_S = 90.0  # longer than Ray takes to find that a node is dead
-ADDRESSES = [f"127.0.0.{number}" for number in range(3, 7)]
+SOON_S = 40.0  # sooner than Ray finds that a node is silent
+ADDRESSES = [f"127.0.0.{number}" for number in range(3, 8)]
+
+WELL = set(ADDRESSES)
+"""The nodes to which nothing has happened yet."""
 
 
 def main() -> None:
@@ -49,10 +53,15 @@ def main() -> None:
             callers.go_on(200)
             victim = node_of_a_worker(handle, addresses)
             callers.longest_s, before = 0.0, callers.answers
+            WELL.discard(addresses[victim])
             happen(addresses[victim])
             wait_until(lambda victim=victim: is_replaced(handle, victim), PATIENCE_S)
             callers.go_on(200)
             tell(name, callers, before)
+        callers.longest_s, before = 0.0, callers.answers
+        successors_on_a_silent_node(handle, addresses)
+        callers.go_on(200)
+        tell("unheard", callers, before)
         callers.longest_s, before = 0.0, callers.answers
         os.kill(pid_of("gcs_server"), signal.SIGKILL)
         threading.Event().wait(5)
@@ -87,10 +96,22 @@ def killed_raylet(address: str) -> None:
     os.kill(pid_of("raylet", address), signal.SIGKILL)
 
 
-def silent_node(address: str) -> None:
+def silent_node(address: str, first_rule: int = 1) -> None:
     """Drop all packets from and to a node."""
-    ip(f"rule add pref 1 to {address} blackhole")
-    ip(f"rule add pref 2 from {address} blackhole")
+    ip(f"rule add pref {first_rule} to {address} blackhole")
+    ip(f"rule add pref {first_rule + 1} from {address} blackhole")
+
+
+def successors_on_a_silent_node(handle: Any, addresses: dict[str, str]) -> None:
+    """Silence a node that has no worker, and so is no suspect, and kill workers: Ray may place successors there."""
+    taken = {hello.node for hello in handle._inner.driver.stats.stages[0].elsewhere.values()}
+    unknown = [address for node, address in addresses.items() if node not in taken and address in WELL]
+    silent_node(unknown[0], first_rule=3)
+    for _ in range(4):
+        pid = handle.predict(0)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: not alive(pid))
+        wait_until(lambda: handle.stats().stages[0].workers.get("ready", 0) == 2, SOON_S)
 
 
 def frozen_node(address: str) -> None:

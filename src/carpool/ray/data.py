@@ -105,7 +105,7 @@ class StageScorer:
         results = self._handle.stream(wanted, max_in_flight=max(1, len(wanted)), return_exceptions=not raises)
         answers: list[Any] = []
         for n, error in enumerate(told):
-            answer = None if error else next(results)
+            answer: Any = None if error else next(results)
             if isinstance(answer, BaseException):
                 answer, told[n] = None, text_of(answer)
             answers.append(answer)

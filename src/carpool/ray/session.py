@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -45,12 +46,14 @@ class ActorOrder(NamedTuple):
         place: the worker's position in its stage.
         ticket: by which it says who it is.
         token: with which it proves that, once.
+        goes_to_the_well: whether it is to be on a node from which workers have been heard.
     """
 
     launch: Launch
     place: int
     ticket: str
     token: bytes
+    goes_to_the_well: bool
 
 
 class Placed(NamedTuple):
@@ -96,6 +99,8 @@ class Session:
         service: the name of the service.
         gate: where its actors connect.
         clock: the clock by which its deadlines are.
+        slowest_s: by stage, the longest time that an actor has taken to connect.
+        well: by node, how many workers it has that are connected.
 
     Raises:
         OSError: there is no port for the gate.
@@ -113,6 +118,8 @@ class Session:
         self.service = service
         self.hire: Callable[..., Any] = partial(new_worker, self)
         self.clock: Clock = monotonic
+        self.slowest_s: dict[str, float] = {}
+        self.well: Counter[str] = Counter()
         self.gate = Gate(ray_tls(), silence_s, service)
         self._terms = terms
         self._has_ended = has_ended
@@ -203,6 +210,26 @@ class Session:
         logger.warning(text, node, SUSPECT_S, extra={"model": self.service})
         self._suspects.add(self.clock(), node)
 
+    def connected(self, stage: str, node: str, took_s: float) -> None:
+        """Take note that an actor has connected.
+
+        Args:
+            stage: its stage.
+            node: its node.
+            took_s: how long after it was asked for.
+        """
+        self.well[node] += 1
+        self.slowest_s[stage] = max(self.slowest_s.get(stage, 0.0), took_s)
+
+    def find_room(self, stage: str, found: Callable[[bool], None]) -> None:
+        """Find out whether the cluster has free what a worker needs.
+
+        Args:
+            stage: the stage.
+            found: called on the loop with whether it has.
+        """
+        self._errands.put(lambda: self.from_ray(found, has_free(self._needs(stage), ray.available_resources())))
+
     def tell_what_is_missing(self, launch: Launch, place: int) -> None:
         """Log what a worker needs, and what the cluster has free."""
         stage = launch.setup.stage
@@ -236,9 +263,13 @@ class Session:
         options["runtime_env"] = env
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         avoided = self._suspects.avoided(self.clock(), alive)
-        if avoided:
-            own = dict(options.get("label_selector") or {})
-            options["label_selector"] = {**own, _NODE_LABEL: f"!in({','.join(avoided)})"}
+        well = [node for node in alive if self.well[node] > 0 and node not in avoided]
+        if order.goes_to_the_well and well:
+            chosen = f"in({','.join(well)})"
+        else:
+            chosen = f"!in({','.join(avoided)})" if avoided else ""
+        if chosen:
+            options["label_selector"] = {**dict(options.get("label_selector") or {}), _NODE_LABEL: chosen}
         actor = self._shell(stage).options(**options).remote(f"{stage}/{place}")
         host, port = self._address.host, self._address.port
         path = os.path.join(self._folder, _SOCKET)
@@ -254,6 +285,18 @@ class Session:
             name = stage if stage.isidentifier() else Shell.__name__
             self._shells[stage] = ray.remote(type(name, (Shell,), {}))
         return self._shells[stage]
+
+
+def has_free(needs: Mapping[str, Any], free: Mapping[str, float]) -> bool:
+    """Report whether a cluster has free what an actor needs, on whatever nodes.
+
+    Args:
+        needs: in Ray's words.
+        free: the resources that are free, by name.
+    """
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    wanted = {name: needs.get(option) or 0 for name, option in named.items()} | dict(needs.get("resources") or {})
+    return all(free.get(name, 0) >= n for name, n in wanted.items() if n)
 
 
 def _kill(actor: Any) -> None:
