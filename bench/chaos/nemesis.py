@@ -149,14 +149,12 @@ class Nemesis:
     def _raylet(self) -> None:
         assert self._nodes is not None
         with contextlib.suppress(LookupError):  # others have not come back yet
-            self._nodes.kill(self._random)
-            self._journal.fault("raylet")
+            self._nodes.kill(self._random, lambda: self._journal.fault("raylet"))
 
     def _silent(self) -> None:
         assert self._nodes is not None
         with contextlib.suppress(LookupError):
-            self._nodes.silence(self._random)
-            self._journal.fault("silent")
+            self._nodes.silence(self._random, lambda: self._journal.fault("silent"))
 
     # -- requests that hurt
 

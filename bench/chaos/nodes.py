@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,18 @@ class Nodes:
             self._add()
         cluster.wait_for_nodes()
 
-    def kill(self, dice: random.Random) -> None:
-        """Kill the raylet of a node; `mend` adds another node in its place."""
+    def kill(self, dice: random.Random, begins: Callable[[], None]) -> None:
+        """Kill the raylet of a node; `mend` adds another node in its place.
+
+        Args:
+            dice: chooses the node.
+            begins: called just before, unless there is only one node left that is well.
+
+        Raises:
+            LookupError: there is only one.
+        """
         address, node = self._taken(dice)
+        begins()
         os.kill(raylet_at(address), signal.SIGKILL)
         with self._lock:
             self._dead += 1
@@ -65,9 +74,10 @@ class Nodes:
             with contextlib.suppress(Exception):  # it has ended by itself
                 self._cluster.remove_node(self._buried.pop(0)[1])
 
-    def silence(self, dice: random.Random) -> None:
-        """Drop all packets from and to a node for a while."""
+    def silence(self, dice: random.Random, begins: Callable[[], None]) -> None:
+        """Drop all packets from and to a node for a while; see `kill`."""
         address, node = self._taken(dice)
+        begins()
         with self._lock:
             numbers = next(self._rules), next(self._rules)
         for number, way in zip(numbers, ("from", "to"), strict=True):

@@ -113,12 +113,12 @@ def soak(
         clients = _run_clients(target, port, folder, f"{seed}", seconds, look)
         nemesis.stop()
         took_s = time.monotonic() - began
-        after = leaks.settle(lambda: leaks.look(server.tree, server.scratch), before)
+        after = leaks.settle(lambda: leaks.look(server.tree, server.scratch), before, with_ray=target.on_ray)
         healthy = process.poll() is None and nemesis.healthy()
         journal.close()
         findings = check(folder, most_runs=target.most_runs)
         metrics = _compare(findings, _metrics(port)) if target.metrics and healthy else []
-    found = leaks.leaked(before, after)
+    found = leaks.leaked(before, after, with_ray=target.on_ray)
     return Outcome(findings, found, metrics, healthy, process.returncode, clients.unsent, took_s)
 
 

@@ -13,7 +13,6 @@ import os
 import shutil
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -100,7 +99,6 @@ class Session:
         gate: where its actors connect.
         clock: the clock by which its deadlines are.
         slowest_s: by stage, the longest time that an actor has taken to connect.
-        well: by node, how many workers it has that are connected.
 
     Raises:
         OSError: there is no port for the gate.
@@ -119,7 +117,6 @@ class Session:
         self.hire: Callable[..., Any] = partial(new_worker, self)
         self.clock: Clock = monotonic
         self.slowest_s: dict[str, float] = {}
-        self.well: Counter[str] = Counter()
         self.gate = Gate(ray_tls(), silence_s, service)
         self._terms = terms
         self._has_ended = has_ended
@@ -218,8 +215,12 @@ class Session:
             node: its node.
             took_s: how long after it was asked for.
         """
-        self.well[node] += 1
+        self._suspects.connected(node)
         self.slowest_s[stage] = max(self.slowest_s.get(stage, 0.0), took_s)
+
+    def disconnected(self, node: str) -> None:
+        """Take note that the connection of a worker on a node has ended."""
+        self._suspects.disconnected(self.clock(), node)
 
     def find_room(self, stage: str, found: Callable[[bool], None]) -> None:
         """Find out whether the cluster has free what a worker needs.
@@ -263,7 +264,7 @@ class Session:
         options["runtime_env"] = env
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         avoided = self._suspects.avoided(self.clock(), alive)
-        well = [node for node in alive if self.well[node] > 0 and node not in avoided]
+        well = self._suspects.well(self.clock(), alive)
         if order.goes_to_the_well and well:
             chosen = f"in({','.join(well)})"
         else:
