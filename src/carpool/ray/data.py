@@ -39,9 +39,9 @@ def map_batches(
 ) -> Any:
     """Return a dataset of Ray Data with a column for the answers of a model to its rows.
 
-    Each stage has a pool of as many actors as it has workers, or of a size that follows the work
-    where `workers` is a pair. Goals and limits in time (`slo_s`, `timeout_s`) do not count, since
-    nobody waits.
+    Each stage has a pool of up to as many actors as it has workers, and of at least one, or of the
+    fewest where `workers` is a pair. Goals and limits in time (`slo_s`, `timeout_s`) do not count,
+    since nobody waits.
 
     Args:
         dataset: The dataset.
@@ -129,7 +129,8 @@ def _settings(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:
     settings = options_of(stage, changes)
     if stage.run_in == "loop":  # whose workers are tasks of one process
         workers = 1
-    least, most = workers if isinstance(workers, tuple) else (workers, workers)
+    # All at once could leave no core for reading the dataset, which they then would wait for.
+    least, most = workers if isinstance(workers, tuple) else (1, workers)
     settings["compute"] = ray.data.ActorPoolStrategy(min_size=max(least, 1), max_size=max(most, 1))
     if stage.env and stage.env[0]:
         settings["runtime_env"] = {"env_vars": dict(stage.env[0])}
