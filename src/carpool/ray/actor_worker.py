@@ -42,7 +42,7 @@ from carpool.wire.handshake import Hello
 
 _LOOK_EVERY_S = 30.0
 _PATIENCE_S, _MOST_PATIENCE_S = 8.0, 120.0  # with an actor that does not come though there is room
-_TIMES_THE_SLOWEST = 2  # so much longer than the slowest may it take
+_TIMES_THE_FASTEST = 4  # so much longer than the fastest may it take
 _LAST_WORDS_S = 1.0  # for an actor that hangs, before it is killed
 _DEATH_S = 2.0  # within which Ray tells that an actor was killed, if its node is well
 _TOKEN_BYTES = 32
@@ -232,10 +232,10 @@ class ActorWorker:
         It is unlimited until one of the stage has connected, since Ray may have an environment to
         make first.
         """
-        slowest_s = self._session.slowest_s.get(self._launch.setup.stage)
-        if slowest_s is None:
+        fastest_s = self._session.fastest_s.get(self._launch.setup.stage)
+        if fastest_s is None:
             return inf
-        patience_s = max(_PATIENCE_S, _TIMES_THE_SLOWEST * slowest_s) * 2.0 ** (self._times_asked - 1)
+        patience_s = max(_PATIENCE_S, _TIMES_THE_FASTEST * fastest_s) * 2.0 ** (self._times_asked - 1)
         return min(patience_s, _MOST_PATIENCE_S)
 
     def _found_room(self, ticket: str, has_room: bool) -> None:

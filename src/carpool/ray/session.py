@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ class Session:
         service: the name of the service.
         gate: where its actors connect.
         clock: the clock by which its deadlines are.
-        slowest_s: by stage, the longest time that an actor has taken to connect.
+        fastest_s: by stage, the shortest time that an actor has taken to connect.
 
     Raises:
         OSError: there is no port for the gate.
@@ -116,7 +117,7 @@ class Session:
         self.service = service
         self.hire: Callable[..., Any] = partial(new_worker, self)
         self.clock: Clock = monotonic
-        self.slowest_s: dict[str, float] = {}
+        self.fastest_s: dict[str, float] = {}
         self.gate = Gate(ray_tls(), silence_s, service)
         self._terms = terms
         self._has_ended = has_ended
@@ -216,7 +217,7 @@ class Session:
             took_s: how long after it was asked for.
         """
         self._suspects.connected(node)
-        self.slowest_s[stage] = max(self.slowest_s.get(stage, 0.0), took_s)
+        self.fastest_s[stage] = min(self.fastest_s.get(stage, inf), took_s)
 
     def disconnected(self, node: str) -> None:
         """Take note that the connection of a worker on a node has ended."""
