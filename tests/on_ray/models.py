@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -51,6 +52,14 @@ class Doubled(carpool.Model):
 
     def predict(self, xs: list[float]) -> list[float]:
         return [2 * x for x in xs]
+
+
+class Later(carpool.Model):
+    """Adds one to the id of a row, after a moment."""
+
+    async def predict(self, rows: list[dict[str, Any]]) -> list[int]:
+        await asyncio.sleep(0.001)
+        return [row["id"] + 1 for row in rows]
 
 
 class Words(carpool.Model):

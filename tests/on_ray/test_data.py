@@ -8,7 +8,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests.on_ray.models import Doubled, Padded, Words
+from tests.on_ray.models import Doubled, Later, Padded, Words
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
@@ -67,6 +67,21 @@ def test_batches_are_composed_by_length(data: Any) -> None:
         shares[name] = sum(row["answer"]["padded"] - row["answer"]["length"] for row in rows) / sum(lengths)
     assert shares["plain"] > 0.9
     assert shares["composed"] < 0.5 * shares["plain"]
+
+
+def test_an_async_model(data: Any) -> None:
+    """A stage on the loop scores a dataset, too; and a row's own dict goes to it where no column is named."""
+    rows = carpool.ray.map_batches(data.range(50), Stage(Later, max_batch_size=4, run_in="loop")).take_all()
+    assert sorted((row["id"], row["answer"]) for row in rows) == [(i, i + 1) for i in range(50)]
+
+
+@pytest.mark.parametrize(("workers", "sizes"), [(1, (1, 1)), (3, (1, 3)), ((2, 4), (2, 4))])
+def test_sizes_of_pools(workers: Any, sizes: tuple[int, int]) -> None:
+    """A pool has up to as many actors as the stage has workers, and begins with one unless a pair says more."""
+    from carpool.ray.data import settings_of
+
+    pool = settings_of(Stage(Doubled, max_batch_size=4, workers=workers), {})["compute"]
+    assert (pool.min_size, pool.max_size) == sizes
 
 
 @pytest.mark.parametrize(

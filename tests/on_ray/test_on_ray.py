@@ -23,7 +23,7 @@ import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, StartupError, Unavailable
 from carpool.testing.driver import PROMISES, Contract, Driven
 from tests.on_ray.models import Place
-from tests.support import joining, models
+from tests.support import joining, models, parts
 from tests.support.pressing import Callers
 from tests.support.processes import alive
 from tests.support.serving import serve
@@ -313,6 +313,9 @@ def test_wrong_stages_of_a_cluster() -> None:
     joining = Service(Stage(models.double, join=True), name="joining")
     with pytest.raises(ValueError, match="on Ray the cluster starts the workers"):
         joining.run(on="ray")
+    counting = Service(Stage(parts.Once, name="counting"), name="counting")
+    with pytest.raises(ValueError, match="answers in parts: give one number"):
+        counting.run(on=carpool.ray.Cluster(stages={"counting": {"workers": (1, 4)}}))
 
 
 def test_more_workers_and_ports() -> None:

@@ -17,7 +17,7 @@ from carpool.foreign import named_text_of
 from carpool.logger import logger
 from carpool.ray.actor_worker import ActorWorker
 from carpool.ray.session import Session, Terms
-from carpool.service.checks import at_least, cluster_needs, numbers_of_workers, seconds
+from carpool.service.checks import at_least, check_range, cluster_needs, numbers_of_workers, seconds
 from carpool.service.declaration import Declaration
 from carpool.service.stage import Stage
 
@@ -115,6 +115,7 @@ class Cluster:
         workers = self.stages.get(stage.name, {}).get("workers", stage.workers)
         if stage.run_in != "process" or workers == stage.workers:
             return stage
+        check_range(workers, stage.traits)
         if any(each != stage.env[0] for each in stage.env):
             raise ValueError(
                 f"stage {stage.name} has an env for each of its {stage.workers} workers, so there cannot be {workers}"

@@ -66,7 +66,7 @@ def map_batches(
     named = {name: differing(name, each) for name, each in (stages or {}).items()}
     check_names(named, service)
     for stage in service.stages:
-        settings = _settings(stage, named.get(stage.name, {}))
+        settings = settings_of(stage, named.get(stage.name, {}))
         scorer = type(stage.name, (StageScorer,), {}) if stage.name.isidentifier() else StageScorer
         dataset = dataset.map_batches(
             scorer,
@@ -118,7 +118,7 @@ class StageScorer:
             handle.close()
 
 
-def _settings(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a stage's operator in Ray's words. Raises ValueError."""
     if any(each != stage.env[0] for each in stage.env):
         raise ValueError(
