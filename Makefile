@@ -52,10 +52,11 @@ bench: setup     ## run the benchmarks against the peers, 80 minutes (`python -m
 bench-policies: setup  ## simulate all policies on all workloads, into docs/policies-evidence.md; QUICK=1: a tenth, only shown
 	$(BIN)/python -m bench.policies $(if $(QUICK),--quick,--docs)
 
-chaos: setup     ## kill workers under load for MINUTES=2 and check every answer; SEED=, TARGET=mosec|litserve, DOCS=1
+chaos: setup     ## kill workers under load for MINUTES=2 and check every answer; SEED=, TARGET=ray|mosec|litserve, DOCS=1
 	$(if $(TARGET),,$(if $(MINUTES),FUZZ_MINUTES=$(MINUTES)) $(BIN)/python -m pytest -m long)
 	$(if $(TARGET),,$(BIN)/python -m tests.core.cancel_storm $(if $(SEED),--seed $(SEED)))
-	$(BIN)/python -m bench.chaos --target $(or $(TARGET),carpool) --minutes $(or $(MINUTES),2) \
+	$(if $(filter ray,$(TARGET)),unshare --net --pid --fork --mount-proc --kill-child) \
+	    $(BIN)/python -m bench.chaos --target $(or $(TARGET),carpool) --minutes $(or $(MINUTES),2) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(DOCS),--docs)
 
 conformance: setup  ## run the clients of other servers against ours, each in its own environment, and write docs/clients.md

@@ -54,6 +54,7 @@ PROGRAMS = (
     Program("reality.calibration", 4, "latency, simulated and of a real server", "an idle machine"),
     Program("reality.overload", 15, "goodput at up to three times capacity", "mosec, bentoml, an idle machine"),
     Program("reality.open_loop", None, "any server, with requests at random times", "a server", False),
+    Program("cluster", 45, "carpool on Ray beside Ray Serve and beside its own processes", "ray[serve], wrk", False),
     Program("chaos", 2, "what is lost when workers are killed under load"),
     Program("chaos.streams", 2, "whether streams lose tokens when workers are killed and clients leave or sleep"),
     Program("chaos.mutants", 10, "whether that soak finds what it looks for"),

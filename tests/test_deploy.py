@@ -132,6 +132,52 @@ def test_the_manifests_say_what_they_must() -> None:
     assert "--open-readyz" in container["args"]
 
 
+def test_the_files_for_ray_name_what_there_is() -> None:
+    """The manifest serves an application that program.py has, with the deployment's own name, by the image that the
+    Dockerfile makes of files that exist; and all have one version of Ray, which is one that carpool takes.
+    """
+    (manifest,) = parsed("ray/rayservice.yaml")
+    serve = pytest.importorskip("yaml").safe_load(manifest["spec"]["serveConfigV2"])
+    (application,) = serve["applications"]
+    module, _, attribute = application["import_path"].partition(":")
+    program = (DEPLOY / "ray" / f"{module}.py").read_text()
+    assert re.search(rf"^{attribute} = carpool\.ray\.app\(\"{module}:service\"", program, re.MULTILINE)
+    (deployment,) = application["deployments"]
+    assert f'name="{deployment["name"]}"' in program
+
+    cluster = manifest["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    containers = [each for group in groups for each in group["template"]["spec"]["containers"]]
+    (machines,) = parsed("ray/cluster.yaml")
+    image = (DEPLOY / "ray" / "Dockerfile").read_text()
+    assert {each["image"] for each in containers} == {machines["docker"]["image"]} == {"carpool-ray:latest"}
+    assert "-t carpool-ray ." in image
+    assert set(re.findall(r"2\.\d+\.\d+", image)) == {cluster["rayVersion"]}
+    (least,) = re.findall(r"ray>=2\.(\d+)", (ROOT / "pyproject.toml").read_text())
+    assert int(cluster["rayVersion"].split(".")[1]) >= int(least)
+    for line in image.splitlines():
+        if line.startswith("COPY "):
+            assert all((ROOT / name).exists() for name in line.split()[2:-1]), line
+
+
+def test_what_runs_on_machines_of_ray_fits() -> None:
+    """The head is a type of node that there is, and the command that is said to be run there has flags that exist."""
+    (machines,) = parsed("ray/cluster.yaml")
+    assert machines["head_node_type"] in machines["available_node_types"]
+    text = (DEPLOY / "ray" / "cluster.yaml").read_text()
+    flags = {f"--{name.replace('_', '-')}" for name in NAMES}
+    (command,) = re.findall(r"carpool serve program:service (.*)'", text)
+    assert set(re.findall(r"--[a-z-]+", command)) <= flags
+    assert (DEPLOY / "ray" / "program.py").exists()
+
+
+def test_the_job_takes_the_service_of_the_program() -> None:
+    """The job imports from the program beside it, and scores the column that it reads."""
+    job = (DEPLOY / "ray" / "job.py").read_text()
+    assert "from program import service" in job
+    assert "carpool.ray.map_batches(images, service, column=" in job
+
+
 def test_the_alerts_load() -> None:
     """Each alert has an expression, a severity and a summary."""
     (file,) = parsed("alerts.yaml")

@@ -7,6 +7,7 @@ docs/testing.md says how to read the table.
 
     python -m bench.chaos --minutes 10 --seed 1 --docs      as make chaos MINUTES=10 SEED=1 DOCS=1
     python -m bench.chaos --target mosec                    (python -m bench peers.install mosec)
+    make chaos TARGET=ray                                   on a Ray cluster of three nodes; as root
     python -m bench.chaos --minutes 1 --keep journals       to look at the journals afterwards
 """
 
@@ -36,7 +37,7 @@ _SAY_EVERY_S = 15
 
 def main() -> int:
     parser = options.parser(__doc__)
-    parser.add_argument("--target", default="carpool", help="carpool, mosec or litserve; default: %(default)s")
+    parser.add_argument("--target", default="carpool", help="carpool, ray, mosec or litserve; default: %(default)s")
     parser.add_argument("--minutes", type=float, default=2.0, help="under faults; default: %(default)s")
     parser.add_argument("--seed", type=int, help="of clients and nemesis; default: a new one, which is printed")
     parser.add_argument("--docs", action="store_true", help="write the figures into docs/testing.md")

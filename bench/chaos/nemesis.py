@@ -22,6 +22,7 @@ from pathlib import Path
 
 from bench.chaos.asks import HOST, Answer, AnswerReader, Ask, Asks
 from bench.chaos.journal import GONE, RESET, SILENCE, Journal
+from bench.chaos.nodes import Nodes
 from bench.tools.process_tree import TICK_S, read_process
 
 SHORTEST_S, LONGEST_S = 0.2, 2.0
@@ -41,6 +42,9 @@ WEIGHTS = {
 }
 """How often each fault comes, in parts of a hundred."""
 
+ON_RAY = {**WEIGHTS, "raylet": 6, "silent": 8}
+"""The same on a Ray cluster, where nodes can be killed and fall silent, too."""
+
 
 class Nemesis:
     """A thread that makes faults until it is stopped.
@@ -52,10 +56,25 @@ class Nemesis:
         asks: makes the requests that hurt.
         max_body_bytes: the server's limit.
         journal: where faults and these requests are written down.
+        nodes: of a Ray cluster; None where there is none.
+        pace: how many times as long as usual the pauses between faults are.
     """
 
-    def __init__(self, port: int, folder: Path, seed: str, asks: Asks, max_body_bytes: int, journal: Journal) -> None:
-        self.counts = dict.fromkeys(WEIGHTS, 0)
+    def __init__(
+        self,
+        port: int,
+        folder: Path,
+        seed: str,
+        asks: Asks,
+        max_body_bytes: int,
+        journal: Journal,
+        nodes: Nodes | None = None,
+        pace: float = 1.0,
+    ) -> None:
+        self._pace = pace
+        self._weights = WEIGHTS if nodes is None else ON_RAY
+        self._nodes = nodes
+        self.counts = dict.fromkeys(self._weights, 0)
         self._port = port
         self._workers = Workers(folder)
         self._random = random.Random(seed)
@@ -93,9 +112,9 @@ class Nemesis:
 
     def _run(self) -> None:
         next_at = time.monotonic()
-        names, weights = list(WEIGHTS), list(WEIGHTS.values())
+        names, weights = list(self._weights), list(self._weights.values())
         while True:
-            next_at += SHORTEST_S * (LONGEST_S / SHORTEST_S) ** self._random.random()
+            next_at += self._pace * SHORTEST_S * (LONGEST_S / SHORTEST_S) ** self._random.random()
             if self._stopping.wait(max(0.0, next_at - time.monotonic())):
                 return
             name = self._random.choices(names, weights)[0]
@@ -124,6 +143,18 @@ class Nemesis:
             worker.signal(signal.SIGSTOP)
             time.sleep(STOPPED_S)
             worker.signal(signal.SIGCONT)
+
+    # -- nodes
+
+    def _raylet(self) -> None:
+        assert self._nodes is not None
+        with contextlib.suppress(LookupError):  # others have not come back yet
+            self._nodes.kill(self._random, lambda: self._journal.fault("raylet"))
+
+    def _silent(self) -> None:
+        assert self._nodes is not None
+        with contextlib.suppress(LookupError):
+            self._nodes.silence(self._random, lambda: self._journal.fault("silent"))
 
     # -- requests that hurt
 

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from bench.chaos.checker import Findings, check
 from bench.chaos.journal import GONE, Journal
 from bench.chaos.limits import MAX_BODY_MB, TIMEOUT_S
 from bench.chaos.nemesis import Nemesis
+from bench.chaos.nodes import Nodes, cluster
 from bench.chaos.targets import Target
 from bench.chaos.witness import FOLDER_VARIABLE
 from bench.tools.server import NotServing, Started, started, tail
@@ -92,27 +94,31 @@ def soak(
         NotServing: the server did not start.
     """
     journal = Journal(folder / "client-nemesis.log")
-    with _serving(target, folder) as server:
+    with _cluster(target, folder) as (nodes, env), _serving(target, folder, env) as server:
         port, process = server.port, server.process
         asks = Asks(f"{seed} nemesis", target.path, TIMEOUT_S, target.deadline_header)
-        nemesis = Nemesis(port, folder, f"{seed}", asks, MAX_BODY_MB * 2**20, journal)
+        nemesis = Nemesis(port, folder, f"{seed}", asks, MAX_BODY_MB * 2**20, journal, nodes, target.pace)
         _wait_until_healthy(nemesis, process, folder)
         _run_clients(target, port, folder, f"{seed} warm-up", warm_up_s, lambda gone, progress: None)
         time.sleep(2)
         before = leaks.look(server.tree, server.scratch)
         began = time.monotonic()
         nemesis.start()
-        clients = _run_clients(
-            target, port, folder, f"{seed}", seconds, lambda gone, p: show(gone, p, sum(nemesis.counts.values()))
-        )
+
+        def look(gone: float, progress: Progress) -> None:
+            show(gone, progress, sum(nemesis.counts.values()))
+            if nodes is not None:
+                nodes.mend()
+
+        clients = _run_clients(target, port, folder, f"{seed}", seconds, look)
         nemesis.stop()
         took_s = time.monotonic() - began
-        after = leaks.settle(lambda: leaks.look(server.tree, server.scratch), before)
+        after = leaks.settle(lambda: leaks.look(server.tree, server.scratch), before, with_ray=target.on_ray)
         healthy = process.poll() is None and nemesis.healthy()
         journal.close()
-        findings = check(folder)
+        findings = check(folder, most_runs=target.most_runs)
         metrics = _compare(findings, _metrics(port)) if target.metrics and healthy else []
-    found = leaks.leaked(before, after)
+    found = leaks.leaked(before, after, with_ray=target.on_ray)
     return Outcome(findings, found, metrics, healthy, process.returncode, clients.unsent, took_s)
 
 
@@ -120,8 +126,22 @@ def soak(
 
 
 @contextlib.contextmanager
-def _serving(target: Target, folder: Path) -> Iterator[Started]:
-    env = {FOLDER_VARIABLE: str(folder), **target.env}
+def _cluster(target: Target, folder: Path) -> Iterator[tuple[Nodes | None, dict[str, str]]]:
+    """The Ray cluster of a server that runs on one, and what its environment has besides."""
+    if not target.on_ray:
+        yield None, {}
+        return
+    with tempfile.TemporaryDirectory(prefix="ray") as short, cluster(Path(short), _env(target, folder)) as found:
+        yield found
+
+
+def _env(target: Target, folder: Path) -> dict[str, str]:
+    return {FOLDER_VARIABLE: str(folder), **target.env}
+
+
+@contextlib.contextmanager
+def _serving(target: Target, folder: Path, more: dict[str, str]) -> Iterator[Started]:
+    env = {**_env(target, folder), **more}
     with started(target.command, target.folder, env, folder / "server.log") as server:
         yield server
         server.process.terminate()

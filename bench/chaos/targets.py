@@ -5,8 +5,9 @@ Where a server can restart its workers or end a call that hangs, it is told to.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench import PYTHONPATH, ROOT
@@ -29,6 +30,9 @@ class Target:
         load: the part of the full load that it is given, so that it is not overloaded already
             without faults.
         settings: what it was told, for the reader of the table.
+        on_ray: whether it runs its workers on a Ray cluster, the nodes of which are killed, too.
+        most_runs: by how many workers a request may be run.
+        pace: how many times as long as usual the pauses between faults are.
     """
 
     name: str
@@ -40,6 +44,9 @@ class Target:
     deadline_header: str = ""
     metrics: bool = False
     load: float = 1.0
+    on_ray: bool = False
+    most_runs: int = 2
+    pace: float = 1.0
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -51,8 +58,10 @@ def target(name: str) -> Target:
     """
     if name == "carpool":
         return _carpool()
+    if name == "ray":
+        return _carpool_on_ray()
     if name not in ("mosec", "litserve"):
-        raise LookupError(f"there is no server {name!r}: choose from carpool, mosec and litserve")
+        raise LookupError(f"there is no server {name!r}: choose from carpool, ray, mosec and litserve")
     if not (version := versions(name).get(name, "")):
         raise LookupError(not_installed(name))
     return _mosec(version) if name == "mosec" else _litserve(version)
@@ -75,6 +84,23 @@ def _carpool() -> Target:
         settings=f"`timeout_s={TIMEOUT_S:g}`, `max_batch_time_s={HANG_S:g}`, `max_queue_size={QUEUE}`, otherwise its"
         f" defaults; each worker also kills itself with half of its 800th reply written (`CARPOOL_FAULT`)",
         env={"PYTHONPATH": PYTHONPATH, WORKER_FAULT: _MID_SEND},
+    )
+
+
+def _carpool_on_ray() -> Target:
+    if importlib.util.find_spec("ray") is None:
+        raise LookupError("Ray is not installed: pip install 'carpool[ray]'")
+    local = _carpool()
+    return replace(
+        local,
+        name="carpool on Ray",
+        command=[*local.command, "--on", "ray"],
+        settings=f"{local.settings}, on a Ray cluster of a head and three nodes",
+        on_ray=True,
+        # A silent machine is held against no request; two killed workers may follow.
+        most_runs=3,
+        load=1 / 2,
+        pace=6.0,  # an actor takes seconds to start, not a tenth of one
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -155,6 +156,16 @@ def test_a_model_that_cannot_be_loaded(by_port: carpool.Join, token: Path, caplo
         assert "there are no weights here" in caplog.text
         with joined("where", handle.join_address, token) as pid:
             assert handle.predict(5) == (pid, 5)
+
+
+def test_the_log_says_where(by_port: carpool.Join, token: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each line of the log about a worker from elsewhere has its device as a field, that of its end, too."""
+    with caplog.at_level(logging.INFO, "carpool"), joining.where().run(join=by_port) as handle:
+        with joined("where", handle.join_address, token, CUDA_VISIBLE_DEVICES="3"):
+            wait_for_workers(handle, 1)
+        wait_until(lambda: "is lost" in caplog.text)
+    told = [record for record in caplog.records if "is ready after" in record.msg or "is lost" in record.msg]
+    assert [getattr(record, "device", None) for record in told if hasattr(record, "worker")] == ["3", "3"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -44,3 +45,36 @@ class Place(carpool.Model):
             "variable": os.environ["CARPOOL_WORKER"],
         }
         return [{**where, "x": x} for x in xs]
+
+
+class Doubled(carpool.Model):
+    """Doubles numbers."""
+
+    def predict(self, xs: list[float]) -> list[float]:
+        return [2 * x for x in xs]
+
+
+class Later(carpool.Model):
+    """Adds one to the id of a row, after a moment."""
+
+    async def predict(self, rows: list[dict[str, Any]]) -> list[int]:
+        await asyncio.sleep(0.001)
+        return [row["id"] + 1 for row in rows]
+
+
+class Words(carpool.Model):
+    """Counts the words of a row's text."""
+
+    def predict(self, rows: list[dict[str, Any]]) -> list[int]:
+        if any(row["text"] == "bad" for row in rows):
+            raise ValueError("there is a bad word")
+        return [len(row["text"].split()) for row in rows]
+
+
+class Padded(carpool.Model):
+    """Answers with the length of a text, and that of the longest in its call, for which it takes its time."""
+
+    def predict(self, texts: list[str]) -> list[dict[str, int]]:
+        longest = max(map(len, texts))
+        time.sleep(0.0002 + 0.00002 * longest * len(texts))
+        return [{"length": len(text), "padded": longest} for text in texts]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import urllib.request
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, StartupError, Unavailable
 from carpool.testing.driver import PROMISES, Contract, Driven
 from tests.on_ray.models import Place
-from tests.support import joining, models
+from tests.support import joining, models, parts
 from tests.support.pressing import Callers
 from tests.support.processes import alive
 from tests.support.serving import serve
@@ -149,7 +150,7 @@ COORDINATOR = """
 
 
 def test_a_killed_coordinator_leaves_no_actor() -> None:
-    """The actors of a coordinator that is killed are gone within a second or so."""
+    """The actors of a coordinator that is killed are gone within a second."""
     program = [sys.executable, "-c", textwrap.dedent(COORDINATOR)]
     with subprocess.Popen(program, cwd=joining.ROOT, stdout=subprocess.PIPE, text=True) as coordinator:
         assert coordinator.stdout is not None
@@ -160,7 +161,7 @@ def test_a_killed_coordinator_leaves_no_actor() -> None:
                 break
         assert pids
         coordinator.kill()
-        wait_until(lambda: not any(map(alive, pids)))
+        wait_until(lambda: not any(map(alive, pids)), timeout_s=1)
 
 
 def test_a_start_that_fails() -> None:
@@ -222,6 +223,42 @@ def test_a_model_of_main(how: str, tmp_path: Path) -> None:
     assert "answer True 2" in done.stdout
 
 
+def test_what_is_observed(caplog: pytest.LogCaptureFixture) -> None:
+    """Ray's own metrics have a snapshot of the service, and with `/metrics`, `stats()` and lines of the
+    log say on which node, and as which actor, a worker runs; what ends is told as well.
+    """
+    import ray
+
+    with caplog.at_level(logging.INFO, "carpool"), service(name="Observed").run(on="ray") as handle:
+        node = handle.predict(1)["node"]
+        wait_until(lambda: "carpool_requests_total{" in (text := ray_metrics()) and "Observed" in text, 60)
+        text = ray_metrics()
+        (info,) = [line for line in text.splitlines() if "carpool_worker_info{" in line and 'stage="Observed"' in line]
+        assert f'node="{node}"' in info and info.endswith(" 1.0")
+        assert node[:12] in handle.stats().stages[0].elsewhere[0]
+        ready = [record for record in caplog.records if record.msg.startswith("worker %s is ready")]
+        assert [record.node for record in ready] == [node]  # type: ignore[attr-defined]
+        assert all(len(record.actor) == 32 for record in ready)  # type: ignore[attr-defined]
+        os.kill(handle.predict(1)["pid"], signal.SIGKILL)
+        wait_until(lambda: any("is lost" in record.getMessage() for record in caplog.records))
+        lost = next(record for record in caplog.records if "is lost" in record.getMessage())
+        assert lost.node == node  # type: ignore[attr-defined]
+        assert ray.is_initialized()
+
+
+def ray_metrics() -> str:
+    """What the nodes of the cluster export for Prometheus."""
+    import ray
+
+    texts = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+                texts.append(answer.read().decode())
+    return "\n".join(texts)
+
+
 def test_other_stages_stay_here() -> None:
     """Stages in threads and on the loop run in this process, beside those on the cluster."""
     chain = Service(Stage(models.Affine, max_batch_size=4, run_in="thread", kwargs={"slope": 2, "shift": 1}), name="x")
@@ -255,6 +292,7 @@ def test_http(tmp_path: Path) -> None:
         ({"ports": (7, 3)}, "ports must be the first and the last one"),
         ({"ports": 7}, "ports must be the first and the last one"),
         ({"stages": {"Place": {"gpus": 1}}}, "has no 'gpus'"),
+        ({"stages": {"Place": {"workers": (3, 2)}}}, "more workers at least than at most"),
         ({"stages": {"Place": {"workers": 0}}}, "must be a whole number of at least 1"),
         ({"stages": {"Place": 7}}, "Place must be a mapping"),
     ],
@@ -275,6 +313,9 @@ def test_wrong_stages_of_a_cluster() -> None:
     joining = Service(Stage(models.double, join=True), name="joining")
     with pytest.raises(ValueError, match="on Ray the cluster starts the workers"):
         joining.run(on="ray")
+    counting = Service(Stage(parts.Once, name="counting"), name="counting")
+    with pytest.raises(ValueError, match="answers in parts: give one number"):
+        counting.run(on=carpool.ray.Cluster(stages={"counting": {"workers": (1, 4)}}))
 
 
 def test_more_workers_and_ports() -> None:

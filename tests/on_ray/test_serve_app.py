@@ -26,7 +26,8 @@ def address(cluster: Any) -> Iterator[str]:
     serve = pytest.importorskip("ray.serve")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    # One proxy: nodes on one machine would share its port, and Serve ends those of nodes without a replica.
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -66,6 +67,23 @@ def test_an_app_of_ray_serve(address: str) -> None:
     assert callers.errors == []
     serve.delete("place")
     wait_until(lambda: not any(map(alive, callers.pids)), 60)
+
+
+@pytest.mark.timeout(300)
+def test_a_rolling_update(address: str) -> None:
+    """Under load an application goes from one replica to two of a new version, and no request fails."""
+    from ray import serve
+
+    serve.run(carpool.ray.app(PROGRAM, replicas=1), name="place")
+    with Callers(Handle(address), lambda answer: (answer["pid"], answer["x"]), n=4) as callers:
+        callers.go_on(20)
+        before = set(callers.pids)
+        serve.run(carpool.ray.app(PROGRAM, replicas=2), name="place")
+        callers.pids.clear()
+        wait_until(lambda: len(callers.pids - before) == 4 or callers.errors, 60)
+    assert callers.errors == []
+    assert not callers.pids & before
+    serve.delete("place")
 
 
 def test_what_names_no_service() -> None:

@@ -72,3 +72,19 @@ def test_a_node_is_always_left(silent: set[str], alive: set[str]) -> None:
         suspects.add(0.0, node)
     avoided = suspects.avoided(1.0, alive)
     assert avoided == (sorted(silent) if alive - silent else [])
+
+
+def test_nodes_that_are_well() -> None:
+    """A node is well while it has workers, and for a while after they have ended in another way than by
+    silence; a suspect is not, nor is a node of which nothing is known or that Ray holds for dead.
+    """
+    suspects = Suspects()
+    alive = ["a", "b", "c", "d"]
+    for node in ("a", "b", "c", "gone"):
+        suspects.connected(node)
+    assert suspects.well(0.0, alive) == ["a", "b", "c"]
+    suspects.disconnected(1.0, "b")
+    suspects.add(1.0, "c")
+    suspects.disconnected(1.0, "c")
+    assert suspects.well(2.0, alive) == ["a", "b"]
+    assert suspects.well(1.0 + SUSPECT_S, alive) == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,14 @@ class Callers:
         answers: how many answers have come.
         errors: what was raised instead.
         pids: the processes that the answers come from.
+        longest_s: how long the longest request has taken; a test may set it to 0.
     """
 
     def __init__(self, handle: Any, read: Callable[[Any], tuple[int, Any]] = lambda answer: answer, n: int = 8) -> None:
         self.answers = 0
         self.errors: list[BaseException] = []
         self.pids: set[int] = set()
+        self.longest_s = 0.0
         self._handle = handle
         self._read = read
         self._is_over = False
@@ -35,6 +38,7 @@ class Callers:
     def _ask(self, number: int) -> None:
         x = number
         while not self._is_over:
+            asked_at = time.monotonic()
             try:
                 pid, answer = self._read(self._handle.predict(x))
                 assert answer == x
@@ -42,6 +46,7 @@ class Callers:
                 self.answers += 1
             except BaseException as error:
                 self.errors.append(error)
+            self.longest_s = max(self.longest_s, time.monotonic() - asked_at)
             x += 100
 
     def go_on(self, answers: int = 50) -> None:

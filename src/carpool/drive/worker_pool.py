@@ -231,9 +231,9 @@ class WorkerPool:
             raise FrameError(f"it reports the state {frame.payloads[0]!r:.80}: {error}") from error
         if state == PlaceState.READY:
             self._learn(frame)
-            self._log_readiness(place)
             if (hello := self._workers[place].hello) is not None:
                 self._driver.stats.stages[self.stage].elsewhere[place] = hello
+            self._log_readiness(place)
             if not self.turnover.became_ready(place):
                 self._driver.worker_ready(self.stage, place)
             self._driver.start_workers()
@@ -324,7 +324,12 @@ class WorkerPool:
     # -- workers that are lost
 
     def _lost(self, place: int, why: str) -> None:
-        """Take note that a worker is gone, and do what follows from that."""
+        """Take note that a worker is gone; where it ran is forgotten once that has been logged."""
+        self._do_without(place, why)
+        self._driver.stats.stages[self.stage].elsewhere.pop(place, None)
+
+    def _do_without(self, place: int, why: str) -> None:
+        """Do what follows from the loss of a worker."""
         record, loss = self.roster.places[place], self._loss_of(place, why)
         if loss.state == PlaceState.HUNG:
             self.roster.is_gone(place)  # all else has been done when it was given up
@@ -347,7 +352,6 @@ class WorkerPool:
         """Take a lost worker out, and return what is known of its end."""
         label, state, stats = self._label(place), self.roster.places[place].state, self._driver.stats.stages[self.stage]
         worker = self._workers.pop(place)
-        stats.elsewhere.pop(place, None)
         if worker.broke_protocol:
             stats.protocol_errors += 1
         report = self._failure.pop(place, None)
@@ -448,7 +452,10 @@ class WorkerPool:
         """Return the fields of a log line about the stage, or about one of its workers."""
         about = {"model": self._driver.stats.name, "stage": self.name}
         if place is not None:
-            about["worker"] = self._driver.stats.stages[self.stage].worker_name(place)
+            stats = self._driver.stats.stages[self.stage]
+            about["worker"] = stats.worker_name(place)
+            if (hello := stats.elsewhere.get(place)) is not None:
+                about |= hello.place_in_cluster
         return about
 
     def _label(self, place: int) -> str:

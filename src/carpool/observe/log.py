@@ -15,7 +15,8 @@ from carpool.observe.outlet import Outlet
 
 _LONGEST_LINE = 16 * 1024
 _FIELDS = (
-    *("model", "stage", "worker", "request_id", "code", "requests", "address", "serves"),
+    *("model", "stage", "worker", "node", "actor", "device"),
+    *("request_id", "code", "requests", "address", "serves"),
     *("caller", "method", "path", "status", "bytes", "took_ms", "trace_id", "stages"),
 )
 _WORKERS = "carpool.worker"  # the logger of what workers print

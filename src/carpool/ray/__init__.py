@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from carpool.ray.cluster import Cluster
+    from carpool.ray.data import map_batches
     from carpool.ray.serve_app import app
 
-__all__ = ["Cluster", "app"]
+__all__ = ["Cluster", "app", "map_batches"]
 
-_MODULES = {"Cluster": "carpool.ray.cluster", "app": "carpool.ray.serve_app"}
+_MODULES = {"Cluster": "carpool.ray.cluster", "app": "carpool.ray.serve_app", "map_batches": "carpool.ray.data"}
 
 
 def __getattr__(name: str) -> Any:

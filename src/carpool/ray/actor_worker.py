@@ -3,7 +3,9 @@
 Its life:
 
 1. An actor is asked for, in the thread for errands, since that may block. While the cluster has no
-   room for it, it is pending: that is the demand by which Ray's autoscaler adds nodes.
+   room for it, it is pending: that is the demand by which Ray's autoscaler adds nodes. If there
+   is room and it does not come, Ray may have placed it on a node that is silent, which Ray finds
+   out after a minute; then another one is asked for, on nodes that have been heard from.
 2. The actor connects to the gate with a token of its own. From then on the worker is a
    `JoinedWorker`, and is lost when its connection ends.
 3. Ray's word that the actor, or its node, has died ends it as well, whichever comes first. A node
@@ -21,6 +23,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -38,6 +41,8 @@ from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.handshake import Hello
 
 _LOOK_EVERY_S = 30.0
+_PATIENCE_S, _MOST_PATIENCE_S = 8.0, 120.0  # with an actor that does not come though there is room
+_TIMES_THE_FASTEST = 4  # so much longer than the fastest may it take
 _LAST_WORDS_S = 1.0  # for an actor that hangs, before it is killed
 _DEATH_S = 2.0  # within which Ray tells that an actor was killed, if its node is well
 _TOKEN_BYTES = 32
@@ -89,6 +94,8 @@ class ActorWorker:
         self._ticket = ""
         self._asked_at = 0.0
         self._avoids = False
+        self._times_asked = 0
+        self._told_at = self._loop.time()  # what is missing, or never
         self._actor: Any = None
         self._call: Any = None
         self._ask()
@@ -177,10 +184,11 @@ class ActorWorker:
         """Ask the cluster for an actor."""
         self._ticket, token = secrets.token_hex(8), secrets.token_bytes(_TOKEN_BYTES)
         self._avoids, self._asked_at = False, self._loop.time()
+        self._times_asked += 1
         self._session.gate.invitations[self._ticket] = Invitation(token, _refusal, self._connected)
-        order = ActorOrder(self._launch, self._place, self._ticket, token)
+        order = ActorOrder(self._launch, self._place, self._ticket, token, self._times_asked % 2 == 0)
         self._session.place(order, lambda: not self._ended.done(), self._placed)
-        self._set_timer(_LOOK_EVERY_S, self._look)
+        self._look_again()
 
     def _placed(self, order: ActorOrder, made: Placed | BaseException) -> None:
         """Keep the actor that Ray has taken note of, whether it has room for it or not."""
@@ -196,31 +204,65 @@ class ActorWorker:
         made.call.future().add_done_callback(told)
 
     def _look(self) -> None:
-        """See to an actor for which there is no room yet.
+        """See to an actor that has not connected yet.
 
-        It is told what is missing. And if it must not be placed on nodes that are suspects, another
-        one is asked for once they are none any more.
+        It is told what is missing. And another one is asked for if there is room for it, or if it
+        must not be placed on nodes that were suspects and are none any more.
         """
         if self._joined is not None or self._ended.done():
             return
-        if self._avoids and self._loop.time() - self._asked_at >= SUSPECT_S:
-            self._session.kill(self._actor)
-            self._forget_ticket()
-            self._ask()
+        waited_s = self._loop.time() - self._asked_at
+        if self._avoids and waited_s >= SUSPECT_S:
+            self._ask_again()
             return
-        self._session.tell_what_is_missing(self._launch, self._place)
-        self._set_timer(_LOOK_EVERY_S, self._look)
+        if waited_s >= self._patience_s:
+            self._session.find_room(self._launch.setup.stage, partial(self._found_room, self._ticket))
+        if self._loop.time() - self._told_at >= _LOOK_EVERY_S:
+            self._told_at = self._loop.time()
+            self._session.tell_what_is_missing(self._launch, self._place)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._set_timer(min(_LOOK_EVERY_S, self._patience_s), self._look)
+
+    @property
+    def _patience_s(self) -> float:
+        """For how long an actor may take to connect although there is room for it.
+
+        It is unlimited until one of the stage has connected, since Ray may have an environment to
+        make first.
+        """
+        fastest_s = self._session.fastest_s.get(self._launch.setup.stage)
+        if fastest_s is None:
+            return inf
+        patience_s = max(_PATIENCE_S, _TIMES_THE_FASTEST * fastest_s) * 2.0 ** (self._times_asked - 1)
+        return min(patience_s, _MOST_PATIENCE_S)
+
+    def _found_room(self, ticket: str, has_room: bool) -> None:
+        """Ask for another actor, if there is room for one."""
+        if has_room and ticket == self._ticket and self._joined is None and not self._ended.done():
+            text = "worker %s is asked for once more: the cluster has room for it, and it has not come"
+            about = {"model": self._session.service, "stage": self._launch.setup.stage, "worker": self._name}
+            logger.warning(text, self._name, extra=about)
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        self._session.kill(self._actor)
+        self._forget_ticket()
+        self._ask()
 
     def _connected(self, sock: socket.socket, hello: Hello) -> None:
         """Go on with a connection that the actor has opened."""
         self._forget_ticket()
         self._node = hello.node
+        self._session.connected(self._launch.setup.stage, hello.node, self._loop.time() - self._asked_at)
         trusts = self._launch.is_idempotent
         self._joined = JoinedWorker(sock, hello, self._on_frame, self._disconnected, trusts_resets=trusts)
         self.send = self._joined.send
         if self._timer is not None:
             self._timer.cancel()
         about = {"model": self._session.service, "stage": self._launch.setup.stage, "worker": self._name}
+        about |= hello.place_in_cluster
         logger.info("worker %s is placed: %s", self._name, hello.whereabouts, extra=about)
         setup = msgspec.structs.replace(self._launch.setup, place=self._place, cores=None)
         packed, now = pickle.dumps(setup, 5), self._session.clock()
@@ -263,6 +305,7 @@ class ActorWorker:
             self._timer.cancel()
         if self._joined is not None:
             self._joined.abandon()
+            self._session.disconnected(self._node)
         self._session.kill(self._actor)
         self._actor = self._call = None
         self._on_lost(self._ended_because or why)

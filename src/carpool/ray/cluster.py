@@ -17,7 +17,7 @@ from carpool.foreign import named_text_of
 from carpool.logger import logger
 from carpool.ray.actor_worker import ActorWorker
 from carpool.ray.session import Session, Terms
-from carpool.service.checks import at_least, cluster_needs, seconds
+from carpool.service.checks import at_least, check_range, cluster_needs, numbers_of_workers, seconds
 from carpool.service.declaration import Declaration
 from carpool.service.stage import Stage
 
@@ -51,8 +51,8 @@ class Cluster:
             connect to. Defaults to any.
         silence_s: The workers on a node are lost if it has acknowledged nothing for this many
             seconds.
-        stages: By the name of a stage, what differs from its declaration there: `workers`, and
-            whatever its `needs` may hold.
+        stages: By the name of a stage, what differs from its declaration there: `workers`, a number
+            or a pair of the fewest and the most, and whatever its `needs` may hold.
 
     Raises:
         ValueError: An argument is out of range, or the address is one of Ray Client.
@@ -85,7 +85,7 @@ class Cluster:
             "runtime_env": dict(runtime_env or {}),
             "ports": None if ports is None else _ports(ports),
             "silence_s": float(silence_s),
-            "stages": {name: _differing(name, each) for name, each in (stages or {}).items()},
+            "stages": {name: differing(name, each) for name, each in (stages or {}).items()},
         }
         for field, checked in values.items():
             object.__setattr__(self, field, checked)
@@ -97,13 +97,11 @@ class Cluster:
             ValueError: `stages` names a stage that there is not, or that does not run in processes;
                 or a stage lets workers join by themselves.
         """
-        by_name = {stage.name: stage for stage in service.stages}
-        for name in self.stages:
-            if name not in by_name:
-                raise ValueError(f"stages names {name}, and {service.name} has {', '.join(by_name)}")
-            if by_name[name].run_in != "process":
+        check_names(self.stages, service)
+        for stage in service.stages:
+            if stage.name in self.stages and stage.run_in != "process":
                 raise ValueError(
-                    f'stages names {name}, which stays in this process, since it has run_in="{by_name[name].run_in}"'
+                    f'stages names {stage.name}, which stays in this process, since it has run_in="{stage.run_in}"'
                 )
         there = copy.copy(service)
         object.__setattr__(there, "stages", tuple(self._moved(stage) for stage in service.stages))
@@ -117,15 +115,13 @@ class Cluster:
         workers = self.stages.get(stage.name, {}).get("workers", stage.workers)
         if stage.run_in != "process" or workers == stage.workers:
             return stage
+        check_range(workers, stage.traits)
         if any(each != stage.env[0] for each in stage.env):
             raise ValueError(
                 f"stage {stage.name} has an env for each of its {stage.workers} workers, so there cannot be {workers}"
             )
-        there = copy.copy(stage)
         env = stage.env[:1] * (workers if isinstance(workers, int) else workers[1])
-        for field, value in {"workers": workers, "env": env, "cpus": None, "devices": None}.items():
-            object.__setattr__(there, field, value)
-        return there
+        return with_changes(stage, {"workers": workers, "env": env, "cpus": None, "devices": None})
 
     async def open(self, service: Declaration) -> Session:
         """Connect to the cluster, on the running loop.
@@ -152,16 +148,11 @@ class Cluster:
 
     def _needs(self, stage: Stage, service: str) -> dict[str, Any]:
         """Return what an actor of a stage needs, in Ray's words."""
-        needs = dict(stage.needs)
-        if stage.cpus is not None:
-            needs = {"num_cpus": max(map(len, stage.cpus)), **needs}
         if stage.run_in == "process" and (stage.cpus is not None or stage.devices is not None):
             text = "stage %s: on Ray no worker is tied to cores or devices of a machine, so cpus= and devices= only say"
             text += " how much it needs; needs= says that in Ray's words"
             logger.info(text, stage.name, extra={"model": service, "stage": stage.name})
-        if stage.devices is not None:
-            needs = {"num_gpus": max(len(each.split(",")) for each in stage.devices), **needs}
-        return {**needs, **{name: n for name, n in self.stages.get(stage.name, {}).items() if name != "workers"}}
+        return options_of(stage, self.stages.get(stage.name, {}))
 
     def _connect(self) -> None:
         """Connect this process to the cluster, unless it is connected. Raises what Ray raises."""
@@ -192,14 +183,45 @@ def _refuse_client(address: str) -> None:
         raise ValueError(_THROUGH_CLIENT.format(address=address))
 
 
-def _differing(stage: str, differing: Mapping[str, Any]) -> dict[str, Any]:
+def differing(stage: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what differs for a stage from its declaration. Raises ValueError or TypeError."""
     name = f"stages[{stage!r}]"
-    needs = {key: value for key, value in differing.items() if key != "workers"}
+    needs = {key: value for key, value in changes.items() if key != "workers"}
     checked = cluster_needs(name, needs)
-    if "workers" in differing:
-        checked["workers"] = at_least(f"{name}['workers']", differing["workers"], 1)
+    if "workers" in changes:
+        checked["workers"] = numbers_of_workers(changes["workers"])
     return checked
+
+
+def check_names(stages: Mapping[str, Any], service: Declaration) -> None:
+    """Raise ValueError if something differs for a stage that there is not."""
+    names = [stage.name for stage in service.stages]
+    for name in stages:
+        if name not in names:
+            raise ValueError(f"stages names {name}, and {service.name} has {', '.join(names)}")
+
+
+def options_of(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a stage's actors, in Ray's words.
+
+    Args:
+        stage: as it is declared.
+        changes: what differs from that, as `differing` has returned it.
+    """
+    needs = dict(stage.needs)
+    if stage.cpus is not None:
+        needs = {"num_cpus": max(map(len, stage.cpus)), **needs}
+    if stage.devices is not None:
+        needs = {"num_gpus": max(len(each.split(",")) for each in stage.devices), **needs}
+    return {**needs, **{name: n for name, n in changes.items() if name != "workers"}}
+
+
+def with_changes(stage: Stage, values: Mapping[str, Any]) -> Stage:
+    """Return a copy of a stage with other values for some fields, which fit together."""
+    there = copy.copy(stage)
+    for field, value in values.items():
+        object.__setattr__(there, field, value)
+    return there
 
 
 def _ports(ports: Any) -> tuple[int, int]:

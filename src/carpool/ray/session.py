@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ from carpool.drive.gate import Gate
 from carpool.drive.launch import Launch
 from carpool.foreign import named_text_of
 from carpool.logger import logger
+from carpool.observe.stats import Stats
+from carpool.ray.ray_metrics import TELL_EVERY_S, RayMetrics, where_workers_are
 from carpool.ray.shell import Shell, WayHome, ray_tls
 from carpool.ray.suspects import SUSPECT_S, Suspects
 from carpool.worker.address import JoinAddress
@@ -43,12 +46,14 @@ class ActorOrder(NamedTuple):
         place: the worker's position in its stage.
         ticket: by which it says who it is.
         token: with which it proves that, once.
+        goes_to_the_well: whether it is to be on a node from which workers have been heard.
     """
 
     launch: Launch
     place: int
     ticket: str
     token: bytes
+    goes_to_the_well: bool
 
 
 class Placed(NamedTuple):
@@ -94,6 +99,7 @@ class Session:
         service: the name of the service.
         gate: where its actors connect.
         clock: the clock by which its deadlines are.
+        fastest_s: by stage, the shortest time that an actor has taken to connect.
 
     Raises:
         OSError: there is no port for the gate.
@@ -111,6 +117,7 @@ class Session:
         self.service = service
         self.hire: Callable[..., Any] = partial(new_worker, self)
         self.clock: Clock = monotonic
+        self.fastest_s: dict[str, float] = {}
         self.gate = Gate(ray_tls(), silence_s, service)
         self._terms = terms
         self._has_ended = has_ended
@@ -121,13 +128,29 @@ class Session:
         self._folder = tempfile.mkdtemp(prefix="carpool-")  # which only this user can enter
         self.gate.listen(JoinAddress(path=os.path.join(self._folder, _SOCKET)))
         self._shells: dict[str, Any] = {}
+        self._metrics: RayMetrics | None = None
+        self._telling: asyncio.TimerHandle | None = None
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run_errands, name="carpool-ray", daemon=True)
         self._thread.start()
 
+    def observe(self, stats: Stats) -> None:
+        """Tell Ray's metrics of the service every few seconds, from now on."""
+        told = self._metrics = RayMetrics(self.service)
+
+        def tell() -> None:
+            self._errands.put(partial(told.tell, stats.snapshot(self.clock()), where_workers_are(stats)))
+            self._telling = self._loop.call_later(TELL_EVERY_S, tell)
+
+        tell()
+
     async def close(self) -> None:
         """Let go of the cluster, once all workers have ended."""
+        if self._telling is not None:
+            self._telling.cancel()
         self.gate.close()
+        if self._metrics is not None:
+            self._errands.put(self._metrics.end)
         self._errands.put(None)
         await asyncio.to_thread(self._thread.join, _LAST_ERRANDS_S)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -185,6 +208,30 @@ class Session:
         logger.warning(text, node, SUSPECT_S, extra={"model": self.service})
         self._suspects.add(self.clock(), node)
 
+    def connected(self, stage: str, node: str, took_s: float) -> None:
+        """Take note that an actor has connected.
+
+        Args:
+            stage: its stage.
+            node: its node.
+            took_s: how long after it was asked for.
+        """
+        self._suspects.connected(node)
+        self.fastest_s[stage] = min(self.fastest_s.get(stage, inf), took_s)
+
+    def disconnected(self, node: str) -> None:
+        """Take note that the connection of a worker on a node has ended."""
+        self._suspects.disconnected(self.clock(), node)
+
+    def find_room(self, stage: str, found: Callable[[bool], None]) -> None:
+        """Find out whether the cluster has free what a worker needs.
+
+        Args:
+            stage: the stage.
+            found: called on the loop with whether it has.
+        """
+        self._errands.put(lambda: self.from_ray(found, has_free(self._needs(stage), ray.available_resources())))
+
     def tell_what_is_missing(self, launch: Launch, place: int) -> None:
         """Log what a worker needs, and what the cluster has free."""
         stage = launch.setup.stage
@@ -218,9 +265,13 @@ class Session:
         options["runtime_env"] = env
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         avoided = self._suspects.avoided(self.clock(), alive)
-        if avoided:
-            own = dict(options.get("label_selector") or {})
-            options["label_selector"] = {**own, _NODE_LABEL: f"!in({','.join(avoided)})"}
+        well = self._suspects.well(self.clock(), alive)
+        if order.goes_to_the_well and well:
+            chosen = f"in({','.join(well)})"
+        else:
+            chosen = f"!in({','.join(avoided)})" if avoided else ""
+        if chosen:
+            options["label_selector"] = {**dict(options.get("label_selector") or {}), _NODE_LABEL: chosen}
         actor = self._shell(stage).options(**options).remote(f"{stage}/{place}")
         host, port = self._address.host, self._address.port
         path = os.path.join(self._folder, _SOCKET)
@@ -236,6 +287,18 @@ class Session:
             name = stage if stage.isidentifier() else Shell.__name__
             self._shells[stage] = ray.remote(type(name, (Shell,), {}))
         return self._shells[stage]
+
+
+def has_free(needs: Mapping[str, Any], free: Mapping[str, float]) -> bool:
+    """Report whether a cluster has free what an actor needs, on whatever nodes.
+
+    Args:
+        needs: in Ray's words.
+        free: the resources that are free, by name.
+    """
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    wanted = {name: needs.get(option) or 0 for name, option in named.items()} | dict(needs.get("resources") or {})
+    return all(free.get(name, 0) >= n for name, n in wanted.items() if n)
 
 
 def _kill(actor: Any) -> None:

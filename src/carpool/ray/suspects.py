@@ -1,12 +1,14 @@
-"""The nodes of a cluster that fell silent: for a while no worker is placed there. Sans-IO.
+"""Which nodes of a cluster fell silent, and which have been heard from. Sans-IO.
 
 Ray takes a minute to notice that a node is gone, and would place the successor of a lost worker on
-the same node until then.
+the same node until then. So for a while no worker is placed there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
+from math import inf
 from typing import Final
 
 SUSPECT_S: Final = 90.0
@@ -14,15 +16,36 @@ SUSPECT_S: Final = 90.0
 
 
 class Suspects:
-    """The nodes that fell silent, by their ids."""
+    """The nodes that fell silent, and those that are well, by their ids."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
+        self._workers: Counter[str] = Counter()  # that are connected
+        self._heard: dict[str, float] = {}  # when the last one of a node was heard from that is not
 
     def add(self, now: float, node: str) -> None:
         """Note that a node has fallen silent."""
         if node:
             self._until[node] = now + SUSPECT_S
+
+    def connected(self, node: str) -> None:
+        """Note that a worker on a node has connected."""
+        self._workers[node] += 1
+
+    def disconnected(self, now: float, node: str) -> None:
+        """Note that the connection of a worker has ended; `add` tells if that was by silence."""
+        self._workers[node] -= 1
+        self._heard[node] = now
+
+    def well(self, now: float, alive: Collection[str]) -> list[str]:
+        """Return the nodes that have workers, or had some lately, and are no suspects.
+
+        Args:
+            now: the time.
+            alive: the nodes that Ray believes to be alive.
+        """
+        heard = [node for node in alive if self._workers[node] or now - self._heard.get(node, -inf) < SUSPECT_S]
+        return sorted(node for node in heard if self._until.get(node, -inf) <= now)
 
     def avoided(self, now: float, alive: Collection[str]) -> list[str]:
         """Return the nodes at which no worker is to be placed; none if no other node is left.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+from carpool.observe.stats import Stats
 from carpool.service.declaration import Declaration
 
 
@@ -14,6 +15,9 @@ class Site(Protocol):
     @property
     def hire(self) -> Callable[..., Any]:
         """Makes a worker for a place; it is called like `WorkerProcess`."""
+
+    def observe(self, stats: Stats) -> None:
+        """Tell the cluster's own metrics of the service from now on, which has started."""
 
     async def close(self) -> None:
         """Let go of the cluster, once all workers have ended."""

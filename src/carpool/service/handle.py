@@ -126,6 +126,8 @@ class AsyncHandle:
             await self.close(drain=False)
             raise
         made.upkeep.start()
+        if self._running.site is not None:
+            self._running.site.observe(made.driver.stats)
         self._life.happened(Event.OPENED)
         about = {"model": self.service.name}
         logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began, extra=about)

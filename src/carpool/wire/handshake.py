@@ -73,6 +73,12 @@ class Hello(msgspec.Struct, frozen=True):
         parts += [f"{name} {id[:12]}" for name, id in (("node", self.node), ("actor", self.actor)) if id]
         return ", ".join([*parts, *([f"devices {self.device}"] if self.device else [])])
 
+    @property
+    def place_in_cluster(self) -> dict[str, str]:
+        """Its node, actor and device, as far as it has said, by name, for fields of the log."""
+        named = {"node": self.node, "actor": self.actor, "device": self.device}
+        return {name: value for name, value in named.items() if value}
+
 
 class Claim(msgspec.Struct, frozen=True):
     """A hello that has come, and is not proven yet.

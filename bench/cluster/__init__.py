@@ -1,0 +1,1 @@
+"""carpool on a Ray cluster of one node, beside Ray Serve and beside carpool's own processes."""
