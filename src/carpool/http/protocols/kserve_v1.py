@@ -18,6 +18,8 @@ from carpool.http.protocols.instances import of_columns, of_instances
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.wording import members_of, versions_of, without_details
 
+_SIGNATURE = b'"serving_default"'
+
 
 class KServeV1(HttpProtocol):
     """`POST /v1/models/NAME:predict`, with instances or with columns of inputs."""
@@ -44,6 +46,8 @@ class _Predict:
 
     def answer(self, request: ProtocolRequest) -> Submission:
         members = members_of(request.body)
+        if members.get("signature_name", _SIGNATURE) not in (_SIGNATURE, b"null", b'""'):
+            raise InvalidRequest('the model has no such signature: "signature_name" is "serving_default", or left out')
         if ("instances" in members) == ("inputs" in members):
             raise InvalidRequest('the body must be an object with either "instances" or "inputs"')
         if "instances" in members:

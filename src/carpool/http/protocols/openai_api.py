@@ -28,7 +28,7 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.openai_text import ChatForm, CompletionForm, TextForm, Wishes, submission_of
-from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, read
+from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, read, value_in
 from carpool.rows import is_array_type
 from carpool.wire.payload import OBJECT
 
@@ -41,9 +41,6 @@ class _Embeddings(msgspec.Struct):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
-
-
-_decode = msgspec.json.Decoder().decode
 
 
 class OpenAI(HttpProtocol):
@@ -112,7 +109,7 @@ def _embeddings(members: dict[str, bytes]) -> _Embeddings:
     unknown = members.keys() - set(_Embeddings.__struct_fields__)
     if unknown:
         raise InvalidRequest(f"Unrecognized request argument supplied: {min(unknown)[:100]}")
-    value = {name: _decode(raw) for name, raw in members.items()}
+    value = {name: value_in(raw) for name, raw in members.items()}
     try:
         return msgspec.convert(value, _Embeddings)
     except msgspec.ValidationError as error:
