@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.http.protocols.rows import tensors_of
+from carpool.http.protocols.tensors import to_binary, to_list
 from tests.http.both_fronts import both_fronts
 from tests.support.http import served
 from tests.support.http.served import Answer, ask, fetched, posted
@@ -163,6 +167,54 @@ def test_large_tensors(ours: int) -> None:
     head = {"name": "input", "datatype": "FP32", "shape": list(rows.shape)}
     _, data = parted(binary(ours, "rows", [(head, rows.tobytes())], parameters={"binary_data_output": True}))
     assert (np.frombuffer(data, np.float32) == rows[0] * 2).all()
+
+
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_rows_that_lie_apart_are_one_tensor(ours: int, is_binary: bool) -> None:
+    """Large rows come back in their order, also of another order of axes or of bytes than ours, and
+    rows of several dtypes or of texts as numpy stacks them.
+    """
+    rows = np.arange(4 * 50 * 100, dtype=np.float32).reshape(4, 50, 100)
+    texts = np.array([["x" * 9000] * 2] * 2)
+    for name, results in {
+        "C": list(rows * 2),
+        "Fortran": [np.asfortranarray(row) for row in rows],
+        "foreign": [row.astype(">f4") for row in rows],
+        "mixed": [rows[0].astype(np.int32), *rows[1:]],
+        "one": [rows[0]],
+        "texts": list(texts),
+    }.items():
+        (made,) = tensors_of(None, results)
+        wanted = np.stack(results)
+        assert made.shape == list(wanted.shape), name
+        if is_binary and name != "texts":
+            assert b"".join(to_binary(made)) == wanted.astype(wanted.dtype.newbyteorder("<")).tobytes(), name
+        elif not is_binary:
+            assert to_list(made) == wanted.ravel().tolist(), name
+    data = rows.astype("<f4").tobytes()
+    head = {"name": "input", "datatype": "FP32", "shape": list(rows.shape)}
+    answer = binary(ours, "rows", [(head, data)], parameters={"binary_data_output": is_binary})
+    if is_binary:
+        assert parted(answer)[1] == (rows * 2).tobytes()
+    else:
+        assert json.loads(answer.body)["outputs"][0]["data"] == (rows * 2).ravel().tolist()
+
+
+@pytest.mark.parametrize("path", ["/v2/models/rows/infer", "/models/rows/predict/many"])
+def test_what_is_answered_is_let_go_at_once(doors: Any, path: str) -> None:
+    """Items and answers of a request are free once it is answered: nothing of them waits until the
+    interpreter looks for cycles.
+    """
+    running = doors[0]
+    gc.collect()
+    gc.disable()
+    try:
+        body: Any = [[1, 2]] * 3 if path.endswith("many") else {"inputs": [{**X, "data": [1, 2]}]}
+        for _ in range(3):
+            assert ask(running.port, path, body).status == 200
+        running.wait_until(lambda: not any(isinstance(each, ExchangeItems | ExchangeItem) for each in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 def test_texts_and_bytes(port: int) -> None:

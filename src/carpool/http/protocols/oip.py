@@ -32,6 +32,8 @@ from carpool.http.protocols.tensors import Tensor, from_binary, from_json, to_bi
 from carpool.http.protocols.wording import as_response, read, versions_of, without_details
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
+from carpool.wire.memory import Memory
+from carpool.wire.payload import LARGE
 
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"
@@ -137,6 +139,7 @@ class _ServedTables:
 
     def __init__(self, model: ModelOfApp) -> None:
         self._model = model
+        self._memory = Memory()
         self._inputs: TensorTable | None = None
         self._outputs: TensorTable | None = None
         self._misfit = ""
@@ -228,7 +231,7 @@ class _ServedTables:
                 known = ", ".join(map(repr, tensors))
                 raise InvalidRequest(f"the model has no output {output.name!r}: its outputs are {known}")
         wanted = asked.outputs or [_Output(name) for name in tensors]
-        return _written(self._model.name, asked, [(tensors[output.name], output) for output in wanted])
+        return _written(self._model.name, asked, [(tensors[output.name], output) for output in wanted], self._memory)
 
 
 def _described(column: TensorColumn) -> dict[str, Any]:
@@ -317,7 +320,7 @@ def _priority(parameters: dict[str, Any]) -> int | None:
     return max(LARGEST_PRIORITY - (priority - 1), -LARGEST_PRIORITY) if priority else None
 
 
-def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]]) -> HttpResponse:
+def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], memory: Memory) -> HttpResponse:
     """Return the response with these tensors."""
     all_binary = asked.parameters.get("binary_data_output") is True
     described: list[dict[str, Any]] = []
@@ -326,14 +329,14 @@ def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]]) -
         entry: dict[str, Any] = {
             "name": tensor.name,
             "datatype": tensor.datatype,
-            "shape": list(tensor.array.shape),
+            "shape": tensor.shape,
         }
         if wish.parameters.get("classification"):
             raise InvalidRequest(f"output {tensor.name!r} is asked for as a classification, which is not supported")
         if wish.parameters.get("binary_data", all_binary) is True:
             data = to_binary(tensor)
-            entry["parameters"] = {"binary_data_size": len(data)}
-            binary.append(data)
+            entry["parameters"] = {"binary_data_size": sum(map(len, data))}
+            binary += data
         else:
             entry["data"] = to_list(tensor)
         described.append(entry)
@@ -345,4 +348,19 @@ def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]]) -
     if not binary:
         return HttpResponse(200, head)
     headers = ((b"inference-header-content-length", str(len(head)).encode()),)
-    return HttpResponse(200, b"".join([head, *binary]), _BINARY, headers)
+    return HttpResponse(200, _joined([head, *binary], memory), _BINARY, headers)
+
+
+def _joined(pieces: list[bytes | memoryview], memory: Memory) -> bytes | bytearray:
+    """Return pieces one after the other: large ones in memory that was used before, as fresh memory
+    costs more than what is written to it.
+    """
+    size = sum(map(len, pieces))
+    if size < LARGE:
+        return b"".join(pieces)
+    body = memory.buffer(size)
+    view, at = memoryview(body), 0
+    for piece in pieces:
+        view[at : at + len(piece)] = piece
+        at += len(piece)
+    return body
