@@ -6,7 +6,7 @@ as any other: a page if the protocol answers at once, else an exchange with item
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -163,7 +163,7 @@ class ProtocolRoutes:
             if len(submission.items) > most:
                 text = f"there are {len(submission.items)} items in this request, and the queue holds {most:.0f}:"
                 raise InvalidRequest(f"{text} send several requests", status=413, code="too_large")
-            lane = _lane(submission, ask)
+            lane = _lane(submission, model, ask, exchange.head.headers)
             terms = SubmissionTerms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
             kind = SubmittedItems if submission.parts is None else SubmittedStreams
             whole = kind(exchange, submission, terms)
@@ -175,8 +175,11 @@ class ProtocolRoutes:
         driver.submit_all(whole.begin())
 
 
-def _lane(submission: Submission, ask: Ask) -> Lane:
-    """Return the lane of a submission's items."""
-    if submission.priority is None:
-        return ask.lane
-    return Lane(submission.priority, None, 0) if submission.priority else DEFAULT_LANE
+def _lane(submission: Submission, model: Endpoint, ask: Ask, headers: Mapping[bytes, bytes]) -> Lane:
+    """Return the lane of a submission's items: its priority, and its key if that is a header."""
+    lane, key = ask.lane, model.key_header
+    if submission.priority is not None:
+        lane = Lane(submission.priority, None, 0) if submission.priority else DEFAULT_LANE
+    if key is not None and key in headers:
+        lane = lane._replace(key=headers[key].decode("latin-1"))
+    return lane
