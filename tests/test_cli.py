@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import carpool
-from carpool import cli
+from carpool.cli.summary import in_short, print_summary
+from carpool.cli.targets import find_service
 from carpool.http import App
 from carpool.http.server import Server
 from carpool.observe.log import JsonLines, TextLines
@@ -248,7 +249,7 @@ def test_an_import_that_fails_shows_the_user_s_frames_only(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "helper", raising=False)
     with pytest.raises(SystemExit) as ended:
-        cli._find(f"{name}:service")
+        find_service(f"{name}:service")
 
     assert ended.value.code == 1
     told = capsys.readouterr().err
@@ -260,9 +261,9 @@ def test_an_import_that_fails_shows_the_user_s_frames_only(
 
 def test_the_summary_says_what_a_limit_counts() -> None:
     """With `size=` the limit of a batch is a sum of sizes, and the summary does not call it items."""
-    assert cli._in_short(carpool.Stage(models.scale, max_batch_size=64)).startswith("batches of up to 64, ")
+    assert in_short(carpool.Stage(models.scale, max_batch_size=64)).startswith("batches of up to 64, ")
     weighed = carpool.Stage(models.scale, max_batch_size=4096, size=int)
-    assert cli._in_short(weighed).startswith("batches of up to 4096 in size, ")
+    assert in_short(weighed).startswith("batches of up to 4096 in size, ")
 
 
 @pytest.mark.slow
@@ -294,7 +295,7 @@ def test_the_summary_shows_the_address_that_answers(capsys: pytest.CaptureFixtur
     other = carpool.Service(models.Talks, name="a model/2", routes={"/talk": None})
     app = App(carpool.Service(models.Talks), other)
 
-    cli._print_summary(Server(app), ServerSettings())
+    print_summary(Server(app), ServerSettings())
 
     assert "POST /models/a%20model%2F2/predict, /talk" in capsys.readouterr().err
 

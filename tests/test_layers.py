@@ -13,10 +13,8 @@ EXCEPTIONS = {
     ("carpool", "carpool.http"),  # `carpool.http` without an import of its own; only when it is asked for
     ("carpool", "carpool.http.asgi"),  # likewise `carpool.lifespan`
     ("carpool", "carpool.http.serve"),  # likewise `carpool.serve`
-    ("carpool.service.service", "carpool.http.serve"),  # for `service.serve`, when it is called
     ("carpool", "carpool.ray"),  # likewise
     ("carpool", "carpool.simulate"),  # likewise
-    ("carpool.service.elsewhere", "carpool.ray"),  # for `on="ray"`, when a service is run there
     ("carpool", "carpool.client"),  # likewise
     ("carpool.testing", "carpool.testing.serving"),  # likewise
 }
@@ -99,17 +97,12 @@ def circles(imported: dict[str, set[str]]) -> list[list[str]]:
     return sorted(map(sorted, groups - {frozenset()}))
 
 
-def allowed_to(module: str) -> set[str]:
-    """What a module may import from below."""
-    return {imported for importer, imported in EXCEPTIONS if importer == module}
-
-
-def test_imports_for_types_make_no_circles() -> None:
-    """A file can be read without those that use it: a protocol stands for what lies below. What
-    `EXCEPTIONS` allows is imported by a call only, and does not count.
+def test_no_imports_make_circles() -> None:
+    """A file can be read without those that use it, also where a function imports or an import is
+    for types only: a protocol stands for what lies below, or what lies below is registered.
     """
     imported = {
-        module: {other for other in imports(tree, with_types=True) if other in PARSED} - allowed_to(module)
+        module: {other for other in imports(tree, with_types=True) if other in PARSED}
         for module, tree in PARSED.items()
     }
 

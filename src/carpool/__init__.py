@@ -28,9 +28,10 @@ from carpool.http_response import HTTPError, Response
 from carpool.model import Model
 from carpool.parts import END, End, Last
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
+from carpool.service.elsewhere import PLACES
 from carpool.service.handle import AsyncHandle, Handle
 from carpool.service.join import Join
-from carpool.service.service import Service
+from carpool.service.service import FRONTS, Service
 from carpool.service.stage import Stage
 from carpool.version import __version__ as __version__
 from carpool.worker.place import worker_index
@@ -86,6 +87,11 @@ __all__ = [
     "simulate",
     "worker_index",
 ]
+
+
+# what services ask for by name; like the names below, imported at its first use
+PLACES["ray"] = lambda: importlib.import_module("carpool.ray").Cluster()
+FRONTS["http"] = lambda: importlib.import_module("carpool.http.serve").serve
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,11 @@ import uvloop
 
 from carpool.http.app import App
 from tests.support.http import models
+from tests.support.http.doors import doors, ours, port
 from tests.support.http.net import Gate, RunningServer, serving
 from tests.support.waiting import PATIENCE_S
+
+__all__ = ["doors", "gate", "loop", "ours", "port", "server"]
 
 _SERVICES = (models.scale, models.echo, models.gated, models.moody, models.csv, models.reverse, models.two_steps)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http.both_fronts import both_fronts
+from tests.support.http.both_fronts import both_fronts
 from tests.support.parts import Counting, Once, Resuming, up_to
 from tests.support.waiting import PATIENCE_S
 

@@ -23,8 +23,8 @@ from carpool.http.protocols.base import (
     unfit,
 )
 from carpool.wire.payload import JSON
-from tests.http.both_fronts import ask, asked, both_fronts
 from tests.support.http import models
+from tests.support.http.both_fronts import ask, asked, both_fronts
 from tests.support.http.front import get
 from tests.support.http.net import serving
 from tests.support.sources import ROOT
@@ -78,11 +78,6 @@ other = Service(Stage(models.Moody, max_batch_size=8), name="moody")
 def doors() -> Iterator[Any]:
     with both_fronts(App(models.scale, other, protocols=[Lines()])) as both:
         yield both
-
-
-@pytest.fixture(params=["our server", "uvicorn"])
-def port(request: pytest.FixtureRequest, doors: Any) -> int:
-    return int(doors[request.param == "uvicorn"].port)
 
 
 def test_rows_are_items_and_results_make_one_answer(port: int) -> None:

@@ -16,8 +16,8 @@ from carpool.http.app import App
 from carpool.http.codec import Refusal
 from carpool.http.exchange import Head
 from carpool.http.keys import KeyRing
-from tests.http.both_fronts import asked, both_fronts
 from tests.support.http import models
+from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import get, post
 from tests.support.http.net import Client
 from tests.support.http.wire import Answer
@@ -140,7 +140,7 @@ def test_every_route_of_the_app_needs_a_key(locked: tuple[int, int], keys: Path)
     """Each path and method that the app has is 401 without a key."""
     app = App(models.scale, api_keys=keys, root_path="/api")
     tried = 0
-    for path, methods in app._routes.items():
+    for path, methods in app.routes.items():
         for method in methods:
             head = Head(method, path, {})
             if path in (b"/livez", b"/api/livez") and method != b"POST":

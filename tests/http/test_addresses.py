@@ -8,8 +8,8 @@ import pytest
 
 import carpool
 from carpool.http.app import App
-from tests.http.both_fronts import asked, behind
 from tests.support.http import models
+from tests.support.http.both_fronts import asked, behind
 from tests.support.http.front import get, post
 from tests.support.http.net import serving
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from carpool import operate
+from carpool.cli import operate_commands as operate
 from carpool.http.admin import is_local
 from carpool.http.watch import SourceFiles
 from tests.effort import slow_where

@@ -17,10 +17,10 @@ from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
 from tests.effort import slow_where
-from tests.http.both_fronts import Uvicorn, asked, behind, both_fronts, said, stopped_in_the_end, workers_of
 from tests.http.sample_requests import ID, REQUESTS
 from tests.http.uvicorn_program import Program, broken, listens, pids
 from tests.support.http import models
+from tests.support.http.both_fronts import Uvicorn, asked, behind, both_fronts, said, stopped_in_the_end, workers_of
 from tests.support.http.front import get, post
 from tests.support.http.jobs import job, outcome, small_queue
 from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving, waiting

@@ -18,7 +18,7 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.http.compressed import expanded, readable_codings
 from carpool.http.npy import array_in, as_npy
-from tests.http.both_fronts import ask, both_fronts
+from tests.support.http.both_fronts import ask, both_fronts
 from tests.support.http.models import Echo
 from tests.support.http.served import Double, Rows, flip, shout
 
@@ -62,16 +62,6 @@ def services() -> list[Service]:
 def doors() -> Iterator[Any]:
     with both_fronts(App(*services(), max_body_bytes=2_000_000, accept_compressed=True)) as both:
         yield both
-
-
-@pytest.fixture(params=["our server", "uvicorn"])
-def port(request: pytest.FixtureRequest, doors: Any) -> int:
-    return int(doors[request.param == "uvicorn"].port)
-
-
-@pytest.fixture
-def ours(doors: Any) -> int:
-    return int(doors[0].port)
 
 
 def part(name: str, content: bytes, more: str = "") -> bytes:

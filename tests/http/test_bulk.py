@@ -15,9 +15,9 @@ import pytest
 from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.http.server_state import Limits
-from tests.http.both_fronts import both_fronts
 from tests.http.streamed import Reply
 from tests.support.http import models
+from tests.support.http.both_fronts import both_fronts
 from tests.support.http.net import predict, serving
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -67,11 +67,6 @@ moody = Service(Stage(models.Moody, max_batch_size=8, run_in="thread"), name="mo
 def doors() -> Iterator[Any]:
     with both_fronts(App(scale, moody, weighed, max_body_bytes=10_000)) as both:
         yield both
-
-
-@pytest.fixture(params=["our server", "uvicorn"])
-def port(request: pytest.FixtureRequest, doors: Any) -> int:
-    return int(doors[request.param == "uvicorn"].port)
 
 
 @pytest.mark.parametrize("path", ["/predict", "/models/scale/predict"])

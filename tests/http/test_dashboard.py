@@ -18,9 +18,9 @@ from carpool import top
 from carpool.http.app import App
 from carpool.observe.durations import DURATION_BOUNDS
 from carpool.observe.figures import in_words, problems
-from tests.http.both_fronts import asked, both_fronts
 from tests.support import chromium
 from tests.support.http import models
+from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import get, post
 from tests.support.http.net import Client, RunningServer, serving
 from tests.support.sources import ROOT

@@ -17,8 +17,8 @@ from carpool.http.app import App
 from carpool.http.protocols.vertex import Vertex
 from carpool.http.serve import as_vertex_wants
 from carpool.settings import ServerSettings
-from tests.http.both_fronts import asked, both_fronts
-from tests.support.http import models, served
+from tests.support.http import models
+from tests.support.http.both_fronts import asked
 from tests.support.http.front import get
 from tests.support.http.net import serving
 from tests.support.http.served import Double, ask, fetched, posted
@@ -50,23 +50,6 @@ class Ages(Pandas):
 
     def predict(self, frame: Any) -> Any:
         return frame["age"] + 1
-
-
-@pytest.fixture(scope="module")
-def doors() -> Iterator[Any]:
-    with both_fronts(served.app(max_body_bytes=8_000_000)) as both:
-        yield both
-
-
-@pytest.fixture(params=["our server", "uvicorn"])
-def port(request: pytest.FixtureRequest, doors: Any) -> int:
-    return int(doors[request.param == "uvicorn"].port)
-
-
-@pytest.fixture
-def ours(doors: Any) -> int:
-    """The port of our own server, where the front makes no difference."""
-    return int(doors[0].port)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.http.many import split
 from carpool.wire.payload import JSON, MSGPACK
-from tests.http.both_fronts import ask, both_fronts
 from tests.support.http import models, routed
+from tests.support.http.both_fronts import ask, both_fronts
 from tests.support.http.front import get, post
 from tests.support.http.jobs import job
 from tests.support.http.net import Client, Gate, serving, waiting
@@ -37,11 +37,6 @@ def doors() -> Iterator[Any]:
     services = (models.scale, routed.pictures, routed.answers, weighed, models.csv)
     with both_fronts(App(*services, max_body_bytes=10**6)) as both:
         yield both
-
-
-@pytest.fixture(params=["our server", "uvicorn"])
-def port(request: pytest.FixtureRequest, doors: Any) -> int:
-    return int(doors[request.param == "uvicorn"].port)
 
 
 def test_each_item_has_its_result_in_order(port: int) -> None:

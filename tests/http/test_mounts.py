@@ -31,10 +31,10 @@ from carpool import Model, Service, Stage, StartupError
 from carpool.http import asgi
 from carpool.http.app import App
 from tests.effort import slow_where
-from tests.http.both_fronts import asked, behind, said, stopped_in_the_end, workers_of
 from tests.http.sample_requests import REQUESTS
 from tests.http.uvicorn_program import Program, pids
 from tests.support.http import models
+from tests.support.http.both_fronts import asked, behind, said, stopped_in_the_end, workers_of
 from tests.support.http.front import get, post
 from tests.support.http.jobs import job, outcome, small_queue
 from tests.support.http.net import Client, Gate, RunningServer, predict, waiting

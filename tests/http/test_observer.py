@@ -17,8 +17,8 @@ from carpool.http.exchange import HttpResponse
 from carpool.http.notes import InStage, Notes
 from carpool.http.observer import server_timing
 from carpool.observe.log import JsonLines
-from tests.http.both_fronts import asked, both_fronts
 from tests.support.http import models
+from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,26 +13,7 @@ import pytest
 from carpool.http.items import ExchangeItem, ExchangeItems
 from carpool.http.protocols.rows import tensors_of
 from carpool.http.protocols.tensors import to_binary, to_list
-from tests.http.both_fronts import both_fronts
-from tests.support.http import served
 from tests.support.http.served import Answer, ask, fetched, posted
-
-
-@pytest.fixture(scope="module")
-def doors() -> Iterator[Any]:
-    with both_fronts(served.app(max_body_bytes=8_000_000)) as both:
-        yield both
-
-
-@pytest.fixture(params=["our server", "uvicorn"])
-def port(request: pytest.FixtureRequest, doors: Any) -> int:
-    return int(doors[request.param == "uvicorn"].port)
-
-
-@pytest.fixture
-def ours(doors: Any) -> int:
-    """The port of our own server, where the front makes no difference."""
-    return int(doors[0].port)
 
 
 def tensor(name: str, datatype: str, shape: list[int], data: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.openai import Chat, Completion, Delta
-from tests.http.both_fronts import both_fronts
 from tests.http.streamed import asked as asked_in_parts
+from tests.support.http.both_fronts import both_fronts
 from tests.support.http.front import post
 from tests.support.http.served import ask, fetched, posted
 from tests.support.waiting import wait_until
@@ -114,11 +114,6 @@ def doors() -> Iterator[Any]:
     ]
     with both_fronts(App(*services)) as both:
         yield both
-
-
-@pytest.fixture(params=["our server", "uvicorn"])
-def port(request: pytest.FixtureRequest, doors: Any) -> int:
-    return int(doors[request.param == "uvicorn"].port)
 
 
 def streamed(port: int, path: str, body: Any) -> tuple[list[Any], str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carpool.http.connection import HttpExchange
+from carpool.http.http_exchange import HttpExchange
 from carpool.http.server_state import Limits
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns

@@ -156,7 +156,7 @@ def test_good_answers_spare_the_example() -> None:
         for _ in range(5):
             assert probe(running, "/readyz").status == 200
         assert running.outcomes() == {"ok": 1}
-        running.app._idle_check_s = 0.0
+        running.app._pages.idle_check_s = 0.0
         probe(running, "/readyz")
         assert running.outcomes() == {"ok": 2}
 

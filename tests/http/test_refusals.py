@@ -15,7 +15,7 @@ from carpool.http.app import App
 from carpool.http.codec import error_response
 from carpool.observe.stats import outcome_of
 from carpool.wire.outcome import FailureReport, Outcome, pack_report, unpack_error
-from tests.http.both_fronts import both_fronts
+from tests.support.http.both_fronts import both_fronts
 from tests.support.http.net import predict
 
 

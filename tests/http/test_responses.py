@@ -16,7 +16,7 @@ from carpool.http.app import App
 from carpool.model import traits_of
 from carpool.wire.response import pack_response, unpack_response
 from tests.http import talkers
-from tests.http.both_fronts import both_fronts, said
+from tests.support.http.both_fronts import both_fronts, said
 from tests.support.http.front import post
 from tests.support.http.net import Client, code_of
 from tests.support.http.wire import Answer

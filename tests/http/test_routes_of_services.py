@@ -14,9 +14,9 @@ import pytest
 
 from carpool import HTTPRequest, Service, Stage
 from carpool.http.app import App
-from tests.http.both_fronts import ask, both_fronts
 from tests.support import models as plain
 from tests.support.http import models, routed
+from tests.support.http.both_fronts import ask, both_fronts
 from tests.support.http.front import get
 from tests.support.http.net import Client
 
@@ -25,11 +25,6 @@ from tests.support.http.net import Client
 def doors() -> Iterator[Any]:
     with both_fronts(App(routed.pictures, routed.inside, routed.on_the_loop)) as both:
         yield both
-
-
-@pytest.fixture(params=["our server", "uvicorn"])
-def port(request: pytest.FixtureRequest, doors: Any) -> int:
-    return int(doors[request.param == "uvicorn"].port)
 
 
 RAW = "Content-Type: image/png"

@@ -22,8 +22,8 @@ from carpool import Service, Stage
 from carpool.http import asgi
 from carpool.http.app import App
 from carpool.http.streaming import HttpStream
-from tests.http.both_fronts import both_fronts
 from tests.http.streamed import DOORS, Reply, asked, counting, message, request
+from tests.support.http.both_fronts import both_fronts
 from tests.support.http.net import serving
 from tests.support.parts import Counting, Once, Resuming, up_to
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -17,8 +17,8 @@ from carpool import Service, Stage
 from carpool.http import streaming
 from carpool.http.app import App
 from carpool.http.connection import Connection
-from tests.http.both_fronts import both_fronts
 from tests.http.streamed import DOORS, Reply, asked, counting, message, request
+from tests.support.http.both_fronts import both_fronts
 from tests.support.http.net import serving
 from tests.support.parts import Counting, Once, Resuming, up_to
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -256,7 +256,7 @@ def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that hears nothing for a while gets the head, and a comment now and then; what fails
     after that is an event.
     """
-    for module in ("connection", "asgi"):
+    for module in ("part_writer", "asgi"):
         monkeypatch.setattr(f"carpool.http.{module}.SILENCE_S", 0.1)
     with counting() as (ports, _):
         for port in ports.values():

@@ -16,8 +16,8 @@ from carpool.http.server_state import Limits, ServerState
 from carpool.http_request import Headers, RequestMaker, pack_head
 from carpool.model import traits_of
 from tests.http import talkers
-from tests.http.both_fronts import Uvicorn, both_fronts
 from tests.support.http import models
+from tests.support.http.both_fronts import Uvicorn, both_fronts
 from tests.support.http.front import post
 from tests.support.http.net import Client, RunningServer
 from tests.support.http.wire import Answer
@@ -136,7 +136,7 @@ async def test_headers_are_kept_for_those_only_who_ask() -> None:
     (csv, said), (described, also) = taken
     assert said is also is None
     assert csv.ask.packed == b""
-    assert csv.route == app._predict
+    assert csv.route == app._models.predict
     assert RequestMaker().make(described.ask.packed, b"1").headers["x-a"] == "1"
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from contextlib import aclosing
 from math import inf
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, overload
 
 import httpx
 
@@ -39,6 +39,18 @@ T = TypeVar("T")
 _READY_EVERY_S = 0.1
 _MOST_CONNECTIONS = 256
 _HERE = "http://app"
+
+
+class ClientOptions(TypedDict, total=False):
+    """The settings of an `AsyncClient`, which explains them."""
+
+    model: str | None
+    api_key: str | None
+    timeout_s: float
+    uds: str | None
+    retries: bool
+    verify: ssl.SSLContext | bool
+    headers: Mapping[str, str] | None
 
 
 class AsyncClient:

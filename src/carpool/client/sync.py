@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import closing
-from ssl import SSLContext
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from carpool.client.aio import AsyncClient
+from carpool.client.aio import AsyncClient, ClientOptions
 from carpool.client.budget import RetryBudget
 from carpool.client.bunches import ThreadInput
 from carpool.errors import CarpoolError
@@ -29,30 +28,14 @@ class Client:
     Args:
         url: Where the server is; or a `carpool.http.App`, which is asked without a socket, for
             tests.
-        model: The name of the model; None for the server's first one.
-        api_key: Sent as `Authorization: Bearer`.
-        timeout_s: The longest time of a call, with its retries, in seconds.
-        uds: The path of the server's Unix socket, in the place of the host and port of `url`.
-        retries: Whether to try again what was not run.
-        verify: How the server's certificate is checked, for https; False for not at all.
-        headers: Sent with each request.
+        options: Those of `AsyncClient`: `model`, `api_key`, `timeout_s`, `uds`, `retries`, `verify`
+            and `headers`.
 
     Attributes:
         url: Where the server is; empty for an app.
     """
 
-    def __init__(
-        self,
-        url: Any = "http://127.0.0.1:8000",
-        *,
-        model: str | None = None,
-        api_key: str | None = None,
-        timeout_s: float = 30.0,
-        uds: str | None = None,
-        retries: bool = True,
-        verify: SSLContext | bool = True,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, url: Any = "http://127.0.0.1:8000", **options: Unpack[ClientOptions]) -> None:
         self.url = url if isinstance(url, str) else ""
         self._loop = asyncio.new_event_loop()
         self._is_closed = False
@@ -60,16 +43,7 @@ class Client:
         self._thread.start()
 
         async def make() -> AsyncClient:
-            return AsyncClient(
-                url,
-                model=model,
-                api_key=api_key,
-                timeout_s=timeout_s,
-                uds=uds,
-                retries=retries,
-                verify=verify,
-                headers=headers,
-            )
+            return AsyncClient(url, **options)
 
         try:
             self._client = self._wait(make())

@@ -34,11 +34,11 @@ class AdminApp:
             *[each.wanted_headers for each in (access, app.observer) if each is not None]
         )
         self._app = app
-        self._routes = app.admin_routes()
+        self._admission = app.admin_admission(access)
 
     def admit(self, head: Head) -> HttpResponse | None:
         """Judge a head: return a refusal, or None if the body is to be read."""
-        return self._app.admit_to(head, self._routes, self.access)
+        return self._admission.admit(head)
 
     def handle(self, exchange: Exchange) -> None:
         """Answer an admitted exchange whose body has been read."""

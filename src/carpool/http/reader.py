@@ -291,13 +291,8 @@ class RequestReader:
     def _fill(self, data: bytes) -> None:
         """Put bytes that came with a head into the memory of a large body."""
         assert self._large_body is not None
-        try:
-            self.on_body(data)
-        except CarpoolError as error:
-            self._receiver.refuse(self._app.refuse(self.head, error))
-            return
-        if self.held == len(self._large_body):
-            self._large_body_completed()
+        self._large_body[self.held : self.held + len(data)] = data
+        self.large_body_received(len(data))
 
     def _large_body_completed(self) -> None:
         self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body

@@ -124,7 +124,26 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
     listener = _listener(settings)
     admin_listener = None if settings.admin_address is None else listener_at(settings.admin_address)
     tls = _certificates(settings)
-    app = App(
+    app = _new_app(services, settings, protocols, on, listener)
+    admin = None if admin_listener is None else (admin_listener, _new_admin_app(app, settings, admin_listener))
+    _check_not_open(listener, app.access, tls is not None and settings.tls_client_ca is not None, settings)
+    if admin is not None:
+        _check_not_open(admin[0], admin[1].access, False, settings)
+    app.admin.rolling = settings.reload == "rolling"
+    server = Server(app, limits=_limits(settings), listener=listener, tls=tls, admin=admin)
+    server.watched = Path.cwd() if settings.watch else None
+    return server
+
+
+def _new_app(
+    services: Sequence[Service],
+    settings: ServerSettings,
+    protocols: list[str | HttpProtocol] | None,
+    on: Elsewhere | None,
+    listener: Listener,
+) -> App:
+    """Make the app that some settings describe. Raises as `new_server` does."""
+    return App(
         *services,
         when_full=settings.when_full,
         timeout_status=settings.timeout_status,
@@ -140,29 +159,20 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
         cors_origin=settings.cors_origin,
         open_readyz=settings.open_readyz,
         root_path=settings.root_path,
-        has_admin_address=admin_listener is not None,
+        has_admin_address=settings.admin_address is not None,
         access_log=settings.access_log,
         server_timing=settings.server_timing,
         trace=settings.trace,
         compress=settings.compress,
         compress_from_bytes=settings.compress_from_bytes,
     )
-    admin = None
-    if admin_listener is not None:
-        access = new_access(
-            settings.api_keys,
-            settings.allow_host or _usual_names(admin_listener),
-            settings.cors_origin,
-            open_readyz=settings.open_readyz,
-        )
-        admin = (admin_listener, AdminApp(app, access))
-    _check_not_open(listener, app.access, tls is not None and settings.tls_client_ca is not None, settings)
-    if admin is not None:
-        _check_not_open(admin[0], admin[1].access, False, settings)
-    app.admin.rolling = settings.reload == "rolling"
-    server = Server(app, limits=_limits(settings), listener=listener, tls=tls, admin=admin)
-    server.watched = Path.cwd() if settings.watch else None
-    return server
+
+
+def _new_admin_app(app: App, settings: ServerSettings, listener: Listener) -> AdminApp:
+    """Make the app for those who run the server. Raises as `new_server` does."""
+    names = settings.allow_host or _usual_names(listener)
+    access = new_access(settings.api_keys, names, settings.cors_origin, open_readyz=settings.open_readyz)
+    return AdminApp(app, access)
 
 
 def _listener(settings: ServerSettings) -> Listener:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from itertools import takewhile
 from math import inf
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView, checked_slo
 from carpool.request import Request
 
 GROWTH = 1.0
@@ -37,9 +37,7 @@ class AIMD(Policy):
         self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None, slo_s: float | None = None
     ) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
-        if slo_s is not None and not slo_s > 0:
-            raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")
-        self.slo_s = slo_s
+        self.slo_s = checked_slo(slo_s)
         self._budget_s = inf
         self._cap = 1.0
 

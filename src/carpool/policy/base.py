@@ -96,6 +96,13 @@ TOO_LATE = "the request would not be answered within its SLO or by its deadline"
 FULL = "the queue is full"
 
 
+def checked_slo(slo_s: float | None) -> float | None:
+    """Return an objective in seconds, or None for none. Raises ValueError if it is not positive."""
+    if slo_s is not None and not slo_s > 0:
+        raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")
+    return slo_s
+
+
 class Decision(NamedTuple):
     """What to do now.
 

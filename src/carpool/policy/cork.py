@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView, checked_slo
 from carpool.request import Request
 
 TICK_S = 0.001
@@ -83,9 +83,7 @@ class Cork(Policy):
         self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None, slo_s: float | None = None
     ) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
-        if slo_s is not None and not slo_s > 0:
-            raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")
-        self.slo_s = slo_s
+        self.slo_s = checked_slo(slo_s)
         self._account: Account | None = None
         self._newest = -inf
         self._trained = 0

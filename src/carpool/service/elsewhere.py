@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,6 +33,11 @@ class Elsewhere(Protocol):
         """Connect to the place, on the running loop. Raises StartupError."""
 
 
+PLACES: dict[str, Callable[[], Elsewhere]] = {}
+"""What makes the place that a name stands for. `carpool/__init__.py` fills it in, since services do
+not know the modules that build on them."""
+
+
 def elsewhere_of(on: Any) -> Elsewhere | None:
     """Return the place that a user names with `on=`; None for this machine.
 
@@ -43,9 +47,8 @@ def elsewhere_of(on: Any) -> Elsewhere | None:
     """
     if on is None:
         return None
-    if on == "ray":
-        cluster: Elsewhere = importlib.import_module("carpool.ray").Cluster()
-        return cluster
+    if isinstance(on, str) and on in PLACES:
+        return PLACES[on]()
     if not isinstance(on, Elsewhere):
         raise ValueError(f'on must be "ray" or a carpool.ray.Cluster, not {on!r}')
     return on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from typing import Literal, Unpack
 
 from carpool.drive.output import LineSink, print_line
@@ -12,6 +12,11 @@ from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.handle import AsyncHandle, Handle, Whereabouts
 from carpool.service.join import Join, join_of
 from carpool.settings import SettingsByName
+
+FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
+"""What imports the function that serves services over a protocol, at its first use: Python callers
+need no HTTP. `carpool/__init__.py` fills it in, since services do not know the modules that build
+on them."""
 
 _SINK_ARGUMENTS = "a worker's name, whether it is an error, and a line"
 
@@ -161,5 +166,4 @@ class Service(Declaration):
         It is `carpool.serve` for one service; see there for the settings and for what is raised. It
         needs `carpool[serve]`.
         """
-        serving = importlib.import_module("carpool.http.serve")  # at its first use: Python callers need no HTTP
-        serving.serve(self, **settings)
+        FRONTS["http"]()(self, **settings)

@@ -372,7 +372,7 @@ class FrameReader:
             self._body = self._new_body(frame, counts, lengths, block)
             return self._fill(self._body)
         parts = _split(self._view[at : at + length], lengths)
-        frame.payloads = _open_block(block, parts, n) if block else _group(parts, counts)
+        frame.payloads = _open_block(block, parts, n) if block else grouped(parts, counts)
         self._start = at + length
         return frame
 
@@ -454,7 +454,7 @@ class _Body:
         """
         header, parts, block = self.header, self._parts, self._block
         try:
-            header.payloads = _open_block(block, parts, len(header.ids)) if block else _group(parts, self._counts)
+            header.payloads = _open_block(block, parts, len(header.ids)) if block else grouped(parts, self._counts)
         except MemoryError:
             header.no_memory = True
         return header
@@ -555,7 +555,7 @@ def _open_block(block: int, parts: list[Buffer], n: int) -> Block | Scalars:
         raise FrameError(f"a block of {n} items cannot be read: {error}") from None
 
 
-def _group(parts: list[Buffer], counts: Sequence[int]) -> Sequence[Payload]:
+def grouped(parts: list[Buffer], counts: Sequence[int]) -> Sequence[Payload]:
     """Return the payload of each item: its buffer, or a list if it has several. No counts mean one
     buffer for each.
     """

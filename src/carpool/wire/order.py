@@ -18,7 +18,7 @@ import msgspec
 
 from carpool.core.running_set import GO_ON
 from carpool.wire import scalars
-from carpool.wire.frame import Frame, FrameError, FrameKind
+from carpool.wire.frame import Frame, FrameError, FrameKind, grouped
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import Buffer, Payload, size_of
 from carpool.wire.scalars import SCALARS
@@ -261,7 +261,7 @@ def _buffers(payload: Payload) -> list[Buffer]:
     return [scalars.pack(payload) if type(payload) in SCALARS else payload]  # type: ignore[list-item]
 
 
-def _apart(payload: Payload, counts: Sequence[int]) -> list[Payload]:
+def _apart(payload: Payload, counts: Sequence[int]) -> Sequence[Payload]:
     """Return the payloads that lie behind each other in one, by their numbers of buffers.
 
     Raises:
@@ -270,9 +270,4 @@ def _apart(payload: Payload, counts: Sequence[int]) -> list[Payload]:
     buffers = _buffers(payload)
     if not counts or min(counts) < 1 or sum(counts) != len(buffers):
         raise FrameError(f"{len(buffers)} buffers cannot be divided into {counts}")
-    payloads: list[Payload] = []
-    at = 0
-    for count in counts:
-        payloads.append(buffers[at] if count == 1 else buffers[at : at + count])
-        at += count
-    return payloads
+    return grouped(buffers, counts)

@@ -6,15 +6,14 @@ They send an order to its admin routes (`http/admin.py`) and wait until it has b
 from __future__ import annotations
 
 import json
-import sys
 import urllib.error
 import urllib.request
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-_FAILED = 1
-_USAGE_ERROR = 2
+from carpool.cli.exits import FAILED, fail
+
 _URL = "http://127.0.0.1:8000"
 _LONGEST_S = 3600.0  # models may take long to load
 
@@ -72,7 +71,7 @@ def scale(stage: str, workers: str, /, *, service: str | None = None, grace_s: f
     """
     numbers = workers.split("-")
     if len(numbers) > 2 or not all(number.strip().isdigit() for number in numbers):
-        _fail(f"workers must be a number such as 4, or a range such as 1-8, not {workers!r}", _USAGE_ERROR)
+        fail(f"workers must be a number such as 4, or a range such as 1-8, not {workers!r}")
     wanted = [int(number) for number in numbers]
     order = {
         "stage": stage,
@@ -92,10 +91,10 @@ def _send(url: str, path: str, order: dict[str, Any]) -> dict[str, Any]:
             answer: dict[str, Any] = json.load(response)
             return answer
     except urllib.error.HTTPError as error:
-        _fail(_message_of(error), _FAILED)
+        fail(_message_of(error), FAILED)
     except (urllib.error.URLError, ValueError, OSError) as error:
         reason = getattr(error, "reason", error)
-        _fail(f"no carpool server answers at {url} ({reason}): say where it listens with --url", _FAILED)
+        fail(f"no carpool server answers at {url} ({reason}): say where it listens with --url", FAILED)
 
 
 def _message_of(error: urllib.error.HTTPError) -> str:
@@ -112,9 +111,3 @@ def _print_workers(answer: dict[str, Any], done: str) -> None:
     for service, stages in answer["workers"].items():
         counts = ", ".join(f"{stage} has {n} worker{'' if n == 1 else 's'}" for stage, n in stages.items())
         print(f"{service} {done}: {counts}")
-
-
-def _fail(text: str, status: int) -> NoReturn:
-    """Exit with an error."""
-    print(f"carpool: {text}", file=sys.stderr)
-    raise SystemExit(status)

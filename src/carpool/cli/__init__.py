@@ -1,0 +1,117 @@
+"""The command line: `carpool serve` and its companions, `simulate` and `demo`.
+
+Every error that a user can make is reported in one line, with what to do about it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+try:
+    from cyclopts import App as Cli
+    from rich.console import Console
+except ImportError:
+    raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
+
+import carpool
+from carpool.cli.config_command import show_config
+from carpool.cli.exits import fail
+from carpool.cli.operate_commands import reload, scale
+from carpool.cli.score_command import score
+from carpool.cli.serve_command import serve
+from carpool.cli.sources import sources
+from carpool.cli.targets import add_current_folder
+from carpool.cli.worker_command import worker
+from carpool.simulate.command import simulate
+
+
+def _demo_can_run() -> bool:
+    """Report whether what `carpool demo` needs besides the command line is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("sklearn", "httptools"))
+
+
+cli = Cli(
+    name="carpool",
+    help="Dynamic batching for Python models: many callers, one vectorised call, each caller its own answer.",
+    version=carpool.__version__,
+    help_epilogue="Start with: carpool demo" if _demo_can_run() else None,
+)
+
+cli.config = (sources,)
+cli.command(serve)
+cli.command(show_config, name="config")
+cli.command(worker)
+cli.command(score)
+cli.command(reload)
+cli.command(scale)
+cli.command(simulate)  # not by its name: its module would not be read for the list of commands
+
+
+@cli.command
+def key(name: str, /, *, expires: str = "") -> None:
+    """Make an API key for somebody.
+
+    The key is for them, and is not shown again. The line is for the file of --api-keys, and has
+    only its SHA-256.
+
+    Parameters
+    ----------
+    name:
+        Who gets it: the name is in logs and metrics.
+    expires:
+        The day, or the moment, from which it is no longer good, such as 2027-01-31.
+    """
+    from carpool.http.keys import new_key
+
+    try:
+        made, line = new_key(name, expires)
+    except ValueError as error:
+        fail(str(error))
+    print(f"key:  {made}", file=sys.stderr)
+    print(line)
+
+
+@cli.command
+def top(url: str = "http://127.0.0.1:8000", /, *, key_file: Path | None = None) -> None:
+    """Show the figures of a server in the terminal: the dashboard's, each second.
+
+    Parameters
+    ----------
+    url:
+        Where the server is, or its admin address, which may be unix:PATH.
+    key_file:
+        A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
+    """
+    from carpool import top as terminal
+
+    try:
+        key = os.environ.get("CARPOOL_KEY", "") if key_file is None else key_file.read_text().strip()
+        terminal.run(url, key, Console())
+    except (terminal.NoFigures, OSError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        pass
+
+
+@cli.command
+def demo() -> None:
+    """Serve handwritten digits over HTTP to 64 clients and check every answer.
+
+    It needs scikit-learn: pip install 'carpool[serve,examples]'
+    """
+    add_current_folder()
+    try:
+        from carpool import demo as demonstration
+
+        status = demonstration.run(Console())
+    except ModuleNotFoundError as error:
+        fail(f"the demo needs {error.name}: pip install 'carpool[serve,examples]'")
+    raise SystemExit(status)
+
+
+def main() -> None:
+    """Run the command that is named in `sys.argv`."""
+    cli()

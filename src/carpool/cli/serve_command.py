@@ -1,0 +1,150 @@
+"""`carpool serve`: serves services over HTTP until it is told to end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+import carpool
+from carpool.cli.exits import FAILED, fail
+from carpool.cli.sources import sources
+from carpool.cli.summary import summarize
+from carpool.cli.targets import find_service
+from carpool.config import Config, values
+from carpool.errors import StartupError, Unavailable
+from carpool.logger import logger
+from carpool.observe import log
+from carpool.service.overrides import changed
+from carpool.service.service import Service
+from carpool.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from carpool.http.server import Server
+
+
+def serve(
+    target: str,
+    /,
+    *more: str,
+    settings: Annotated[ServerSettings | None, Parameter(name="*")] = None,
+    config: str | None = None,
+    changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
+) -> None:
+    """Serve one or several services over HTTP.
+
+    Example: carpool serve program:service --port 8000
+
+    Here program.py is a file in the current folder, with service = carpool.Service(...) in it.
+
+    Then: curl --json '21.0' localhost:8000/predict
+
+    Each option may also stand in the environment, as CARPOOL_PORT, and in carpool.toml or
+    [tool.carpool] of pyproject.toml, as port; docs/configuration.md tells more.
+
+    SIGHUP has it load the models anew: new code and weights, without losing a request.
+
+    The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
+    answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
+
+    Parameters
+    ----------
+    target:
+        The service, as module:attribute. The module may be in the current folder. The service
+        answers at /predict and at /models/NAME/predict.
+    more:
+        Further services. Each answers at /models/NAME/predict.
+    config:
+        The file with settings, in the place of carpool.toml.
+    changes:
+        A setting of a stage or a service that counts before what the code says, such as
+        stages.Digits.workers=4 or services.digits.slo_s=0.1; with --on ray also what differs for a
+        stage on the cluster, such as Digits.num_gpus=0.5. It may be given several times.
+    """
+    chosen = settings or ServerSettings()
+    log.set_up(chosen.log, log.level_of(chosen.log_level))
+    services = [find_service(name) for name in (target, *more)]
+    of_cluster = [change for change in changes if chosen.on and not change.startswith(("stages.", "services."))]
+    found = sources.read(config, tuple(change for change in changes if change not in of_cluster))
+    for doubt in found.doubts:
+        logger.warning("%s", doubt)
+    server = _new_server(services, chosen, found, of_cluster)
+    try:
+        server.bind()
+    except OSError as error:
+        from carpool.http.serve import why_not_bound
+
+        fail(why_not_bound(error, chosen, _as_flag))
+    summarize(server, chosen)
+    _run_until_stopped(server, chosen)
+
+
+def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Config, of_cluster: list[str]) -> Server:
+    """Make the server, or exit with an error.
+
+    Args:
+        services: What it serves.
+        chosen: Its settings.
+        found: What the environment, the file and `--set` change of services and stages.
+        of_cluster: What `--set` says of stages on a cluster.
+    """
+    try:
+        from carpool.http.serve import check_port, new_server
+
+        services = changed(services, values(found.services), values(found.stages))
+        check_port(chosen.port, "--port")
+        return new_server(services, chosen, _cluster(of_cluster) if chosen.on else None)
+    except ImportError as error:
+        if error.name == "ray":
+            fail("--on ray needs Ray: pip install 'carpool[ray]'")
+        fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
+    except (ValueError, TypeError) as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _run_until_stopped(server: Server, settings: ServerSettings) -> None:
+    """Run a server that listens already. Exits with an error if it cannot start or has failed."""
+    from carpool.http.serve import run_until_stopped
+
+    try:
+        run_until_stopped(server)
+    except StartupError as error:
+        if settings.log == "json":
+            logger.critical("%s", error, extra={"code": "startup_failed"})
+        logging.shutdown()  # log lines that are still on their way come first
+        if settings.log != "json":
+            print(f"carpool: {error}", file=sys.stderr)
+        raise SystemExit(FAILED) from None
+    except Unavailable as error:
+        logger.critical("%s; ended", error)
+        raise SystemExit(FAILED) from None
+
+
+def _cluster(settings: list[str]) -> Any:
+    """Return the cluster on which worker processes run.
+
+    Raises:
+        ValueError: a setting is none, or is out of range.
+        ImportError: Ray is missing.
+    """
+    stages: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        stage, dot, key = name.rpartition(".")
+        if not (equals and dot and stage and key):
+            fail(f"{setting!r} is not a setting: write STAGE.NAME=VALUE, for example Digits.workers=16")
+        try:
+            stages.setdefault(stage, {})[key] = json.loads(value)
+        except ValueError:
+            stages.setdefault(stage, {})[key] = value  # text needs no quotes
+    return carpool.ray.Cluster(stages=stages)
+
+
+def _as_flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

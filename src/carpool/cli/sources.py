@@ -1,0 +1,57 @@
+"""Where commands have their settings from: flags, the environment and the file with settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cyclopts import App as Cli
+from cyclopts import Token
+from cyclopts.argument import ArgumentCollection
+
+from carpool.cli.exits import fail
+from carpool.config import Config, as_texts, read
+from carpool.settings import LISTS, NAMES
+
+
+class Sources:
+    """Gives commands the settings of the environment and the file, unless a flag says them."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+
+    def __call__(self, app: Cli, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Fill in what no flag says; this is what cyclopts calls."""
+        if not commands or commands[0] not in ("serve", "config"):
+            return
+        by_name = {
+            argument.name.removeprefix("--").replace("-", "_"): argument for argument in arguments if argument.names
+        }
+        path = next((token.value for token in by_name["config"].tokens), None)
+        found = self.read(path, ())
+        for name in NAMES:
+            argument = by_name[name]
+            if argument.tokens:
+                self._of[name] = "flag"
+            elif name in found.settings:
+                value, place, self._of[name] = found.settings[name]
+                texts = list(as_texts(value))
+                if name in LISTS and not isinstance(value, list):
+                    texts = [text for text in str(value).split(",") if text]
+                for i, text in enumerate(texts):
+                    argument.append(Token(keyword=place, value=text, source=self._of[name], index=i))
+
+    def read(self, path: str | None, changes: tuple[str, ...]) -> Config:
+        """Read the environment and the file, or exit with an error."""
+        try:
+            return read(os.environ, Path.cwd(), path, changes)
+        except ValueError as error:
+            fail(str(error))
+
+    def of(self, name: str) -> str:
+        """Return where the value of a setting is from."""
+        return self._of.get(name, "default")
+
+
+sources = Sources()
+"""Those of this process, whose command line is read once."""

@@ -1,0 +1,223 @@
+"""Judges requests by their heads, before their bodies are read: what answers them, if anything."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from functools import partial
+from math import inf
+from typing import Protocol
+
+from carpool.errors import CarpoolError, InvalidRequest
+from carpool.http.access import Access
+from carpool.http.addresses import Address
+from carpool.http.bulk import BULK_PRIORITY
+from carpool.http.codec import Refusal, allow, as_routes_are, content_length, too_large
+from carpool.http.compressed import check_coding, expanded
+from carpool.http.endpoint import Endpoint
+from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.observer import Observer
+from carpool.http.predict_routes import PredictRoutes
+from carpool.http.protocol_routes import ProtocolRoutes
+from carpool.http.routes import Route, Routes
+from carpool.http.streaming import BULK
+from carpool.http_request import pack_head
+from carpool.request import DEFAULT_LANE, Lane
+from carpool.service.checks import LARGEST_PRIORITY
+from carpool.wire.payload import CUSTOM, JSON, OBJECT
+
+_PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
+_BULK_LANE = Lane(BULK_PRIORITY, None, 0)
+
+
+class AdmittingApp(ErrorResponder, Protocol):
+    """The app to which requests are admitted.
+
+    Attributes:
+        max_body_bytes: size of the largest request body.
+        accepts_compressed: whether compressed request bodies are read.
+        observer: watches requests and their answers; None if nothing asks for it.
+        refusing: why requests are refused now; None while the services run.
+    """
+
+    max_body_bytes: int
+    accepts_compressed: bool
+    observer: Observer | None
+    refusing: CarpoolError | None
+
+    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
+        """Return the response to a request that is broken off after its admission, and count it."""
+
+
+class HeadAdmission:
+    """Judges requests to the addresses of one table.
+
+    Args:
+        app: the app whose addresses they are.
+        models: answers at the addresses of models.
+        routes: what answers, by path and method.
+        access: who may ask; None if everybody may.
+        protocols: has further addresses; None where there are none.
+    """
+
+    def __init__(
+        self,
+        app: AdmittingApp,
+        models: PredictRoutes,
+        routes: Routes,
+        access: Access | None,
+        protocols: ProtocolRoutes | None = None,
+    ) -> None:
+        self._app = app
+        self._models = models
+        self._routes = routes
+        self._access = access
+        self._protocols = protocols
+
+    def admit(self, head: Head) -> HttpResponse | None:
+        """Judge a request by its method, address and headers; see `App.admit`."""
+        access, routes = self._access, self._routes
+        endpoint: Endpoint | None = None
+        try:
+            if access is not None and (answer := access.check(head)) is not None:
+                return answer
+            methods = routes.get(head.path) or routes.get(as_routes_are(head.path))
+            if methods is None:
+                if self._protocols is None:
+                    raise Refusal(404, "not_found")
+                self._admit_to_protocol(head, self._protocols)
+                head.route = self._watched(head, head.route, access)
+                return None
+            if head.method not in methods:
+                raise Refusal(405, "method_not_allowed", headers=allow(name.decode() for name in methods))
+            route, endpoint, address = methods[head.method]
+            is_bulk = address is not None and address.is_bulk(head.headers.get(b"content-type", b""))
+            if content_length(head.headers) > self._app.max_body_bytes and not is_bulk:
+                raise too_large(self._app.max_body_bytes)
+            if endpoint is not None and address is not None:
+                head.ask = self._ask(head, endpoint, address, is_bulk=is_bulk)
+                if is_bulk:
+                    route = self._models.predict_bulk
+                elif head.ask.packed:
+                    route = self._models.predict_whole_request
+                elif head.ask.format == OBJECT:
+                    route = partial(self._models.predict_converted, endpoint)
+                route = self._expanding(head.headers, route)
+            head.route = self._watched(head, route, access)
+        except CarpoolError as error:
+            if endpoint is not None:
+                count_refusal(endpoint, error)
+            return self._app.error(head, error)
+        return None
+
+    def _watched(self, head: Head, route: Route, access: Access | None) -> Route:
+        """Return a route that is counted for its caller and noted, where that is asked for."""
+        if access is not None and access.keys is not None:
+            route = access.counted(head, route)
+        return route if self._app.observer is None else self._app.observer.noted(route)
+
+    def _admit_to_protocol(self, head: Head, protocols: ProtocolRoutes) -> None:
+        """Judge a request whose address is not one of the app's own. Raises `CarpoolError`."""
+        protocols.admit(head)
+        headers = head.headers
+        if content_length(headers) > self._app.max_body_bytes:
+            raise too_large(self._app.max_body_bytes)
+        if head.method != b"POST":
+            return
+        self._check_coding(headers)
+        head.route = self._expanding(headers, head.route)
+        timeout, priority = headers.get(b"x-request-timeout-ms"), headers.get(b"x-request-priority")
+        head.ask = protocols.ask(
+            inf if timeout is None else _seconds(timeout), DEFAULT_LANE if priority is None else _lane(priority)
+        )
+
+    def _check_coding(self, headers: Mapping[bytes, bytes], *, is_bulk: bool = False) -> None:
+        """Raise `CarpoolError` if no request is taken now, or none in this coding."""
+        if self._app.refusing is not None:
+            raise copy.copy(self._app.refusing)  # each raise adds its frames to the traceback of what it raises
+        coding = headers.get(b"content-encoding", b"identity")
+        if coding == b"identity":
+            return
+        if not self._app.accepts_compressed or is_bulk:
+            text = "compressed request bodies are not read: send the body without Content-Encoding"
+            raise InvalidRequest(text, status=415, code="unsupported_media_type")
+        check_coding(coding)
+
+    def _expanding(self, headers: Mapping[bytes, bytes], route: Route) -> Route:
+        """Return a route that expands the body before another one, if the body is compressed."""
+        coding = headers.get(b"content-encoding", b"identity")
+        return route if coding == b"identity" else partial(self._expand, coding, route)
+
+    def _expand(self, coding: bytes, route: Route, exchange: Exchange) -> None:
+        try:
+            exchange.item = expanded(exchange.body, coding, self._app.max_body_bytes)
+        except CarpoolError as error:
+            exchange.respond(self._app.refuse(exchange.head, error))
+            return
+        exchange.nbytes = len(exchange.body)
+        route(exchange)
+
+    def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
+        """Read what is asked of a model off a request's headers."""
+        headers, formats = head.headers, address.formats
+        self._check_coding(headers, is_bulk=is_bulk)
+        usual, framing = DEFAULT_LANE, None
+        sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
+        if is_bulk:
+            format, accept, framing, usual = address.format_of_lines, JSON, BULK, _BULK_LANE
+        elif address.takes_converted(sent, wanted):
+            format, accept = OBJECT, OBJECT
+        else:
+            format, accept = address.choose(sent, wanted)
+            framing = formats.framing(wanted)
+        timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
+        wants_head = formats.wants_heads and format == CUSTOM
+        return Ask(
+            endpoint=endpoint,
+            responder=self._app,
+            format=format,
+            accept=accept if framing is None else framing.format,
+            timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
+            lane=_lane_of(endpoint, headers, usual),
+            content_type=formats.types.get(accept, JSON_TYPE),
+            packed=pack_head(head.path, head.query, head.fields) if wants_head else b"",
+            framing=framing,
+            stream_s=inf if timeout is None else _seconds(timeout),
+            is_bulk=is_bulk,
+        )
+
+
+def count_refusal(endpoint: ServedModel, error: CarpoolError) -> None:
+    """Count a refused request for its model."""
+    if endpoint.driver is not None:
+        endpoint.driver.refused(error)
+
+
+def _seconds(text: bytes) -> float:
+    """Return `X-Request-Timeout-Ms` in seconds."""
+    try:
+        milliseconds = float(text) if text.isascii() and b"_" not in text else float("nan")
+    except ValueError:
+        milliseconds = float("nan")
+    if not milliseconds > 0:
+        raise InvalidRequest("X-Request-Timeout-Ms must be a positive number of milliseconds")
+    return milliseconds / 1000
+
+
+def _lane_of(endpoint: Endpoint, headers: Mapping[bytes, bytes], usual: Lane) -> Lane:
+    """Return where a request with these headers waits: its priority, and its key if that is one."""
+    text, key = headers.get(b"x-request-priority"), endpoint.key_header
+    lane = usual if text is None else _lane(text)
+    if key is not None and key in headers:
+        lane = lane._replace(key=headers[key].decode("latin-1"))
+    return lane
+
+
+def _lane(text: bytes) -> Lane:
+    """Return `X-Request-Priority` as a lane of the queue."""
+    if not _PRIORITY.fullmatch(text) or abs(int(text)) > LARGEST_PRIORITY:
+        raise InvalidRequest(
+            f"X-Request-Priority must be a whole number from -{LARGEST_PRIORITY} to {LARGEST_PRIORITY}"
+        )
+    return Lane(int(text), None, 0)

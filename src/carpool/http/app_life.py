@@ -1,0 +1,149 @@
+"""An app's life: its services are started, drained and stopped, and perhaps started once more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from carpool.errors import CarpoolError, Unavailable
+from carpool.http import asgi
+from carpool.http.endpoint import Endpoint
+from carpool.http.observer import Observer
+
+
+class AppLife:
+    """The part of an `App` that starts and stops.
+
+    Args:
+        endpoints: the services as the app serves them, in order.
+        observer: watches requests and their answers; None if nothing asks for it.
+
+    Attributes:
+        endpoints: the services as the app serves them, in order.
+        observer: watches requests and their answers; None if nothing asks for it.
+        refusing: why requests are refused now; None while the services run.
+    """
+
+    def __init__(self, endpoints: list[Endpoint], observer: Observer | None) -> None:
+        self.endpoints = endpoints
+        self.observer = observer
+        self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
+        self._draining = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it
+        self._starting: asyncio.Task[None] | None = None
+        self._checks: set[asyncio.Task[None]] = set()
+        self._at_stop: list[Callable[[], None]] = []
+
+    async def start(self) -> None:
+        """Start all services, also once more after a stop; until then requests are answered 503.
+
+        Raises:
+            StartupError: a worker could not load its model.
+            RuntimeError: the app is running already.
+        """
+        await self._reset()
+        await self._begin()
+
+    def drain(self) -> None:
+        """Answer new requests 503 from now on, and `/readyz`, too; those inside go on."""
+        self._draining = True
+        self.refusing = Unavailable("the service is shutting down", code="draining")
+        for endpoint in self.endpoints:
+            if endpoint.driver is not None:
+                endpoint.driver.close(self.refusing)
+
+    async def stop(self, drain: bool = True) -> None:
+        """Stop all services; with `drain` the requests inside are answered first."""
+        self.drain()
+        for end in self._at_stop:
+            end()
+        for task in self._checks:
+            task.cancel()
+        await asyncio.gather(*[endpoint.stop(drain) for endpoint in self.endpoints])
+
+    async def failed(self) -> None:
+        """Wait, once the app has started, until none of its services can answer any more."""
+        await asyncio.gather(*[endpoint.handle.failed() for endpoint in self.endpoints if endpoint.handle is not None])
+
+    async def ensure_started(self, *, anew: bool = False) -> None:
+        """Start the app unless it has been started, and wait until it is up.
+
+        A mounted app without a lifespan is started like this by its first request. If the event
+        loop on which it was started has ended, it is started again, since test clients without a
+        lifespan run each request on an event loop of its own.
+
+        Args:
+            anew: whether an app that was stopped is started again, as a second lifespan asks for;
+                otherwise it stays stopped.
+
+        Raises:
+            StartupError: a worker could not load its model. Later calls raise it, too.
+            RuntimeError: the app runs on another event loop that has not been closed.
+        """
+        if (anew and self._draining) or self.is_elsewhere:
+            await self._reset()
+        if self._starting is None and not self._draining:
+            asgi.warn_of_siblings()
+            self._begin()
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
+
+    def _begin(self) -> asyncio.Task[None]:
+        """Begin to start unless that was done; return the task, for which several may wait."""
+        if self._starting is None:
+            self._loop = asyncio.get_running_loop()
+            self._starting = self._loop.create_task(self._start())
+        return self._starting
+
+    async def _start(self) -> None:
+        try:
+            if not self._draining:
+                await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
+                if self.observer is not None:
+                    for endpoint in self.endpoints:
+                        if endpoint.driver is not None:
+                            self.observer.watch(endpoint.driver)
+            if self._draining:
+                raise Unavailable("the service was closed while it was starting", code="draining")
+        except BaseException:
+            await self.stop(drain=False)
+            raise
+        self.refusing = None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the app was started on another event loop than the running one."""
+        return self._loop is not None and self._loop is not asyncio.get_running_loop()
+
+    async def _reset(self) -> None:
+        """Get ready to start anew. Raises RuntimeError if the app has not been stopped."""
+        if self._loop is None:
+            return
+        if self.is_elsewhere and not self._loop.is_closed():
+            raise RuntimeError("this app was started on another event loop, which is still running: use it there")
+        if not (self._draining or self.is_elsewhere):
+            raise RuntimeError("this app is running already")
+        starting = self._starting
+        if starting is not None and not self.is_elsewhere:
+            await asyncio.wait([starting])  # a start that was interrupted ends what it had begun
+        await asyncio.gather(*[endpoint.stop(drain=False) for endpoint in self.endpoints])
+        if self._starting is not starting:
+            return  # another caller was faster
+        for endpoint in self.endpoints:
+            endpoint.reset()
+        self.refusing = Unavailable("the service is starting", code="starting")
+        self._loop = self._starting = None
+        self._draining = False
+
+    def problem(self) -> str | None:
+        """Return why the app could not answer now; None if it could."""
+        if self.refusing is not None:
+            return str(self.refusing)
+        return next(filter(None, [endpoint.problem for endpoint in self.endpoints]), None)
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside the requests, until the app stops."""
+        task = asyncio.ensure_future(work)
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)

@@ -1,0 +1,95 @@
+"""A request of our own HTTP/1.1 front, whose answer a connection writes when its turn has come."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Protocol
+
+from carpool.http.exchange import Exchange, HttpResponse
+from carpool.http.server_state import HttpHead
+from carpool.request import Request
+
+
+class ExchangeConnection(Protocol):
+    """A connection as the requests that came on it see it."""
+
+    @property
+    def client_host(self) -> str | None:
+        """The address of the client."""
+
+    def flush(self) -> None:
+        """Write the answers whose turn it is."""
+
+    def answer_now(self, exchange: HttpExchange) -> bool:
+        """Write a good answer at once if that is all there is to do."""
+
+    def watch_silence(self, exchange: HttpExchange) -> None:
+        """See to it that the client of an answer in parts hears something now and then."""
+
+    def write_part(self, exchange: HttpExchange, data: bytes) -> None:
+        """Write a part of an answer, or keep it until those before it are written."""
+
+    def write_part_now(self, exchange: HttpExchange, part: object) -> bool:
+        """Write a part behind others if that is all there is to do."""
+
+    def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
+        """End an answer in parts, in its turn."""
+
+    def want_more(self) -> None:
+        """Read on, as there is room for more of a bulk request."""
+
+    def end_of_input_unread(self) -> None:
+        """Read no further in a bulk request."""
+
+
+class HttpExchange(Exchange):
+    """An exchange whose answer is written to a connection when its turn has come.
+
+    Attributes:
+        connection: where the request came from.
+        response: the answer; None until it is there, or until all of its parts are.
+        is_broken: whether an answer in parts is broken off; set at its end.
+    """
+
+    __slots__ = ("connection", "is_broken", "response")
+
+    head: HttpHead
+    is_broken: bool
+
+    def __init__(self, connection: ExchangeConnection, head: HttpHead, body: bytes | bytearray = b"") -> None:
+        Request.__init__(self, body, inf, None, len(body))  # as `Exchange` does, but one call less
+        self.head = head
+        self.connection = connection
+        self.response: HttpResponse | None = None
+
+    @property
+    def client_host(self) -> str | None:
+        return self.connection.client_host
+
+    def respond(self, response: HttpResponse) -> None:
+        if self.response is None:
+            self.response = response
+            self.connection.flush()
+
+    def tell(self) -> None:
+        if self.error is not None or not self.connection.answer_now(self):
+            super().tell()
+
+    def watch_silence(self) -> None:
+        self.connection.watch_silence(self)
+
+    def tell_part(self, part: object) -> None:
+        if not self.connection.write_part_now(self, part):
+            super().tell_part(part)
+
+    def write_part(self, data: bytes) -> None:
+        self.connection.write_part(self, data)
+
+    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+        self.connection.end_parts(self, data, is_whole)
+
+    def want_more(self) -> None:
+        self.connection.want_more()
+
+    def end_of_input_unread(self) -> None:
+        self.connection.end_of_input_unread()

@@ -1,0 +1,180 @@
+"""Writes answers in parts: each part when it comes, and something now and then if none comes."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from carpool.clock import monotonic
+from carpool.http.answer_bytes import LAST_CHUNK, chunk, ends_with_answer
+from carpool.http.answer_writer import IN_PARTS, AnswerWriter
+from carpool.http.exchange import REQUEST_ID
+from carpool.http.http_exchange import HttpExchange
+from carpool.http.server_state import ServerState
+from carpool.http.streaming import SILENCE_S, HttpStream
+
+_LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the same turn
+_RESET_S = 0.001  # a client on the same machine that is gone has reset the connection by then
+
+
+class PartWriter(AnswerWriter):
+    """The half of a connection that writes to the client, with answers in parts.
+
+    Args:
+        state: has what the connections of one server share.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        super().__init__(state)
+        self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
+
+    @property
+    def _streaming(self) -> HttpExchange | None:
+        """The request whose turn it is, if it is answered in parts."""
+        given = self._queue.given
+        return given[0] if given and type(given[0].stream) is HttpStream else None
+
+    def write_part(self, exchange: HttpExchange, data: bytes) -> None:
+        """Write a part of an answer, or keep it until those before it are written."""
+        stream = cast(HttpStream, exchange.stream)
+        given = self._queue.given
+        if given and given[0] is exchange:
+            self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + chunk(exchange.head, data))
+        elif stream.hold(data):
+            stream.is_held_back = True
+            self.app.pause(exchange, True)
+
+    def write_part_now(self, exchange: HttpExchange, part: object) -> bool:
+        """Write a part behind others if that is all there is to do; return False if it is not.
+
+        It goes at the end of this turn of the loop, with those that come in the same turn: each
+        write is a call of the system.
+
+        Fast path of `Exchange.tell_part` and `write_part`: the same bytes, see
+        tests/http/test_streaming.py.
+        """
+        stream, head, given = cast(HttpStream, exchange.stream), exchange.head, self._queue.given
+        if (
+            not stream.is_head_written
+            or not given
+            or given[0] is not exchange
+            or self._is_writing_paused
+            or head.is_http_1_0
+            or self._transport.is_closing()
+        ):
+            return False
+        data = head.ask.framing.part % (part,)  # type: ignore[union-attr] # parts are told to those who asked for them
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        if len(data) > _LONGEST_GATHERED:
+            self._write_in_parts(exchange, chunk)
+        else:
+            if not self._gathered:
+                self._state.write_soon(self)
+            self._gathered.append(chunk)
+        return True
+
+    def write_gathered(self) -> None:
+        """Write the parts that have come in this turn of the loop."""
+        gathered, self._gathered = self._gathered, []
+        if gathered and not self._transport.is_closing():
+            self._transport.write(b"".join(gathered))
+
+    def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
+        """End an answer in parts, in its turn."""
+        stream = cast(HttpStream, exchange.stream)
+        stream.held.append(data)
+        if exchange.response is None:
+            exchange.response = IN_PARTS
+            exchange.is_broken = not is_whole
+            self.flush()
+
+    def _turn_of_parts(self, exchange: HttpExchange, stream: HttpStream) -> None:
+        """Write what was held of an answer whose turn has come."""
+        if not stream.held:
+            return
+        self._write_in_parts(
+            exchange, self._head_if_missing(exchange, stream) + chunk(exchange.head, stream.take_held())
+        )
+        if stream.is_held_back and not self._is_writing_paused:
+            stream.is_held_back = False
+            self.app.pause(exchange, False)
+
+    def _write_end(self, exchange: HttpExchange) -> None:
+        """Write the end of an answer in parts, and close if it is the last one."""
+        stream, head = cast(HttpStream, exchange.stream), exchange.head
+        data = self._head_if_missing(exchange, stream) + chunk(head, stream.take_held())
+        if not head.is_http_1_0 and not exchange.is_broken:
+            data += LAST_CHUNK
+        self._write_in_parts(exchange, data)
+        if self._observer is not None:
+            self._observer.answered(exchange, 200, len(data), monotonic())
+        if head.is_cut_short:
+            self._end_politely()
+        elif exchange.is_broken or ends_with_answer(head) or (self._state.is_draining and self.is_quiet):
+            self._transport.close()
+
+    def _write_in_parts(self, exchange: HttpExchange, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        if self._is_writing_paused:
+            self._timers.written_while_paused(len(data))
+            self.app.pause(exchange, True)  # its turn has come while the client was slow already
+        self._gathered.append(data)
+        self.write_gathered()
+
+    def _head_if_missing(self, exchange: HttpExchange, stream: HttpStream) -> bytes:
+        """Return the head of an answer in parts, unless it was written before."""
+        if stream.is_head_written:
+            return b""
+        stream.is_head_written = stream.has_begun = True
+        head = exchange.head
+        assert head.ask is not None and head.ask.framing is not None
+        framing = head.ask.framing
+        lines = [
+            b"HTTP/1.1 200 OK\r\n",
+            self._state.common_headers(),
+            b"content-type: %b\r\n" % framing.content_type,
+        ]
+        headers = head.echoed(framing.headers) if head.extra or REQUEST_ID in head.headers else framing.headers
+        if self._observer is not None:
+            given = {name for name, _ in headers}
+            added = self._observer.headers(exchange, monotonic(), has_ended=False)
+            headers += tuple(header for header in added if header[0] not in given)
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"" if head.is_http_1_0 else b"transfer-encoding: chunked\r\n")
+        lines.append(b"connection: close\r\n\r\n" if ends_with_answer(head) else b"\r\n")
+        return b"".join(lines)
+
+    def watch_silence(self, exchange: HttpExchange) -> None:
+        """See to it that the client of an answer in parts hears something now and then."""
+        cast(HttpStream, exchange.stream).unwatch = self._loop.call_later(
+            SILENCE_S, self._look_if_silent, exchange
+        ).cancel
+
+    def _look_if_silent(self, exchange: HttpExchange) -> None:
+        """Tell a client that has heard nothing for a while that the connection is alive."""
+        stream, ask = exchange.stream, exchange.head.ask
+        if exchange.response is not None or type(stream) is not HttpStream or self._transport.is_closing():
+            return
+        assert ask is not None and ask.framing is not None
+        silent_s = stream.silent_s(monotonic())
+        alive = ask.framing.alive
+        if silent_s >= SILENCE_S and alive and self._streaming is exchange and not self._is_writing_paused:
+            self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + chunk(exchange.head, alive))
+            silent_s = 0.0
+        again_s = SILENCE_S - silent_s
+        stream.unwatch = self._loop.call_later(
+            again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange
+        ).cancel
+
+    def _probe_reader_of_events(self) -> None:
+        """Find out at once whether a client that has ended its side has left an answer in parts, so
+        that its place is free: `probe` finds that the connection was reset by what is sent here.
+        """
+        exchange = self._streaming
+        if exchange is None or self._is_writing_paused or self._transport.is_closing():
+            return
+        ask, stream = exchange.head.ask, cast(HttpStream, exchange.stream)
+        assert ask is not None and ask.framing is not None
+        if stream.is_head_written and exchange.response is None and ask.framing.alive:
+            self._write_in_parts(exchange, chunk(exchange.head, ask.framing.alive))
+            self._loop.call_later(_RESET_S, self.probe, False)

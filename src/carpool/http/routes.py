@@ -1,0 +1,77 @@
+"""The table of what answers at which path with which method, and how it is put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from carpool.http.addresses import Address
+from carpool.http.codec import allow
+from carpool.http.endpoint import Endpoint
+from carpool.http.exchange import Exchange, HttpResponse
+
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
+
+Route = Callable[[Exchange], None]
+Target = tuple[Route, Endpoint | None, Address | None]
+"""What answers at an address, and for those of models which one and where."""
+Routes = dict[bytes, dict[bytes, Target]]
+"""By path and method, what answers."""
+
+
+def of_pages(pages: Mapping[bytes, Route]) -> Routes:
+    """Return the entries of pages, which are only read."""
+    return {path: {b"GET": (page, None, None), b"HEAD": (page, None, None)} for path, page in pages.items()}
+
+
+def of_orders(orders: Mapping[bytes, Route]) -> Routes:
+    """Return the entries of what changes the server."""
+    return {path: {b"POST": (order, None, None)} for path, order in orders.items()}
+
+
+def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Route, predict_list: Route) -> None:
+    """Add the addresses of models to a table.
+
+    Args:
+        routes: The table.
+        endpoints: The models.
+        predict: What answers where a body is an item.
+        predict_list: What answers where a body is a list of items.
+
+    Raises:
+        ValueError: Something else answers at one of the addresses.
+    """
+    for endpoint in endpoints:
+        for address in endpoint.addresses:
+            if address.key in routes:
+                raise ValueError(f"routes names {address.path} twice: give one of them another path")
+            route = predict_list if address.is_list else predict
+            routes[address.key] = {b"POST": (route, endpoint, address)}
+
+
+def add_options(routes: Routes, root_path: str) -> None:
+    """Have each address of a table tell its methods, and repeat all of them below a root path.
+
+    Args:
+        routes: The table.
+        root_path: What a proxy puts before each path; empty for nothing.
+    """
+    for methods in routes.values():
+        methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None, None)
+    if root_path:
+        routes.update({root_path.encode() + path: methods for path, methods in routes.items()})
+    # of the server as a whole (RFC 9110, 9.3.7)
+    routes[b"*"] = {b"OPTIONS": (_tell_methods(b"GET", b"HEAD", b"POST", b"OPTIONS"), None, None)}
+
+
+def _tell_methods(*methods: bytes) -> Route:
+    """Make a route that tells which methods an address has."""
+    response = HttpResponse(204, b"", headers=allow(name.decode() for name in methods))
+    return lambda exchange: exchange.respond(response)
+
+
+def check_root_path(path: str) -> str:
+    """Return what a proxy puts before each path, without a slash at its end. Raises ValueError."""
+    if path and (not _ROOT_PATH.fullmatch(path) or path == "/"):
+        raise ValueError(f"root_path must begin with a slash, such as /api, not {path!r}")
+    return path.rstrip("/")
