@@ -76,25 +76,25 @@ def processes(server: Started) -> dict[str, int]:
 def measured(lines: int) -> Iterator[Row]:
     """Send so many lines, and look at the memory now and then."""
     words = [*carpool_command(), "serve", MODEL, "--host", HOST, "--port", "{port}"]
-    with started(words, ROOT, {"PYTHONPATH": PYTHONPATH}, None) as server:
-        with carpool.Client(f"http://{HOST}:{server.port}", timeout_s=60) as client:
-            client.wait_until_ready(timeout_s=60)
-            watched = processes(server)
-            seen: dict[str, list[int]] = {name: [] for name in watched}
-            cpu = {name: cpu_of(pid) for name, pid in watched.items()}
-            began = time.perf_counter()
-            for number, answer in enumerate(client.predict_many(range(lines))):
-                if answer != 2 * number:
-                    raise AssertionError(f"line {number} was answered {answer!r}")
-                if (number + 1) % FIRST == 0:
-                    for name, pid in watched.items():
-                        seen[name].append(resident(pid))
-                    if (number + 1) % (10 * FIRST) == 0:
-                        say(f"  {number + 1:,} lines: " + ", ".join(f"{name} {of[-1]:,}" for name, of in seen.items()))
-            took_s = time.perf_counter() - began
-            for name, pid in watched.items():
-                first, last, most = seen[name][0], resident(pid), max(seen[name])
-                yield Row(name, lines, first, last, most, (cpu_of(pid) - cpu[name]) / lines, lines / took_s)
+    at_start = started(words, ROOT, {"PYTHONPATH": PYTHONPATH}, None)
+    with at_start as server, carpool.Client(f"http://{HOST}:{server.port}", timeout_s=60) as client:
+        client.wait_until_ready(timeout_s=60)
+        watched = processes(server)
+        seen: dict[str, list[int]] = {name: [] for name in watched}
+        cpu = {name: cpu_of(pid) for name, pid in watched.items()}
+        began = time.perf_counter()
+        for number, answer in enumerate(client.predict_many(range(lines))):
+            if answer != 2 * number:
+                raise AssertionError(f"line {number} was answered {answer!r}")
+            if (number + 1) % FIRST == 0:
+                for name, pid in watched.items():
+                    seen[name].append(resident(pid))
+                if (number + 1) % (10 * FIRST) == 0:
+                    say(f"  {number + 1:,} lines: " + ", ".join(f"{name} {of[-1]:,}" for name, of in seen.items()))
+        took_s = time.perf_counter() - began
+        for name, pid in watched.items():
+            first, last, most = seen[name][0], resident(pid), max(seen[name])
+            yield Row(name, lines, first, last, most, (cpu_of(pid) - cpu[name]) / lines, lines / took_s)
 
 
 HEADER = ("process", "lines", "after 100,000, MB", "at the end, MB", "ratio", "most, MB", "CPU, µs/line", "lines/s")

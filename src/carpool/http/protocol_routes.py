@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError, InvalidRequest
 from carpool.foreign import as_model_error, traceback_of
 from carpool.http.codec import Refusal, allow, as_routes_are
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
+from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, Submission
 from carpool.http.streaming import SSE
 from carpool.http.submitted import SubmissionTerms, SubmittedItems, SubmittedStreams
@@ -80,6 +81,17 @@ class ProtocolRoutes:
                 methods.setdefault(b"HEAD", _Found(protocol, route))
             if route.replaces:
                 self.replaced.add(key)
+
+    def shown(self) -> list[ShownRoute]:
+        """Return the addresses that fit the models, in their order, without those that repeat
+        others.
+        """
+        found = [each for methods in self._routes.values() for name, each in methods.items() if name != b"HEAD"]
+        return [
+            ShownRoute(each.protocol.name, each.route)
+            for each in found
+            if not each.route.is_alias and _fits(each.route)
+        ]
 
     def admit(self, head: Head) -> None:
         """Judge a request whose address is not one of the app's own, and set `head.route`.
@@ -173,6 +185,15 @@ class ProtocolRoutes:
             return
         exchange.item = whole
         driver.submit_all(whole.begin())
+
+
+def _fits(route: ProtocolRoute) -> bool:
+    """Report whether an address fits the models."""
+    try:
+        return route.fits is None or bool(route.fits())
+    except BaseException as error:  # a protocol may be the user's
+        logger.error("the protocol at %s could not say what fits it:\n%s", route.path, printable(traceback_of(error)))
+        return False
 
 
 def _lane(submission: Submission, model: Endpoint, ask: Ask, headers: Mapping[bytes, bytes]) -> Lane:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
@@ -30,9 +31,11 @@ class KServeV1(HttpProtocol):
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
         yield from routes_of_list(models)
         for model in models:
-            for name in versions_of(model.name):
-                for path in (f"/v1/models/{name}", f"/v1/models/{name}/versions/1"):
-                    yield ProtocolRoute("POST", f"{path}:predict", _Predict(model).answer, model)
+            predict = partial(ProtocolRoute, "POST", answer=_Predict(model).answer, model=model)
+            for i, name in enumerate(versions_of(model.name)):
+                summary = f"Ask {model.name} for predictions of instances"
+                yield predict(path=f"/v1/models/{name}:predict", summary=summary, is_alias=i > 0)
+                yield predict(path=f"/v1/models/{name}/versions/1:predict", is_alias=True)
 
     def error(self, error: ShownError) -> HttpResponse:
         return without_details(error)

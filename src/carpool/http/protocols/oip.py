@@ -38,6 +38,7 @@ from carpool.wire.payload import LARGE
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"
 _BINARY: Final = b"application/octet-stream"
+_CONTENT_TYPES: Final = ("application/json", "application/octet-stream")
 _MOST_INPUTS = 1024
 _PLATFORM = "python"
 
@@ -79,25 +80,24 @@ class OpenInference(HttpProtocol):
     headers = ("inference-header-content-length",)
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
-        yield ProtocolRoute("GET", "/v2/health/live", lambda request: as_response({"live": True}))
-        yield ProtocolRoute("GET", "/v2/health/ready", _server_ready)
-        yield ProtocolRoute("GET", "/v2", lambda request: as_response(_server_metadata()))
         names = [model.name for model in models]
-        yield ProtocolRoute("GET", "/v2/models", lambda request: as_response({"models": names}))
-        yield ProtocolRoute("POST", "/v2/repository/index", partial(_index, models))
-        yield ProtocolRoute("GET", "/v2/models/stats", lambda request: as_response(statistics.of_models(models)))
+        for path, answer, summary in (
+            ("/v2/health/live", lambda request: as_response({"live": True}), "Liveness"),
+            ("/v2/health/ready", _server_ready, "Readiness of the server"),
+            ("/v2", lambda request: as_response(_server_metadata()), "The server and its extensions"),
+            ("/v2/models", lambda request: as_response({"models": names}), "The models"),
+            ("/v2/models/stats", lambda request: as_response(statistics.of_models(models)), "Statistics of all models"),
+        ):
+            yield ProtocolRoute("GET", path, answer, summary=summary)
+        yield ProtocolRoute("POST", "/v2/repository/index", partial(_index, models), summary="The state of all models")
         for model in models:
-            for action in ("load", "unload"):
-                for name in versions_of(model.name):
-                    yield ProtocolRoute("POST", f"/v2/repository/models/{name}/{action}", _refuse_control, model)
             served = _ServedTables(model)
-            for name in versions_of(model.name):
-                for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{VERSION}"):
-                    yield ProtocolRoute("GET", path, served.metadata, model)
-                    yield ProtocolRoute("GET", f"{path}/ready", served.ready, model)
-                    yield ProtocolRoute("GET", f"{path}/config", served.config, model)
-                    yield ProtocolRoute("GET", f"{path}/stats", served.stats, model)
-                    yield ProtocolRoute("POST", f"{path}/infer", served.infer, model)
+            for i, name in enumerate(versions_of(model.name)):
+                for action in ("load", "unload"):
+                    path = f"/v2/repository/models/{name}/{action}"
+                    yield ProtocolRoute("POST", path, _refuse_control, model, is_alias=True)
+                yield from served.routes(f"/v2/models/{name}", is_alias=i > 0)
+                yield from served.routes(f"/v2/models/{name}/versions/{VERSION}", is_alias=True)
 
     def error(self, error: ShownError) -> HttpResponse:
         return without_details(error)
@@ -161,6 +161,30 @@ class _ServedTables:
         except ValueError:
             self._outputs = None  # what the results are shows when they are there
 
+    def routes(self, path: str, *, is_alias: bool) -> Iterator[ProtocolRoute]:
+        """Yield the addresses of the model below a path."""
+        model, what = self._model, f"of {self._model.name}"
+        of_model = partial(ProtocolRoute, model=model, is_alias=is_alias)
+        yield of_model("GET", path, self.metadata, summary=f"Tensors {what}", fits=self.fits)
+        yield of_model("GET", f"{path}/ready", self.ready, summary=f"Readiness {what}")
+        yield of_model("GET", f"{path}/config", self.config, summary=f"Configuration {what}", fits=self.fits)
+        yield of_model("GET", f"{path}/stats", self.stats, summary=f"Statistics {what}")
+        yield of_model(
+            "POST",
+            f"{path}/infer",
+            self.infer,
+            summary=f"Ask {model.name} with tensors",
+            reads=_CONTENT_TYPES,
+            writes=_CONTENT_TYPES,
+            fits=self.fits,
+        )
+
+    def fits(self) -> bool:
+        """Report whether tensors make items of the model."""
+        if not self._has_looked:
+            self._look()
+        return self._inputs is not None
+
     def ready(self, request: ProtocolRequest) -> HttpResponse:
         """Tell whether the model can answer."""
         problem = request.problem or self._model.problem
@@ -218,9 +242,7 @@ class _ServedTables:
         )
 
     def _tables(self) -> tuple[TensorTable, TensorTable | None]:
-        if not self._has_looked:
-            self._look()
-        if self._inputs is None:
+        if not self.fits() or self._inputs is None:
             raise unfit(self._misfit)
         return self._inputs, self._outputs
 
