@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import json
 import struct
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from carpool.errors import InvalidRequest
 from carpool.http.items import ExchangeItem, ExchangeItems
-from carpool.http.protocols.rows import tensors_of
-from carpool.http.protocols.tensors import to_binary, to_list
+from carpool.http.protocols.rows import items_of, table_of, tensors_of
+from carpool.http.protocols.tensors import Tensor, to_binary, to_list
 from tests.support.http.served import Answer, ask, fetched, posted
 
 
@@ -195,6 +198,37 @@ def test_what_is_answered_is_let_go_at_once(doors: Any, path: str) -> None:
         running.wait_until(lambda: not any(isinstance(each, ExchangeItems | ExchangeItem) for each in gc.get_objects()))
     finally:
         gc.enable()
+
+
+Image = Annotated[list[float], msgspec.Meta(min_length=4, max_length=4)]
+Pixels = np.ndarray[tuple[Literal[3], int], np.dtype[np.uint8]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_whole", "shape", "dtype", "fitting", "other"),
+    [
+        pytest.param(Image, False, (4,), "f8", [(2, 4), (0, 4)], [(2, 3), (2, 4, 1), (2,)], id="a length of lists"),
+        pytest.param(list[Image], False, (-1, 4), "f8", [(1, 7, 4)], [(1, 4, 7)], id="the inner of two axes"),
+        pytest.param(tuple[int, int, int], False, (3,), "i8", [(1, 3)], [(1, 2)], id="a tuple"),
+        pytest.param(Pixels, False, (3, -1), "u1", [(1, 3, 5)], [(1, 2, 5), (1, 3), (1, 3, 5, 1)], id="an array"),
+        pytest.param(Pixels, True, (-1,), "u1", [(3, 5), (1, 2)], [], id="an array of all rows"),
+        pytest.param(NDArray[np.uint8], False, (-1,), "u1", [(1, 3, 5), (1,)], [], id="an array of any shape"),
+    ],
+)
+def test_shapes_that_hints_name_are_told_and_checked(
+    kind: Any, is_whole: bool, shape: tuple[int, ...], dtype: str, fitting: list[Any], other: list[Any]
+) -> None:
+    """Where a hint names the length of an axis, metadata tells it, and rows of another shape are a
+    bad request.
+    """
+    table = table_of(kind, "input", is_whole=is_whole)
+    assert table.columns[0].shape == shape
+    for lengths in fitting:
+        array = np.zeros(lengths, dtype)
+        assert len(items_of(table, [Tensor("input", table.columns[0].datatype, array)]).values) == lengths[0]
+    for lengths in other:
+        with pytest.raises(InvalidRequest, match="a row of input"):
+            items_of(table, [Tensor("input", table.columns[0].datatype, np.zeros(lengths, dtype))])
 
 
 def test_texts_and_bytes(port: int) -> None:

@@ -153,7 +153,8 @@ class _ServedTables:
             self._misfit = "the server has no numpy, which tensors need: pip install numpy"
             return
         try:
-            self._inputs = table_of(model.takes.input_type, INPUT, model.takes.examples)
+            takes = model.takes
+            self._inputs = table_of(takes.input_type, INPUT, takes.examples, is_whole=takes.takes_array)
         except ValueError as error:
             self._misfit = f"the model {model.name} does not take tensors: {error}. Ask it at /predict"
         try:
