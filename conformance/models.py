@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 import carpool
 from carpool.openai import Chat, Completion
 
+_LARGE = np.float32(1e38)
+"""Results stay finite, whatever numbers are made up for them: JSON expresses no other ones."""
+
 
 class Scale(carpool.Model):
     """Rows of numbers, as arrays."""
@@ -18,7 +21,7 @@ class Scale(carpool.Model):
     examples = (np.zeros(3, np.float32),)
 
     def predict(self, xs: NDArray[np.float32]) -> NDArray[np.float32]:
-        return xs * np.float32(2)
+        return np.clip(xs, -_LARGE, _LARGE) * np.float32(2)
 
 
 class Two(TypedDict):
@@ -35,7 +38,13 @@ class AddSub(carpool.Model):
     """Several inputs and outputs, as in Triton's examples."""
 
     def predict(self, xs: list[Two]) -> list[dict[str, Any]]:
-        return [{"sum": x["a"] + x["b"], "difference": x["a"] - x["b"]} for x in xs]
+        return [_sum_and_difference(x["a"], x["b"]) for x in xs]
+
+
+def _sum_and_difference(a: NDArray[np.int32], b: NDArray[np.int32]) -> Any:
+    if a.shape != b.shape:
+        return carpool.ValidationError(f"a has the shape {a.shape} and b has {b.shape}: they must have one shape")
+    return {"sum": a + b, "difference": a - b}
 
 
 class Echo(carpool.Model):
@@ -111,7 +120,7 @@ class Row(TypedDict):
 
 def price(row: Row) -> float:
     """A model of rows."""
-    return row["rooms"] * row["area"]
+    return min(max(row["rooms"] * row["area"], -1e300), 1e300)
 
 
 def service(name: str, model: Any, **settings: Any) -> carpool.Service:

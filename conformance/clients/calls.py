@@ -19,7 +19,7 @@ def call(function: Callable[[], Any]) -> Callable[[], Any]:
         CALLS.append({"call": name, "ok": True})
     except BaseException as error:
         traceback.print_exc()
-        CALLS.append({"call": name, "ok": False, "why": f"{type(error).__name__}: {error}"[:300]})
+        CALLS.append({"call": name, "ok": False, "why": f"{type(error).__name__}: {error}"[:2000]})
     return function
 
 

@@ -17,7 +17,7 @@ from tests.support.http.net import serving
 @pytest.fixture(params=["our own", "uvicorn"])
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """The port of either front of an app."""
-    app = App(models.scale)
+    app = App(models.scale, protocols=["kserve-v1"])
     with serving(app) as running:
         if request.param == "our own":
             yield running.port
@@ -50,6 +50,9 @@ def test_the_first_page_says_what_is_where(port: int) -> None:
         "  curl --json 1.5 http://HOST:PORT/models/scale/predict",
         "",
         "GET /dashboard /docs /livez /metrics /openapi.json /readyz",
+        "protocol kserve-v1:",
+        "  POST /v1/models/scale:predict",
+        "  GET /v1/models /v1/models/scale",
     ]
 
 

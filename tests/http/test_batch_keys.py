@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from carpool import Service, Stage
+from carpool import Model, Service, Stage
 from carpool.http.app import App
+from tests.http.streamed import Reply
 from tests.support.http import models
+from tests.support.http.front import post
 from tests.support.http.jobs import job
 from tests.support.http.net import Client, Gate, serving
+from tests.support.http.served import ask
+from tests.support.waiting import PATIENCE_S
 
 
 def value_of(job: models.Job) -> int:
@@ -57,3 +62,63 @@ def test_max_padded_size_counts_bodies_by_their_length() -> None:
     """A batch of bodies holds as many as count times longest allows, those of like length first."""
     requests = [(10, ""), (90, ""), (11, ""), (80, ""), (12, "")]
     assert batches({"length": value_of, "max_padded_size": 200}, requests) == [3, 2, 3, 2, 3]
+
+
+class Together(Model):
+    """Says with which others each number shared its batch."""
+
+    def predict(self, numbers: list[int]) -> list[list[int]]:
+        return [sorted(numbers)] * len(numbers)
+
+
+NUMBERS = list(range(1, 61))
+
+
+def by_lines(port: int) -> Any:
+    body = b"".join(b"%d\n" % number for number in NUMBERS)
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
+        sock.sendall(post(body, "/predict", "Content-Type: application/x-ndjson"))
+        return [json.loads(line) for line in Reply(sock).lines()]
+
+
+def by_list(port: int) -> Any:
+    return json.loads(ask(port, "/predict/many", NUMBERS).body)
+
+
+def by_instances(port: int) -> Any:
+    return json.loads(ask(port, "/v1/models/together:predict", {"instances": NUMBERS}).body)["predictions"]
+
+
+@pytest.mark.parametrize("sent", [by_lines, by_list, by_instances])
+@pytest.mark.parametrize("settings", ["key", "length"])
+def test_each_item_of_a_request_has_its_own_key_and_length(settings: str, sent: Any) -> None:
+    """Items that come in one request, as lines, as a list or by a protocol, are put into batches by
+    `key=` and `length=` as those that come alone.
+    """
+    given: dict[str, Any] = {"key": lambda n: n % 3} if settings == "key" else {"length": abs, "max_padded_size": 120}
+    stage = Stage(Together, max_batch_size=8, run_in="thread", workers=1, **given)
+    with serving(App(Service(stage, name="together"))) as running:
+        batches_of = sent(running.port)
+    for number, batch in zip(NUMBERS, batches_of, strict=True):
+        assert number in batch
+        if settings == "key":
+            assert {other % 3 for other in batch} == {number % 3}
+        else:
+            assert len(batch) * max(batch) <= 120
+
+
+def test_a_header_is_the_key_at_addresses_of_protocols_too() -> None:
+    """Requests with different headers share no batch, also where a protocol says the priority."""
+    stage = Stage(Together, max_batch_size=64, run_in="thread", workers=1, key="header:x-adapter")
+    keys: list[Any] = []
+    with serving(App(Service(stage, name="together"))) as running:
+        driver = running.app.endpoints[0].driver
+        assert driver is not None
+        submit_all = driver.submit_all
+        driver.submit_all = lambda requests: (keys.extend(each.lane.key for each in requests), submit_all(requests))  # type: ignore[method-assign,assignment,func-returns-value]
+        tensor = {"name": "input", "datatype": "INT64", "shape": [1], "data": [1]}
+        asked = {"inputs": [tensor], "parameters": {"priority": 1}}
+        assert ask(running.port, "/v2/models/together/infer", asked, "X-Adapter: a").status == 200
+        assert ask(running.port, "/v1/models/together:predict", {"instances": [1, 2]}, "X-Adapter: b").status == 200
+        assert ask(running.port, "/v1/models/together:predict", {"instances": [1]}).status == 200
+    assert keys == ["a", "b", "b", None]

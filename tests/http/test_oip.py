@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from carpool.errors import InvalidRequest
+from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.http.protocols.rows import items_of, table_of, tensors_of
+from carpool.http.protocols.tensors import Tensor, to_binary, to_list
 from tests.support.http.served import Answer, ask, fetched, posted
 
 
@@ -143,6 +150,85 @@ def test_large_tensors(ours: int) -> None:
     head = {"name": "input", "datatype": "FP32", "shape": list(rows.shape)}
     _, data = parted(binary(ours, "rows", [(head, rows.tobytes())], parameters={"binary_data_output": True}))
     assert (np.frombuffer(data, np.float32) == rows[0] * 2).all()
+
+
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_rows_that_lie_apart_are_one_tensor(ours: int, is_binary: bool) -> None:
+    """Large rows come back in their order, also of another order of axes or of bytes than ours, and
+    rows of several dtypes or of texts as numpy stacks them.
+    """
+    rows = np.arange(4 * 50 * 100, dtype=np.float32).reshape(4, 50, 100)
+    texts = np.array([["x" * 9000] * 2] * 2)
+    for name, results in {
+        "C": list(rows * 2),
+        "Fortran": [np.asfortranarray(row) for row in rows],
+        "foreign": [row.astype(">f4") for row in rows],
+        "mixed": [rows[0].astype(np.int32), *rows[1:]],
+        "one": [rows[0]],
+        "texts": list(texts),
+    }.items():
+        (made,) = tensors_of(None, results)
+        wanted = np.stack(results)
+        assert made.shape == list(wanted.shape), name
+        if is_binary and name != "texts":
+            assert b"".join(to_binary(made)) == wanted.astype(wanted.dtype.newbyteorder("<")).tobytes(), name
+        elif not is_binary:
+            assert to_list(made) == wanted.ravel().tolist(), name
+    data = rows.astype("<f4").tobytes()
+    head = {"name": "input", "datatype": "FP32", "shape": list(rows.shape)}
+    answer = binary(ours, "rows", [(head, data)], parameters={"binary_data_output": is_binary})
+    if is_binary:
+        assert parted(answer)[1] == (rows * 2).tobytes()
+    else:
+        assert json.loads(answer.body)["outputs"][0]["data"] == (rows * 2).ravel().tolist()
+
+
+@pytest.mark.parametrize("path", ["/v2/models/rows/infer", "/models/rows/predict/many"])
+def test_what_is_answered_is_let_go_at_once(doors: Any, path: str) -> None:
+    """Items and answers of a request are free once it is answered: nothing of them waits until the
+    interpreter looks for cycles.
+    """
+    running = doors[0]
+    gc.collect()
+    gc.disable()
+    try:
+        body: Any = [[1, 2]] * 3 if path.endswith("many") else {"inputs": [{**X, "data": [1, 2]}]}
+        for _ in range(3):
+            assert ask(running.port, path, body).status == 200
+        running.wait_until(lambda: not any(isinstance(each, ExchangeItems | ExchangeItem) for each in gc.get_objects()))
+    finally:
+        gc.enable()
+
+
+Image = Annotated[list[float], msgspec.Meta(min_length=4, max_length=4)]
+Pixels = np.ndarray[tuple[Literal[3], int], np.dtype[np.uint8]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_whole", "shape", "dtype", "fitting", "other"),
+    [
+        pytest.param(Image, False, (4,), "f8", [(2, 4), (0, 4)], [(2, 3), (2, 4, 1), (2,)], id="a length of lists"),
+        pytest.param(list[Image], False, (-1, 4), "f8", [(1, 7, 4)], [(1, 4, 7)], id="the inner of two axes"),
+        pytest.param(tuple[int, int, int], False, (3,), "i8", [(1, 3)], [(1, 2)], id="a tuple"),
+        pytest.param(Pixels, False, (3, -1), "u1", [(1, 3, 5)], [(1, 2, 5), (1, 3), (1, 3, 5, 1)], id="an array"),
+        pytest.param(Pixels, True, (-1,), "u1", [(3, 5), (1, 2)], [], id="an array of all rows"),
+        pytest.param(NDArray[np.uint8], False, (-1,), "u1", [(1, 3, 5), (1,)], [], id="an array of any shape"),
+    ],
+)
+def test_shapes_that_hints_name_are_told_and_checked(
+    kind: Any, is_whole: bool, shape: tuple[int, ...], dtype: str, fitting: list[Any], other: list[Any]
+) -> None:
+    """Where a hint names the length of an axis, metadata tells it, and rows of another shape are a
+    bad request.
+    """
+    table = table_of(kind, "input", is_whole=is_whole)
+    assert table.columns[0].shape == shape
+    for lengths in fitting:
+        array = np.zeros(lengths, dtype)
+        assert len(items_of(table, [Tensor("input", table.columns[0].datatype, array)]).values) == lengths[0]
+    for lengths in other:
+        with pytest.raises(InvalidRequest, match="a row of input"):
+            items_of(table, [Tensor("input", table.columns[0].datatype, np.zeros(lengths, dtype))])
 
 
 def test_texts_and_bytes(port: int) -> None:

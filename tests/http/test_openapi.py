@@ -13,7 +13,7 @@ from carpool import Service
 from carpool.http import openapi
 from carpool.http.app import App
 from tests.effort import slow_where
-from tests.support.http import models, typed
+from tests.support.http import models, served, typed
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, run, turns
 from tests.support.http.net import Client, RunningServer, predict, serving
@@ -57,7 +57,7 @@ def test_it_is_valid(services: tuple[Service, ...]) -> None:
 
 def test_every_address_is_there() -> None:
     """The document has the addresses of the models and those that every app has, and no other."""
-    assert set(document(models.scale, models.two_steps)["paths"]) == {
+    assert set(document(models.scale, models.two_steps, protocols=())["paths"]) == {
         "/predict",
         "/models/scale/predict",
         "/models/two%20steps/predict",
@@ -70,6 +70,27 @@ def test_every_address_is_there() -> None:
         "/metrics",
         "/openapi.json",
     }
+
+
+OF_OIP = {"/v2", "/v2/models", "/v2/models/stats", "/v2/repository/index", "/v2/health/live", "/v2/health/ready"}
+
+
+def test_addresses_of_protocols_are_there_for_the_models_that_they_fit() -> None:
+    """The document and the page at `/` list the addresses of protocols once each, without those
+    that fit no model.
+    """
+    doc = document(models.scale, served.services()[7], protocols=["oip", "openai", "rerank"], timeout_status=408)
+    OpenAPIV31SpecValidator(doc).validate()
+    own = set(document(models.scale, served.services()[7], protocols=())["paths"])
+    of_scale = {f"/v2/models/scale{part}" for part in ("", "/ready", "/config", "/stats", "/infer")}
+    of_union = {"/v2/models/union/ready", "/v2/models/union/stats"}  # whose items are no rows of tensors
+    of_list = {"/v1/models", "/v1/models/scale", "/v1/models/union"}
+    assert set(doc["paths"]) - own == {*OF_OIP, *of_scale, *of_union, *of_list}
+    infer = doc["paths"]["/v2/models/scale/infer"]["post"]
+    assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
+    assert {"200", "400", "404", "408", "429", "503"} <= set(infer["responses"]) and infer["tags"] == ["oip"]
+    ids = [operation["operationId"] for path in doc["paths"].values() for operation in path.values()]
+    assert len(ids) == len(set(ids))
 
 
 @pytest.mark.parametrize(("status", "other"), [(504, "408"), (408, "504")])
@@ -188,4 +209,6 @@ def test_a_real_server_gives_it(server: RunningServer) -> None:
     """A real server gives the same document as is made from the services."""
     with Client(server.port) as client:
         got = json.loads(client.ask(get("/openapi.json")).body)
-    assert got == json.loads(json.dumps(openapi.document(server.app.endpoints, 504, 2**20)))
+    of_protocols = server.app.protocol_routes()
+    made = openapi.document(server.app.endpoints, 504, 2**20, of_protocols=of_protocols)
+    assert got == json.loads(json.dumps(made))

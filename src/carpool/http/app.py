@@ -33,6 +33,7 @@ from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItems
 from carpool.http.observer import new_observer
 from carpool.http.predict_routes import PredictRoutes
+from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.protocols import protocols_named
 from carpool.http.protocols.base import HttpProtocol
@@ -238,6 +239,10 @@ class App(AppLife):
             item.cancel()
         elif ask is not None and ask.endpoint.driver is not None:
             ask.endpoint.driver.cancel(exchange)
+
+    def protocol_routes(self) -> Sequence[ShownRoute]:
+        """Return the addresses of protocols that fit the models."""
+        return self._protocols.shown()
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""

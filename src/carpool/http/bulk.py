@@ -17,7 +17,7 @@ from carpool.http.exchange import Ask, Exchange, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems
 from carpool.http.many import entry_of
 from carpool.http.streaming import HttpStream
-from carpool.request import DONE
+from carpool.request import DONE, Request
 from carpool.wire.payload import CUSTOM, LARGE, without_adapter
 
 if TYPE_CHECKING:
@@ -27,7 +27,38 @@ if TYPE_CHECKING:
 BULK_PRIORITY: Final = -1
 """The priority of items of a bulk request that names none: those of other requests go first."""
 
+_SPACE: Final = ord(" ")
+
 Soon = Callable[[Callable[[], None]], object]
+
+
+class BulkItem(ExchangeItem):
+    """A line of a bulk request.
+
+    Args:
+        whole: the bulk request.
+        ask: what is asked of which model.
+        line: the item.
+        deadline: of the item.
+    """
+
+    __slots__ = ()
+
+    whole: BulkItems
+
+    def __init__(self, whole: BulkItems, ask: Ask, line: bytes, deadline: float) -> None:
+        Request.__init__(self, line, deadline, None, len(line))  # there are millions, and `super` takes time
+        self.whole = whole
+        self.format = ask.format
+        self.accept = ask.accept
+        self.lane = ask.lane
+        self.bulk = self.patient = True
+
+    def tell(self) -> None:
+        """Have the answers that are there written at the end of this turn."""
+        whole = self.whole
+        if not whole.is_flush_due and whole.is_first_done:
+            whole.flush_soon()
 
 
 class BulkItems(ExchangeItems):
@@ -40,6 +71,9 @@ class BulkItems(ExchangeItems):
         window: how many items may be inside at a time.
         longest: bytes of the longest line.
         soon: has something called at the end of this turn of the loop.
+
+    Attributes:
+        is_flush_due: whether answers are written at the end of this turn of the loop.
     """
 
     def __init__(self, exchange: Exchange, ask: Ask, driver: Driver, window: Window, longest: int, soon: Soon) -> None:
@@ -59,8 +93,8 @@ class BulkItems(ExchangeItems):
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
         # the answers: of items inside, in their order
-        self._inside: deque[ExchangeItem] = deque()
-        self._is_flush_due = False
+        self._inside: deque[BulkItem] = deque()
+        self.is_flush_due = False
         self._is_paused = False
         self._has_ended = False
         exchange.stream = HttpStream(driver.clock(), driver.clock())
@@ -94,7 +128,7 @@ class BulkItems(ExchangeItems):
             self._take_line()
             self._submit()
             self._has_input_ended = True
-            self._flush_soon()
+            self.flush_soon()
 
     def break_off(self, error: CarpoolError) -> None:
         """Answer what is inside, and end with a line that says why there is no more."""
@@ -108,7 +142,12 @@ class BulkItems(ExchangeItems):
             self._lines.clear()
             self._pieces.clear()
             self._exchange.end_of_input_unread()
-            self._flush_soon()
+            self.flush_soon()
+
+    @property
+    def is_first_done(self) -> bool:
+        """Whether the answer is there that is to be written next."""
+        return self._inside[0].state == DONE
 
     def _take_line(self) -> None:
         """Complete the line whose pieces have come."""
@@ -125,55 +164,46 @@ class BulkItems(ExchangeItems):
 
     def _submit(self) -> None:
         """Submit lines that wait, as far as there is room."""
-        lines, inside, new = self._lines, self._inside, []
+        ask, lines, inside, new = self._ask, self._lines, self._inside, []
         closed = self._driver.pipeline.closed_because
         if lines and closed is not None:
             self.break_off(closed)
             return
         limit = min(self._window.limit, self._most)
-        deadline = self._driver.clock() + self._ask.timeout_s
+        deadline = self._driver.clock() + ask.timeout_s
         while lines and len(inside) < limit:
             line = lines.popleft()
             if len(line) > self._longest:
                 self.break_off(self._too_long())
                 break
-            if not line or line.isspace():
+            if not line or (line[0] <= _SPACE and line.isspace()):
                 continue
             if len(line) >= LARGE:
                 self._window.narrow(len(line))
                 limit = min(self._window.limit, self._most)
-            item = self._new_item(line, deadline)
+            item = BulkItem(self, ask, line, deadline)
             inside.append(item)
-            if item.state != DONE:
+            if ask.endpoint.weigher is None or self._is_weighed(item, line):
                 new.append(item)
         if new:
             self._driver.submit_all(new)
         if inside and inside[0].state == DONE:
-            self._flush_soon()
+            self.flush_soon()
 
-    def _new_item(self, line: bytes, deadline: float) -> ExchangeItem:
-        ask = self._ask
-        item = ExchangeItem(self, line, deadline, len(line))
-        item.format = ask.format
-        item.accept = ask.accept
-        item.lane = ask.lane
-        item.bulk = item.patient = True
-        if ask.endpoint.weigher is not None:
-            format = ask.format if ask.format < CUSTOM else without_adapter(ask.format)[0]
-            try:
-                item.size = ask.endpoint.weigher.of_encoded(line, format)
-            except CarpoolError as error:
-                item.error = error
-                item.state = DONE
-                self._driver.refused(error)
-        return item
+    def _is_weighed(self, item: BulkItem, line: bytes) -> bool:
+        """Weigh an item; report whether it can be, else it has failed."""
+        weigher, format = self._ask.endpoint.weigher, self._ask.format
+        assert weigher is not None
+        try:
+            weigher.weigh_encoded(item, line, format if format < CUSTOM else without_adapter(format)[0])
+        except CarpoolError as error:
+            item.error = error
+            item.state = DONE
+            self._driver.refused(error)
+            return False
+        return True
 
     # -- answers
-
-    def note_answer(self) -> None:
-        """Write, at the end of this turn, the answers that are there."""
-        if not self._is_flush_due and self._inside[0].state == DONE:
-            self._flush_soon()
 
     def cancel(self) -> None:
         """Give up everything: the client has left."""
@@ -187,28 +217,35 @@ class BulkItems(ExchangeItems):
         """Write nothing and take nothing for a client that does not take its answers, or go on."""
         self._is_paused = is_paused
         if not is_paused:
-            self._flush_soon()
+            self.flush_soon()
 
-    def _flush_soon(self) -> None:
-        if not self._is_flush_due:
-            self._is_flush_due = True
+    def flush_soon(self) -> None:
+        """Write what is there, and take more of the body, at the end of this turn."""
+        if not self.is_flush_due:
+            self.is_flush_due = True
             self._soon(self._flush)
 
     def _flush(self) -> None:
         """Write the answers whose turn it is, and take more of the body for them."""
-        self._is_flush_due = False
+        self.is_flush_due = False
         if self._is_paused or self._has_ended:
             return
-        inside, written = self._inside, []
+        inside = self._inside
+        written: list[bytes] = []
         while inside and inside[0].state == DONE:
-            written.append(entry_of(inside.popleft(), self._ask, self._exchange.head))
+            item = inside.popleft()
+            result = item.result
+            if type(result) is bytes and item.error is None:  # as nearly all are
+                written.append(result)
+            else:
+                written.append(entry_of(item, self._ask, self._exchange.head))
         if written:
             written.append(b"")
             self._exchange.write_part(b"\n".join(written))
         self._submit()
         if self.wants_more:
             self._exchange.want_more()
-        elif self._has_input_ended and not (inside or self._lines or self._is_flush_due):
+        elif self._has_input_ended and not (inside or self._lines or self.is_flush_due):
             self._has_ended = True
             self._exchange.end_parts(self._broken or b"", is_whole=True)
 

@@ -62,14 +62,24 @@ class ExchangeItems:
         self.submitted = [item for item in self.items if item.error is None]
         self._missing = len(self.submitted)
         if not self._missing:
-            self._answer()
+            self._answer_and_let_go()
         return self.submitted
 
     def note_answer(self) -> None:
         """Answer the exchange if this was the last answer that was missing."""
         self._missing -= 1
         if not self._missing:
-            self._answer()
+            self._answer_and_let_go()
+
+    def _answer_and_let_go(self) -> None:
+        """Answer the exchange, and refer to it and to the items no more.
+
+        They refer to this object, too: without this, bodies and answers of megabytes would be
+        there until the interpreter looks for cycles, and their memory could not be used again.
+        """
+        self._answer()
+        self.items, self.submitted = [], []
+        del self._exchange
 
     @property
     def refusal(self) -> Exception | None:

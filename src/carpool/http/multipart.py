@@ -11,6 +11,7 @@ import msgspec
 
 from carpool.errors import InvalidRequest, ValidationError
 from carpool.http.protocols.rows import fields_of
+from carpool.http.protocols.wording import value_in
 
 FORM_TYPE: Final = b"multipart/form-data"
 _LONGEST_BOUNDARY: Final = 70
@@ -173,6 +174,6 @@ def _value(part: FormPart, kind: Any) -> Any:
     except (msgspec.MsgspecError, TypeError, NotImplementedError):
         pass
     try:
-        return msgspec.json.decode(part.content)  # a list, an object
-    except msgspec.DecodeError:
+        return value_in(part.content)  # a list, an object
+    except InvalidRequest:
         return text

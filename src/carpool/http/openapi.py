@@ -11,6 +11,7 @@ import msgspec
 from carpool.hints import schema
 from carpool.http.addresses import MANY, Address, predict_path
 from carpool.http.codec import MESSAGES, as_json
+from carpool.http.protocol_lists import ShownRoute, operations_of
 from carpool.version import __version__
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def document(
     root_path: str = "",
     *,
     needs_key: bool = False,
+    of_protocols: Sequence[ShownRoute] = (),
 ) -> dict[str, Any]:
     """Return the OpenAPI document of an app.
 
@@ -73,6 +75,7 @@ def document(
         max_body_bytes: size of the largest request body.
         root_path: what a proxy puts before each path.
         needs_key: whether a key has to be sent.
+        of_protocols: the addresses of protocols.
     """
     addresses = [(endpoint.service, address) for endpoint in endpoints for address in endpoint.addresses]
     types: list[Any] = []
@@ -98,7 +101,7 @@ def document(
         },
         **({"servers": [{"url": root_path}]} if root_path else {}),
         **({"security": [{"bearer": []}, {"key": []}]} if needs_key else {}),
-        "paths": {**paths, **_operations()},
+        "paths": {**paths, **_operations(), **operations_of(of_protocols, _PARAMETERS, timeout_status)},
         "components": {
             **({"securitySchemes": _SECURITY} if needs_key else {}),
             "schemas": {

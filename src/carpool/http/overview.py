@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from carpool.http.codec import as_json
 from carpool.http.openapi import examples_of
+from carpool.http.protocol_lists import ShownRoute, lines_of
 from carpool.version import __version__
 
 if TYPE_CHECKING:
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
 _LONGEST_EXAMPLE = 200  # characters; a longer one is no line to type
 
 
-def overview(endpoints: Sequence[Endpoint], pages: Sequence[str]) -> str:
+def overview(endpoints: Sequence[Endpoint], pages: Sequence[str], of_protocols: Sequence[ShownRoute] = ()) -> str:
     """Return the page.
 
     Args:
         endpoints: what the app serves.
         pages: the addresses of the app's own pages.
+        of_protocols: the addresses of protocols.
     """
-    return "\n".join([f"carpool {__version__}", "", *_lines(endpoints), f"GET {' '.join(pages)}", ""])
+    lines = [*_lines(endpoints), f"GET {' '.join(pages)}", *lines_of(of_protocols)]
+    return "\n".join([f"carpool {__version__}", "", *lines, ""])
 
 
 def _lines(endpoints: Sequence[Endpoint]) -> Iterator[str]:

@@ -6,7 +6,7 @@ as any other: a page if the protocol answers at once, else an exchange with item
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError, InvalidRequest
 from carpool.foreign import as_model_error, traceback_of
 from carpool.http.codec import Refusal, allow, as_routes_are
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
+from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, Submission
 from carpool.http.streaming import SSE
 from carpool.http.submitted import SubmissionTerms, SubmittedItems, SubmittedStreams
@@ -80,6 +81,17 @@ class ProtocolRoutes:
                 methods.setdefault(b"HEAD", _Found(protocol, route))
             if route.replaces:
                 self.replaced.add(key)
+
+    def shown(self) -> list[ShownRoute]:
+        """Return the addresses that fit the models, in their order, without those that repeat
+        others.
+        """
+        found = [each for methods in self._routes.values() for name, each in methods.items() if name != b"HEAD"]
+        return [
+            ShownRoute(each.protocol.name, each.route)
+            for each in found
+            if not each.route.is_alias and _fits(each.route)
+        ]
 
     def admit(self, head: Head) -> None:
         """Judge a request whose address is not one of the app's own, and set `head.route`.
@@ -163,7 +175,7 @@ class ProtocolRoutes:
             if len(submission.items) > most:
                 text = f"there are {len(submission.items)} items in this request, and the queue holds {most:.0f}:"
                 raise InvalidRequest(f"{text} send several requests", status=413, code="too_large")
-            lane = _lane(submission, ask)
+            lane = _lane(submission, model, ask, exchange.head.headers)
             terms = SubmissionTerms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
             kind = SubmittedItems if submission.parts is None else SubmittedStreams
             whole = kind(exchange, submission, terms)
@@ -175,8 +187,20 @@ class ProtocolRoutes:
         driver.submit_all(whole.begin())
 
 
-def _lane(submission: Submission, ask: Ask) -> Lane:
-    """Return the lane of a submission's items."""
-    if submission.priority is None:
-        return ask.lane
-    return Lane(submission.priority, None, 0) if submission.priority else DEFAULT_LANE
+def _fits(route: ProtocolRoute) -> bool:
+    """Report whether an address fits the models."""
+    try:
+        return route.fits is None or bool(route.fits())
+    except BaseException as error:  # a protocol may be the user's
+        logger.error("the protocol at %s could not say what fits it:\n%s", route.path, printable(traceback_of(error)))
+        return False
+
+
+def _lane(submission: Submission, model: Endpoint, ask: Ask, headers: Mapping[bytes, bytes]) -> Lane:
+    """Return the lane of a submission's items: its priority, and its key if that is a header."""
+    lane, key = ask.lane, model.key_header
+    if submission.priority is not None:
+        lane = Lane(submission.priority, None, 0) if submission.priority else DEFAULT_LANE
+    if key is not None and key in headers:
+        lane = lane._replace(key=headers[key].decode("latin-1"))
+    return lane

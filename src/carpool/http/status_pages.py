@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.clock import monotonic
@@ -15,6 +15,7 @@ from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
 from carpool.http.overview import overview
+from carpool.http.protocol_lists import ShownRoute
 from carpool.http.routes import Routes
 from carpool.observe.stats import Stats
 
@@ -52,6 +53,9 @@ class DescribedApp(ErrorResponder, Protocol):
 
     def running_stats(self) -> list[Stats]:
         """Return the statistics of the services that run."""
+
+    def protocol_routes(self) -> Sequence[ShownRoute]:
+        """Return the addresses of protocols that fit the models."""
 
 
 class StatusPages:
@@ -124,7 +128,9 @@ class StatusPages:
             if b"GET" in methods and path.startswith(root) and not _NOT_SHOWN.fullmatch(path.removeprefix(root))
         ]
         pages = sorted(path.decode() for path in shown)
-        exchange.respond(HttpResponse(200, overview(self._app.endpoints, pages).encode(), _TEXT_TYPE))
+        exchange.respond(
+            HttpResponse(200, overview(self._app.endpoints, pages, self._app.protocol_routes()).encode(), _TEXT_TYPE)
+        )
 
     def openapi(self, exchange: Exchange) -> None:
         """Describe the addresses in OpenAPI."""
@@ -135,6 +141,7 @@ class StatusPages:
                 self._app.max_body_bytes,
                 self._app.root_path,
                 needs_key=self._app.access is not None and self._app.access.keys is not None,
+                of_protocols=self._app.protocol_routes(),
             )
             self._document = as_json(document)
         exchange.respond(HttpResponse(200, self._document))

@@ -77,7 +77,7 @@ class SubmittedItems(ExchangeItems):
         item.lane = self._terms.lane
         item.patient = self._terms.patient
         if weigher is not None:
-            item.size = weigher.of_encoded(value, format)
+            weigher.weigh_encoded(item, value, format)
         return item
 
     def _answer(self) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from ray.util.metrics import Counter, Gauge
 
-from carpool.observe.snapshot import ServiceSnapshot, Stats
+from carpool.observe.snapshot import ServiceSnapshot
+from carpool.observe.stats import Stats
 from carpool.wire.handshake import Hello
 
 TELL_EVERY_S: Final = 5.0

@@ -177,6 +177,12 @@ class ProtocolRoute(NamedTuple):
         answer: called for each request. It raises a `CarpoolError` for what it cannot take.
         model: the model that is asked, if the path says it.
         replaces: whether it stands in the place of an address that every app has.
+        summary: what it does, for the OpenAPI document.
+        reads: the content types of bodies that it takes, for the document.
+        writes: the content types of good answers, for the document.
+        is_alias: whether another address does the same, so that lists of addresses leave it out.
+        fits: reports whether the address fits the models, and is listed; None if it always does. It
+            is called when somebody asks for a list.
     """
 
     method: str
@@ -184,6 +190,11 @@ class ProtocolRoute(NamedTuple):
     answer: Answering
     model: ModelOfApp | None = None
     replaces: bool = False
+    summary: str = ""
+    reads: Sequence[str] = ("application/json",)
+    writes: Sequence[str] = ("application/json",)
+    is_alias: bool = False
+    fits: Callable[[], bool] | None = None
 
 
 class HttpProtocol:

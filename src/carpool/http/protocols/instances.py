@@ -16,7 +16,7 @@ import msgspec
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import JSON_TYPE, HttpResponse
 from carpool.http.protocols.base import ModelOfApp, Submission
-from carpool.http.protocols.wording import as_response, listed_in, read
+from carpool.http.protocols.wording import as_response, listed_in, value_in
 from carpool.http_request import pack_head
 from carpool.wire.payload import CUSTOM
 
@@ -75,7 +75,7 @@ def of_columns(model: ModelOfApp, inputs: bytes) -> Submission:
     Raises:
         InvalidRequest: it is something else, or the columns have different lengths.
     """
-    columns = read(_decode, inputs)
+    columns = value_in(inputs)
     if isinstance(columns, list):
         return of_items(model, listed_in(inputs), partial(as_list, "outputs"))
     if not isinstance(columns, dict) or not columns or not all(isinstance(each, list) for each in columns.values()):
@@ -100,10 +100,14 @@ def _as_columns(results: list[bytes]) -> HttpResponse:
 
 
 def without_b64(item: bytes) -> bytes:
-    """Return an item in which texts stand for objects that are `{"b64": TEXT}`."""
+    """Return an item in which texts stand for objects that are `{"b64": TEXT}`.
+
+    Raises:
+        InvalidRequest: it cannot be read.
+    """
     if b'"b64"' not in item:
         return item
-    return _encode(_unwrapped(_decode(item)))
+    return _encode(_unwrapped(value_in(item)))
 
 
 def _unwrapped(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
@@ -18,6 +19,8 @@ from carpool.http.protocols.instances import of_columns, of_instances
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.wording import members_of, versions_of, without_details
 
+_SIGNATURE = b'"serving_default"'
+
 
 class KServeV1(HttpProtocol):
     """`POST /v1/models/NAME:predict`, with instances or with columns of inputs."""
@@ -28,9 +31,11 @@ class KServeV1(HttpProtocol):
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
         yield from routes_of_list(models)
         for model in models:
-            for name in versions_of(model.name):
-                for path in (f"/v1/models/{name}", f"/v1/models/{name}/versions/1"):
-                    yield ProtocolRoute("POST", f"{path}:predict", _Predict(model).answer, model)
+            predict = partial(ProtocolRoute, "POST", answer=_Predict(model).answer, model=model)
+            for i, name in enumerate(versions_of(model.name)):
+                summary = f"Ask {model.name} for predictions of instances"
+                yield predict(path=f"/v1/models/{name}:predict", summary=summary, is_alias=i > 0)
+                yield predict(path=f"/v1/models/{name}/versions/1:predict", is_alias=True)
 
     def error(self, error: ShownError) -> HttpResponse:
         return without_details(error)
@@ -44,6 +49,8 @@ class _Predict:
 
     def answer(self, request: ProtocolRequest) -> Submission:
         members = members_of(request.body)
+        if members.get("signature_name", _SIGNATURE) not in (_SIGNATURE, b"null", b'""'):
+            raise InvalidRequest('the model has no such signature: "signature_name" is "serving_default", or left out')
         if ("instances" in members) == ("inputs" in members):
             raise InvalidRequest('the body must be an object with either "instances" or "inputs"')
         if "instances" in members:

@@ -19,11 +19,12 @@ def routes_of_list(models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
         names = [model.name for model in models]
         return as_response({"object": "list", "data": [_entry(model) for model in models], "models": names})
 
-    yield ProtocolRoute("GET", "/v1/models", listed)
+    yield ProtocolRoute("GET", "/v1/models", listed, summary="The models")
     for model in models:
-        for name in versions_of(model.name):
-            yield ProtocolRoute("GET", f"/v1/models/{name}", _Described(model).answer, model)
-            yield ProtocolRoute("GET", f"/v1/models/{name}/versions/1", _Described(model).answer, model)
+        described, summary = _Described(model).answer, f"The state of {model.name}"
+        for i, name in enumerate(versions_of(model.name)):
+            yield ProtocolRoute("GET", f"/v1/models/{name}", described, model, summary=summary, is_alias=i > 0)
+            yield ProtocolRoute("GET", f"/v1/models/{name}/versions/1", described, model, is_alias=True)
 
 
 class _Described:

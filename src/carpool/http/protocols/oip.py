@@ -32,10 +32,13 @@ from carpool.http.protocols.tensors import Tensor, from_binary, from_json, to_bi
 from carpool.http.protocols.wording import as_response, read, versions_of, without_details
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
+from carpool.wire.memory import Memory
+from carpool.wire.payload import LARGE
 
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"
 _BINARY: Final = b"application/octet-stream"
+_CONTENT_TYPES: Final = ("application/json", "application/octet-stream")
 _MOST_INPUTS = 1024
 _PLATFORM = "python"
 
@@ -77,25 +80,24 @@ class OpenInference(HttpProtocol):
     headers = ("inference-header-content-length",)
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
-        yield ProtocolRoute("GET", "/v2/health/live", lambda request: as_response({"live": True}))
-        yield ProtocolRoute("GET", "/v2/health/ready", _server_ready)
-        yield ProtocolRoute("GET", "/v2", lambda request: as_response(_server_metadata()))
         names = [model.name for model in models]
-        yield ProtocolRoute("GET", "/v2/models", lambda request: as_response({"models": names}))
-        yield ProtocolRoute("POST", "/v2/repository/index", partial(_index, models))
-        yield ProtocolRoute("GET", "/v2/models/stats", lambda request: as_response(statistics.of_models(models)))
+        for path, answer, summary in (
+            ("/v2/health/live", lambda request: as_response({"live": True}), "Liveness"),
+            ("/v2/health/ready", _server_ready, "Readiness of the server"),
+            ("/v2", lambda request: as_response(_server_metadata()), "The server and its extensions"),
+            ("/v2/models", lambda request: as_response({"models": names}), "The models"),
+            ("/v2/models/stats", lambda request: as_response(statistics.of_models(models)), "Statistics of all models"),
+        ):
+            yield ProtocolRoute("GET", path, answer, summary=summary)
+        yield ProtocolRoute("POST", "/v2/repository/index", partial(_index, models), summary="The state of all models")
         for model in models:
-            for action in ("load", "unload"):
-                for name in versions_of(model.name):
-                    yield ProtocolRoute("POST", f"/v2/repository/models/{name}/{action}", _refuse_control, model)
             served = _ServedTables(model)
-            for name in versions_of(model.name):
-                for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{VERSION}"):
-                    yield ProtocolRoute("GET", path, served.metadata, model)
-                    yield ProtocolRoute("GET", f"{path}/ready", served.ready, model)
-                    yield ProtocolRoute("GET", f"{path}/config", served.config, model)
-                    yield ProtocolRoute("GET", f"{path}/stats", served.stats, model)
-                    yield ProtocolRoute("POST", f"{path}/infer", served.infer, model)
+            for i, name in enumerate(versions_of(model.name)):
+                for action in ("load", "unload"):
+                    path = f"/v2/repository/models/{name}/{action}"
+                    yield ProtocolRoute("POST", path, _refuse_control, model, is_alias=True)
+                yield from served.routes(f"/v2/models/{name}", is_alias=i > 0)
+                yield from served.routes(f"/v2/models/{name}/versions/{VERSION}", is_alias=True)
 
     def error(self, error: ShownError) -> HttpResponse:
         return without_details(error)
@@ -137,6 +139,7 @@ class _ServedTables:
 
     def __init__(self, model: ModelOfApp) -> None:
         self._model = model
+        self._memory = Memory()
         self._inputs: TensorTable | None = None
         self._outputs: TensorTable | None = None
         self._misfit = ""
@@ -150,13 +153,38 @@ class _ServedTables:
             self._misfit = "the server has no numpy, which tensors need: pip install numpy"
             return
         try:
-            self._inputs = table_of(model.takes.input_type, INPUT, model.takes.examples)
+            takes = model.takes
+            self._inputs = table_of(takes.input_type, INPUT, takes.examples, is_whole=takes.takes_array)
         except ValueError as error:
             self._misfit = f"the model {model.name} does not take tensors: {error}. Ask it at /predict"
         try:
             self._outputs = table_of(model.gives.output_type, OUTPUT)
         except ValueError:
             self._outputs = None  # what the results are shows when they are there
+
+    def routes(self, path: str, *, is_alias: bool) -> Iterator[ProtocolRoute]:
+        """Yield the addresses of the model below a path."""
+        model, what = self._model, f"of {self._model.name}"
+        of_model = partial(ProtocolRoute, model=model, is_alias=is_alias)
+        yield of_model("GET", path, self.metadata, summary=f"Tensors {what}", fits=self.fits)
+        yield of_model("GET", f"{path}/ready", self.ready, summary=f"Readiness {what}")
+        yield of_model("GET", f"{path}/config", self.config, summary=f"Configuration {what}", fits=self.fits)
+        yield of_model("GET", f"{path}/stats", self.stats, summary=f"Statistics {what}")
+        yield of_model(
+            "POST",
+            f"{path}/infer",
+            self.infer,
+            summary=f"Ask {model.name} with tensors",
+            reads=_CONTENT_TYPES,
+            writes=_CONTENT_TYPES,
+            fits=self.fits,
+        )
+
+    def fits(self) -> bool:
+        """Report whether tensors make items of the model."""
+        if not self._has_looked:
+            self._look()
+        return self._inputs is not None
 
     def ready(self, request: ProtocolRequest) -> HttpResponse:
         """Tell whether the model can answer."""
@@ -215,9 +243,7 @@ class _ServedTables:
         )
 
     def _tables(self) -> tuple[TensorTable, TensorTable | None]:
-        if not self._has_looked:
-            self._look()
-        if self._inputs is None:
+        if not self.fits() or self._inputs is None:
             raise unfit(self._misfit)
         return self._inputs, self._outputs
 
@@ -228,7 +254,7 @@ class _ServedTables:
                 known = ", ".join(map(repr, tensors))
                 raise InvalidRequest(f"the model has no output {output.name!r}: its outputs are {known}")
         wanted = asked.outputs or [_Output(name) for name in tensors]
-        return _written(self._model.name, asked, [(tensors[output.name], output) for output in wanted])
+        return _written(self._model.name, asked, [(tensors[output.name], output) for output in wanted], self._memory)
 
 
 def _described(column: TensorColumn) -> dict[str, Any]:
@@ -317,7 +343,7 @@ def _priority(parameters: dict[str, Any]) -> int | None:
     return max(LARGEST_PRIORITY - (priority - 1), -LARGEST_PRIORITY) if priority else None
 
 
-def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]]) -> HttpResponse:
+def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], memory: Memory) -> HttpResponse:
     """Return the response with these tensors."""
     all_binary = asked.parameters.get("binary_data_output") is True
     described: list[dict[str, Any]] = []
@@ -326,14 +352,14 @@ def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]]) -
         entry: dict[str, Any] = {
             "name": tensor.name,
             "datatype": tensor.datatype,
-            "shape": list(tensor.array.shape),
+            "shape": tensor.shape,
         }
         if wish.parameters.get("classification"):
             raise InvalidRequest(f"output {tensor.name!r} is asked for as a classification, which is not supported")
         if wish.parameters.get("binary_data", all_binary) is True:
             data = to_binary(tensor)
-            entry["parameters"] = {"binary_data_size": len(data)}
-            binary.append(data)
+            entry["parameters"] = {"binary_data_size": sum(map(len, data))}
+            binary += data
         else:
             entry["data"] = to_list(tensor)
         described.append(entry)
@@ -345,4 +371,19 @@ def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]]) -
     if not binary:
         return HttpResponse(200, head)
     headers = ((b"inference-header-content-length", str(len(head)).encode()),)
-    return HttpResponse(200, b"".join([head, *binary]), _BINARY, headers)
+    return HttpResponse(200, _joined([head, *binary], memory), _BINARY, headers)
+
+
+def _joined(pieces: list[bytes | memoryview], memory: Memory) -> bytes | bytearray:
+    """Return pieces one after the other: large ones in memory that was used before, as fresh memory
+    costs more than what is written to it.
+    """
+    size = sum(map(len, pieces))
+    if size < LARGE:
+        return b"".join(pieces)
+    body = memory.buffer(size)
+    view, at = memoryview(body), 0
+    for piece in pieces:
+        view[at : at + len(piece)] = piece
+        at += len(piece)
+    return body

@@ -28,7 +28,7 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.openai_text import ChatForm, CompletionForm, TextForm, Wishes, submission_of
-from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, read
+from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, read, value_in
 from carpool.rows import is_array_type
 from carpool.wire.payload import OBJECT
 
@@ -43,9 +43,6 @@ class _Embeddings(msgspec.Struct):
     user: str | None = None
 
 
-_decode = msgspec.json.Decoder().decode
-
-
 class OpenAI(HttpProtocol):
     """OpenAI's API; the body of a request says which model is asked."""
 
@@ -54,9 +51,25 @@ class OpenAI(HttpProtocol):
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
         yield from routes_of_list(models)
-        yield ProtocolRoute("POST", "/v1/embeddings", partial(_embed, models))
-        for path, form in (("/v1/completions", CompletionForm()), ("/v1/chat/completions", ChatForm())):
-            yield ProtocolRoute("POST", path, partial(_complete, models, form))
+        yield ProtocolRoute(
+            "POST",
+            "/v1/embeddings",
+            partial(_embed, models),
+            summary="Vectors of texts",
+            fits=lambda: any(_gives_vectors(model.gives.output_type) for model in models),
+        )
+        for path, form, summary in (
+            ("/v1/completions", CompletionForm(), "Go on with a text"),
+            ("/v1/chat/completions", ChatForm(), "Go on with a chat"),
+        ):
+            yield ProtocolRoute(
+                "POST",
+                path,
+                partial(_complete, models, form),
+                summary=summary,
+                writes=("application/json", "text/event-stream"),
+                fits=partial(_are_taken, models, form),
+            )
 
     def error(self, error: ShownError) -> HttpResponse:
         """Return an error as OpenAI has them; its clients are told whether to try again."""
@@ -112,7 +125,7 @@ def _embeddings(members: dict[str, bytes]) -> _Embeddings:
     unknown = members.keys() - set(_Embeddings.__struct_fields__)
     if unknown:
         raise InvalidRequest(f"Unrecognized request argument supplied: {min(unknown)[:100]}")
-    value = {name: _decode(raw) for name, raw in members.items()}
+    value = {name: value_in(raw) for name, raw in members.items()}
     try:
         return msgspec.convert(value, _Embeddings)
     except msgspec.ValidationError as error:
@@ -211,13 +224,19 @@ def count_tokens(model: ModelOfApp, value: Any) -> int:
 # -- completions and chats
 
 
+def _are_taken(models: Sequence[ModelOfApp], form: TextForm) -> bool:
+    """Report whether a model takes items of a form."""
+    kinds = [model.takes.input_type for model in models]
+    return any(isinstance(kind, type) and issubclass(kind, form.item) for kind in kinds)
+
+
 def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolRequest) -> Submission:
     """Submit what is to be completed."""
     members = members_of(request.body)
     name = read(msgspec.json.Decoder(str).decode, members.get("model", b"null"))
     model = _model_named(models, name)
     kind = model.takes.input_type
-    if not (isinstance(kind, type) and issubclass(kind, form.item)):
+    if not _are_taken([model], form):
         raise unfit(
             f"the model {model.name} takes no carpool.openai.{form.item.__name__}, so it does not answer at"
             f" {request.path}"

@@ -16,14 +16,13 @@ from carpool.errors import InvalidRequest, ModelError
 from carpool.hints import schema
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ModelOfApp, ShownError, Submission
-from carpool.http.protocols.wording import as_response
+from carpool.http.protocols.wording import as_response, value_in
 from carpool.openai import Chat, Completion, Delta, Message, Sampling
 from carpool.wire.payload import OBJECT
 
 _MOST_CHOICES: Final = 128
 _MOST_STOPS: Final = 16
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 CountTokens = Callable[[Any], int]
 
 
@@ -128,7 +127,7 @@ class Wishes(msgspec.Struct):
     @classmethod
     def read(cls, members: dict[str, bytes]) -> tuple[Wishes, dict[str, Any]]:
         """Return the wishes in a request, and its other members. Raises `InvalidRequest`."""
-        values = {name: _decode(raw) for name, raw in members.items() if name != "model"}
+        values = {name: value_in(raw) for name, raw in members.items() if name != "model"}
         values = {name: value for name, value in values.items() if value is not None}
         own = {name: values.pop(name) for name in cls.__struct_fields__ if name in values}
         try:

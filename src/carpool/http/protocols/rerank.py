@@ -51,8 +51,15 @@ class Rerank(HttpProtocol):
     prefixes = ("/rerank", "/v2/rerank", "/v1/rerank")
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-            yield ProtocolRoute("POST", path, partial(_answer, models))
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+            yield ProtocolRoute(
+                "POST",
+                path,
+                partial(_answer, models),
+                summary="Sort documents by how well they fit a query",
+                is_alias=path != "/v1/rerank",
+                fits=lambda: any(pair_maker(model.takes.input_type) is not None for model in models),
+            )
 
     def error(self, error: ShownError) -> HttpResponse:
         response = without_details(error)

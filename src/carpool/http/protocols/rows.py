@@ -72,20 +72,24 @@ class TensorTable(NamedTuple):
     is_record: bool
 
 
-def table_of(kind: Any, name: str, examples: Sequence[Any] = ()) -> TensorTable:
+def table_of(kind: Any, name: str, examples: Sequence[Any] = (), *, is_whole: bool = False) -> TensorTable:
     """Return what tensors make items of a type.
 
     Args:
         kind: the type hint of an item.
         name: what the tensor is called if there is one.
         examples: of items.
+        is_whole: whether the hint is that of an array of all rows, and not of one.
 
     Raises:
         ValueError: no tensors can; the text says why.
     """
     fields = fields_of(kind)
     if fields is None:
-        return TensorTable((_column(name, kind, examples[0] if len(examples) else None),), kind, is_record=False)
+        column = _column(name, kind, examples[0] if len(examples) else None)
+        if is_whole and (lengths := _lengths_of_arrays(kind)):
+            column = column._replace(shape=lengths[1:])
+        return TensorTable((column,), kind, is_record=False)
     columns = []
     for field, (type_of_field, is_optional) in fields.items():
         example = _field_of(examples[0], field) if len(examples) else None
@@ -135,7 +139,7 @@ def _column(name: str, kind: Any, example: Any) -> TensorColumn:
     shape: tuple[int, ...] = () if example is None else (-1,) * np.ndim(example)
     if is_array_type(kind):
         dtype = schema.dtype_of(kind)
-        shape = shape if example is not None else (-1,)
+        shape = _lengths_of_arrays(kind) or (shape if example is not None else (-1,))
         if dtype is None:
             return TensorColumn(name, "FP32", shape, kind, None, is_array=True, is_scalar=False)
         try:
@@ -149,25 +153,56 @@ def _column(name: str, kind: Any, example: Any) -> TensorColumn:
         if example is not None:
             datatype = of_results(name, [example]).datatype
         return TensorColumn(name, datatype, shape, kind, None, is_array=is_array, is_scalar=False)
-    scalar, depth = _scalar_in(kind)
+    scalar, lengths = _scalar_in(kind)
     if scalar is None:
         raise ValueError(f"{name} is {schema.type_name(kind)}, which is no row of a tensor")
     datatype, datatypes = _SCALARS[scalar]
-    return TensorColumn(name, datatype, (-1,) * depth, kind, datatypes, is_array=False, is_scalar=not depth)
+    return TensorColumn(name, datatype, lengths, kind, datatypes, is_array=False, is_scalar=not lengths)
 
 
-def _scalar_in(kind: Any, depth: int = 0) -> tuple[Any, int]:
-    """Return the scalar in a type such as `list[list[float]]`, and how deep it is; None if there is
-    none.
+def _scalar_in(kind: Any) -> tuple[Any, tuple[int, ...]]:
+    """Return the scalar in a type such as `list[list[float]]`, and the lengths of the axes around
+    it, -1 where the hint names none; None if there is no scalar.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _scalar_in(args[0], depth)
+        scalar, lengths = _scalar_in(args[0])
+        return scalar, (_length_in(args[1:]), *lengths[1:]) if lengths[:1] == (-1,) else lengths
     if kind in _SCALARS:
-        return kind, depth
-    if isinstance(origin, type) and issubclass(origin, Sequence) and args and set(args[1:]) <= {Ellipsis}:
-        return _scalar_in(args[0], depth + 1)
-    return None, depth
+        return kind, ()
+    if isinstance(origin, type) and issubclass(origin, Sequence) and args:
+        if set(args[1:]) <= {Ellipsis} and not (origin is tuple and len(args) == 1):
+            scalar, lengths = _scalar_in(args[0])
+            return scalar, (-1, *lengths)
+        if origin is tuple and len(set(args)) == 1:
+            scalar, lengths = _scalar_in(args[0])
+            return scalar, (len(args), *lengths)
+    return None, ()
+
+
+def _length_in(constraints: Sequence[Any]) -> int:
+    """Return the only length that constraints of a type allow; -1 if they allow several."""
+    least = max([getattr(each, "min_length", None) or 0 for each in constraints])
+    most = min([n for each in constraints if (n := getattr(each, "max_length", None)) is not None], default=-1)
+    return most if most == least else -1
+
+
+def _lengths_of_arrays(kind: Any) -> tuple[int, ...]:
+    """Return the lengths that the hint of an array names, as `tuple[Literal[3], int]` does, with -1
+    where any will do; empty if it says nothing of its axes.
+    """
+    axes = typing.get_args(typing.get_args(kind)[0]) if typing.get_args(kind) else ()
+    if not all(map(_is_axis, axes)):
+        return ()
+    return tuple(typing.get_args(axis)[0] if typing.get_origin(axis) is typing.Literal else -1 for axis in axes)
+
+
+def _is_axis(hint: Any) -> bool:
+    """Report whether a hint is one of the lengths of an array: `int`, or a literal number."""
+    if typing.get_origin(hint) is typing.Literal:
+        literals = typing.get_args(hint)
+        return len(literals) == 1 and type(literals[0]) is int
+    return hint is int
 
 
 def _field_of(value: Any, field: str) -> Any:
@@ -238,6 +273,14 @@ def _values(column: TensorColumn, tensor: Tensor) -> list[Any]:
     if not column.is_scalar and column.kind is not Any and array.ndim - 1 != len(column.shape) and not column.is_array:
         raise InvalidRequest(
             f"a row of input {tensor.name!r} has {len(column.shape)} axes, but the shape is {list(array.shape)}"
+        )
+    lengths = array.shape[1:]
+    if any(length not in (-1, given) for length, given in zip(column.shape, lengths, strict=False)) or (
+        max(column.shape, default=-1) >= 0 and len(lengths) != len(column.shape)
+    ):
+        raise InvalidRequest(
+            f"a row of input {tensor.name!r} has the shape {list(lengths)}, but the model takes {list(column.shape)},"
+            " where -1 is any length"
         )
     if column.is_array:
         return list(array.astype(array.dtype.newbyteorder("="), copy=False))

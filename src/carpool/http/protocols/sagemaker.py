@@ -48,10 +48,22 @@ class SageMaker(HttpProtocol):
     prefixes = ("/invocations", "/ping")
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+        model = models[0]
         for path in ("/ping", "/health"):
-            yield ProtocolRoute("GET", path, _ping)
-        yield ProtocolRoute("GET", "/version", lambda request: HttpResponse(200, __version__.encode(), _TEXT))
-        yield ProtocolRoute("POST", "/invocations", _Invocations(models[0]).answer, models[0])
+            yield ProtocolRoute("GET", path, _ping, summary="Readiness", is_alias=path == "/health")
+        version = HttpResponse(200, __version__.encode(), _TEXT)
+        yield ProtocolRoute(
+            "GET", "/version", lambda request: version, summary="The version of carpool", writes=("text/plain",)
+        )
+        yield ProtocolRoute(
+            "POST",
+            "/invocations",
+            _Invocations(model).answer,
+            model,
+            summary=f"Ask {model.name} for predictions of rows, or of one item",
+            reads=list(dict.fromkeys(["application/json", "text/csv", *model.formats.readable])),
+            writes=list(dict.fromkeys(["application/json", *model.formats.writable])),
+        )
 
     def error(self, error: ShownError) -> HttpResponse:
         return without_details(error)

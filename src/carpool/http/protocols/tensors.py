@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 from carpool.errors import InvalidRequest, ModelError
+from carpool.wire.payload import LARGE
 
 DTYPES: Final = {
     "BOOL": "?",
@@ -42,12 +43,20 @@ class Tensor(NamedTuple):
     Attributes:
         name: its name.
         datatype: one of `DTYPES`.
-        array: its elements; those of BYTES are objects of type bytes or str.
+        array: its elements; those of BYTES are objects of type bytes or str. None if its rows lie
+            apart.
+        rows: the arrays that are its rows, if they lie apart; they are of one shape and dtype.
     """
 
     name: str
     datatype: str
     array: Any
+    rows: Sequence[Any] = ()
+
+    @property
+    def shape(self) -> list[int]:
+        """The length of each axis."""
+        return [len(self.rows), *self.rows[0].shape] if self.array is None else list(self.array.shape)
 
 
 def check_shape(name: str, datatype: str, shape: Sequence[int]) -> int:
@@ -177,14 +186,19 @@ def _flattened(name: str, data: list[Any]) -> list[Any]:
     return level
 
 
-def to_binary(tensor: Tensor) -> bytes | memoryview:
-    """Return a tensor as binary data; that of numbers is not copied if it lies in order."""
-    import numpy as np
-
+def to_binary(tensor: Tensor) -> list[bytes | memoryview]:
+    """Return a tensor as pieces of binary data; numbers are not copied if they lie in order."""
     if tensor.datatype == "BYTES":
         texts = [_as_bytes(each) for each in tensor.array.ravel()]
-        return b"".join([part for text in texts for part in (_LENGTH.pack(len(text)), text)])
-    array: Any = np.ascontiguousarray(tensor.array, tensor.array.dtype.newbyteorder("<"))
+        return [b"".join([part for text in texts for part in (_LENGTH.pack(len(text)), text)])]
+    return [_bytes_of(array) for array in (tensor.rows if tensor.array is None else [tensor.array])]
+
+
+def _bytes_of(numbers: Any) -> bytes | memoryview:
+    """Return the bytes of an array, little endian and in C order."""
+    import numpy as np
+
+    array: Any = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
     return memoryview(array.reshape(-1)).cast("B") if array.size else b""
 
 
@@ -196,7 +210,7 @@ def to_list(tensor: Tensor) -> list[Any]:
     """
     import numpy as np
 
-    flat = tensor.array.ravel()
+    flat = (np.stack(tensor.rows) if tensor.array is None else tensor.array).ravel()
     if tensor.datatype == "BYTES":
         try:
             return [each if isinstance(each, str) else bytes(each).decode() for each in flat]
@@ -239,7 +253,11 @@ def of_results(name: str, values: list[Any]) -> Tensor:
         arrays = [np.asarray(each) for each in values]
         if len({each.shape for each in arrays}) > 1:
             raise _no_tensor(name, "they have different shapes; ask for one row at a time")
-        stacked = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+        dtype = arrays[0].dtype
+        is_large = arrays[0].nbytes * len(arrays) >= LARGE
+        if is_large and dtype.kind != "U" and all(each.dtype == dtype for each in arrays):
+            return Tensor(name, datatype_of(name, dtype), None, arrays)  # whoever writes it copies the rows once
+        stacked = np.stack(arrays)
     except ValueError as error:
         raise _no_tensor(name, str(error)) from error
     if stacked.dtype.kind == "U":

@@ -67,8 +67,9 @@ class Vertex(HttpProtocol):
         if not self.is_wanted:
             return
         paths = {name: self._environ.get(name) or default for name, default in _DEFAULTS.items()}
-        yield ProtocolRoute("GET", paths[HEALTH_ROUTE], _health, replaces=True)
-        yield ProtocolRoute("POST", paths[PREDICT_ROUTE], _Predict(models[0]).answer, models[0], replaces=True)
+        model, summary = models[0], f"Ask {models[0].name} for predictions of instances"
+        yield ProtocolRoute("GET", paths[HEALTH_ROUTE], _health, replaces=True, summary="Readiness")
+        yield ProtocolRoute("POST", paths[PREDICT_ROUTE], _Predict(model).answer, model, replaces=True, summary=summary)
 
     def error(self, error: ShownError) -> HttpResponse:
         return without_details(error)

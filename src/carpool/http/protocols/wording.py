@@ -19,6 +19,7 @@ BAD_REQUEST: Final = 400
 UNPROCESSABLE: Final = 422
 _encode = msgspec.json.Encoder().encode
 _read_members = nesting.bounded(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, nesting.is_deep_json)
+_read_value = nesting.bounded(msgspec.json.Decoder().decode, nesting.is_deep_json)
 _read_list = nesting.bounded(msgspec.json.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_json)
 
 
@@ -48,6 +49,11 @@ def members_of(body: bytes | bytearray | memoryview) -> dict[str, bytes]:
 def listed_in(body: bytes) -> list[bytes]:
     """Return the elements of a JSON list, each as it was written. Raises `InvalidRequest`."""
     return [bytes(raw) for raw in read(_read_list, body)]
+
+
+def value_in(body: bytes | bytearray) -> Any:
+    """Return what a piece of JSON says, in builtins. Raises `InvalidRequest`."""
+    return read(_read_value, body)
 
 
 def versions_of(name: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""Protocols of other servers, and bulk, beside the native route."""

@@ -1,0 +1,1 @@
+"""Each side's own program."""
