@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.support.sources import MODULES, PARSED, ROOT, imports
 
 EXCEPTIONS = {
-    ("carpool", "carpool.http"),  # `carpool.http` without an import of its own; only when it is asked for
-    ("carpool", "carpool.http.asgi"),  # likewise `carpool.lifespan`
     ("carpool", "carpool.http.serve"),  # likewise `carpool.serve`
     ("carpool", "carpool.ray"),  # likewise
-    ("carpool", "carpool.simulate"),  # likewise
-    ("carpool", "carpool.client"),  # likewise
     ("carpool.testing", "carpool.testing.serving"),  # likewise
 }
 """Imports from below that are meant: who imports, and what."""
@@ -78,6 +76,14 @@ def test_a_module_imports_only_what_is_listed_before_it(module: str) -> None:
     allowed = {*ORDER[: ORDER.index(module)], *(what for who, what in EXCEPTIONS if who == module)}
 
     assert [name for name in imports(MODULES[module]) if is_ours(name) and name not in allowed] == []
+
+
+def test_declaring_a_service_imports_nothing_that_runs_one() -> None:
+    """A worker process, which imports the module that declares a service, is not made to load asyncio and the drivers."""
+    program = "import sys, carpool, carpool.worker.main; carpool.Service(carpool.Stage(len)); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    heavy = [name for name in found if name.startswith(("carpool.drive", "carpool.core", "carpool.http.", "asyncio"))]
+    assert heavy == []
 
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:

@@ -9,10 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from carpool.batch_function.decorator import batch
-from carpool.batch_function.threads import Ticket
-from carpool.call.lock import Lock
-from carpool.call.padding import pad
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -29,22 +25,26 @@ from carpool.model import Model
 from carpool.parts import END, End, Last
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.elsewhere import PLACES
-from carpool.service.handle import AsyncHandle
-from carpool.service.join import Join
 from carpool.service.service import FRONTS, Service
 from carpool.service.stage import Stage
-from carpool.service.thread_handle import Handle
 from carpool.version import __version__ as __version__
 from carpool.worker.place import worker_index
 
 if TYPE_CHECKING:
     from carpool import http, openai, simulate
     from carpool import ray as ray
+    from carpool.batch_function.decorator import batch
+    from carpool.batch_function.threads import Ticket
+    from carpool.call.lock import Lock
+    from carpool.call.padding import pad
     from carpool.client.aio import AsyncClient
     from carpool.client.sync import Client
     from carpool.http.asgi import lifespan
     from carpool.http.serve import serve
     from carpool.metrics import collector
+    from carpool.service.handle import AsyncHandle
+    from carpool.service.join import Join
+    from carpool.service.thread_handle import Handle
 
 __all__ = [
     "AIMD",
@@ -100,22 +100,33 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+_WHERE = {
+    "AsyncClient": "carpool.client",
+    "AsyncHandle": "carpool.service.handle",
+    "Client": "carpool.client",
+    "Handle": "carpool.service.thread_handle",
+    "Join": "carpool.service.join",
+    "Lock": "carpool.call.lock",
+    "Ticket": "carpool.batch_function.threads",
+    "batch": "carpool.batch_function.decorator",
+    "collector": "carpool.metrics",
+    "lifespan": "carpool.http.asgi",
+    "pad": "carpool.call.padding",
+    "serve": "carpool.http.serve",
+}
+_FOLDERS = frozenset({"http", "openai", "ray", "simulate"})
+
+
 def __getattr__(name: str) -> Any:
-    """Import what is large, or needs an extra, at its first use, which keeps this fast."""
-    if name == "http":
-        return importlib.import_module("carpool.http")
-    if name == "ray":
-        return importlib.import_module("carpool.ray")
-    if name == "simulate":
-        return importlib.import_module("carpool.simulate")
-    if name == "lifespan":
-        return importlib.import_module("carpool.http.asgi").lifespan
-    if name == "serve":
-        return importlib.import_module("carpool.http.serve").serve
-    if name in ("Client", "AsyncClient"):
-        return getattr(importlib.import_module("carpool.client"), name)
-    if name == "openai":
-        return importlib.import_module("carpool.openai")
-    if name == "collector":
-        return importlib.import_module("carpool.metrics").collector
+    """Import at its first use what is large, or needs an extra.
+
+    A program pays for what it uses, and a worker process, which imports the modules that declare
+    models and services, for nothing that runs them.
+    """
+    if name in _WHERE:
+        found = getattr(importlib.import_module(_WHERE[name]), name)
+        globals()[name] = found
+        return found
+    if name in _FOLDERS:
+        return importlib.import_module(f"carpool.{name}")
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from carpool.observe.stats import Stats
 from carpool.service.declaration import Declaration
+
+if TYPE_CHECKING:  # a module that only declares a service needs no statistics
+    from carpool.observe.stats import Stats
 
 
 class Site(Protocol):
