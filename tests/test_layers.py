@@ -79,7 +79,7 @@ def test_a_module_imports_only_what_is_listed_before_it(module: str) -> None:
 
 
 def test_declaring_a_service_imports_nothing_that_runs_one() -> None:
-    """A worker process, which imports the module that declares a service, is not made to load asyncio and the drivers."""
+    """A worker process, which imports the module that declares a service, does not load asyncio and the drivers."""
     program = "import sys, carpool, carpool.worker.main; carpool.Service(carpool.Stage(len)); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     heavy = [name for name in found if name.startswith(("carpool.drive", "carpool.core", "carpool.http.", "asyncio"))]
