@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
 import os
 import signal
@@ -17,6 +19,8 @@ import pytest
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Stage, StartupError, Unavailable
+from carpool.drive.joined import JoinedWorker
+from carpool.wire.handshake import Hello
 from tests.effort import slow_where
 from tests.support import joining, models
 from tests.support.joining import joined, wait_for_workers
@@ -220,6 +224,33 @@ def test_silence(by_port: carpool.Join, token: Path, monkeypatch: pytest.MonkeyP
                 assert waiting.result(20)[0] == second
         outcomes = handle.stats().outcomes
         assert outcomes["ok"] == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "is_silence"),
+    [
+        (errno.ETIMEDOUT, True),
+        (errno.EHOSTUNREACH, True),
+        (errno.EINVAL, True),
+        (errno.EACCES, True),
+        (errno.ECONNRESET, False),
+        (errno.EPIPE, False),
+    ],
+)
+def test_errors_that_mean_silence(number: int, is_silence: bool) -> None:
+    """A connection that ends as nothing has been acknowledged means a silent machine, whatever error a route gives."""
+
+    async def ended() -> JoinedWorker:
+        ours, theirs = socket.socketpair()
+        lost: list[str] = []
+        with theirs:
+            worker = JoinedWorker(ours, Hello("1", "s", "S"), lambda frame: None, lost.append, trusts_resets=True)
+            worker._disconnected("it broke", OSError(number, os.strerror(number)))
+            worker.abandon()
+        assert len(lost) == 1
+        return worker
+
+    assert asyncio.run(ended()).fell_silent is is_silence
 
 
 @pytest.mark.slow

@@ -23,7 +23,10 @@ from carpool.wire.frame import Frame, FrameError
 from carpool.wire.handshake import Hello
 
 _LAST_WORDS_S = 1.0  # for a worker that hangs, before its connection is closed altogether
-_SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
+_SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}) | {
+    errno.EINVAL,  # what the kernel says where a route here swallows what is sent, once time is up
+    errno.EACCES,  # the same where a route forbids it
+}
 
 
 class JoinedWorker:
