@@ -1,6 +1,8 @@
 """MLServer of `bench.protocols.tensors`: tensors come back as they were.
 
-python mlserver_tensors.py PORT
+    python mlserver_tensors.py PORT
+
+The model runs in the server itself: with the newest uvloop, workers of MLServer do not start.
 """
 
 import asyncio
@@ -19,7 +21,7 @@ class Same(MLModel):
 
 async def main(port: int) -> None:
     settings = Settings(
-        host="127.0.0.1", http_port=port, grpc_port=port + 1, metrics_endpoint=None, parallel_workers=1, debug=False
+        host="127.0.0.1", http_port=port, grpc_port=port + 1, metrics_endpoint=None, parallel_workers=0, debug=False
     )
     server = MLServer(settings)
     await server.start([ModelSettings(name="tensors", implementation=Same)])
