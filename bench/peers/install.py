@@ -36,6 +36,8 @@ PACKAGES = {
         "rich",
     ],
     "infinity": ["infinity-emb[server,torch]==0.0.78"],
+    "mosec_msgpack": ["mosec", "msgpack", "msgpack-numpy", "numpy"],
+    "mlserver": ["mlserver"],
 }
 REQUIREMENTS = Path(__file__).parent / "requirements"
 # Where one needs torch, this CPU build is there first, and pip keeps it.

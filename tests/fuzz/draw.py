@@ -54,6 +54,7 @@ class _Draw:
         self._parts_dice = Random(f"parts {dice.random()}")
         self._answers_in_parts = False
         self._changes_dice = Random(f"changes {self._trouble}")  # of its own, so that no other program changes
+        self._shapes_dice = Random(f"shapes {self._trouble}")  # likewise
 
     def program(self) -> Program:
         is_batch = not self._in_process and self._chance(0.5)
@@ -112,6 +113,7 @@ class _Draw:
             max_queue_delay_s=self._pick((None, None, None, 0.0, 0.002, 0.02)),
             max_batch_time_s=self._pick((None, None, None, 0.3)),
             size=size,
+            shapes=batch is not None and batch > 1 and self._shapes_dice.random() < 0.2,
             allowed=batch is not None and batch > 1 and not size and self._chance(0.1),
             examples=self._kind() if model == "class" and self._wild(0.03) else self._pick(("", "", "", "good")),
             isolate_errors=self._pick((None, None, True, False)),

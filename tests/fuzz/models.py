@@ -111,6 +111,22 @@ def size(x: Any) -> int:
     return 1 + x.token % 3
 
 
+def length(x: Any) -> int:
+    """How long an item is."""
+    x = sent(x)
+    if x.order == "size":
+        throw(x.kind)
+    return 1 + x.token % 5
+
+
+def key(x: Any) -> str:
+    """What items of a batch have in common."""
+    x = sent(x)
+    if x.order == "size":
+        throw(x.kind)
+    return str(x.token % 3)
+
+
 class Wicked(Greedy):
     """A policy that raises after a few calls.
 

@@ -54,7 +54,8 @@ class Item(_Value):
     """What the model is to do besides answering.
 
     Attributes:
-        do: "" for nothing; "raise" fails the call of `predict`, "pre", "post" and "size" the hook of this name, "dump"
+        do: "" for nothing; "raise" fails the call of `predict`, "pre" and "post" the hook of this name, "size" the
+            functions that say its size, its length and its key, "dump"
             the pickling of the item and "load" that of the result; "return" returns an exception in the item's place;
             "short" returns too few results; "slow" takes 20 ms and "hang" two seconds; "again", "close" and "stats"
             use the service or function from inside, "round" by way of another function; "die" kills the worker process.
@@ -216,6 +217,7 @@ class Stage(_Value):
         model: "function" or "class" (with hooks); which of `def` and `async def` depends on `run_in`. Or, as the last
             stage, one that answers in parts: "steps", "resuming" (steps with `resume`) or "generator" (for each item).
         size: whether items are weighed.
+        shapes: whether items have lengths and keys.
         allowed: whether there are only some sizes of batches.
         examples: "" for none, "good", or the exception that the model raises for them.
         policy: a name, or "raises KIND" for one that does after a few calls.
@@ -231,6 +233,7 @@ class Stage(_Value):
     max_queue_delay_s: float | None = None
     max_batch_time_s: float | None = None
     size: bool = False
+    shapes: bool = False
     allowed: bool = False
     examples: str = ""
     isolate_errors: bool | None = None

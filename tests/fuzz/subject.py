@@ -101,6 +101,8 @@ def _stage(number: int, stage: Stage) -> carpool.Stage:
         max_queue_delay_s=stage.max_queue_delay_s,
         max_batch_time_s=stage.max_batch_time_s,
         size=models.size if stage.size and batched else None,
+        length=models.length if stage.shapes and not stage.size else None,
+        key=models.key if stage.shapes else None,
         allowed_batch_sizes=(1, stage.max_batch_size) if stage.allowed and stage.max_batch_size else None,
         isolate_errors=stage.isolate_errors,
     )
