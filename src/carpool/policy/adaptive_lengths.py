@@ -7,7 +7,7 @@ from math import inf
 
 from carpool.policy.adaptive_learning import COLD, AdaptiveLearning
 from carpool.policy.base import Decision, LevelsView, QueueView
-from carpool.policy.compose import in_line
+from carpool.policy.compose import ChosenGroup, in_line
 from carpool.request import Request
 
 _KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
@@ -59,9 +59,8 @@ class AdaptiveLengths(AdaptiveLearning):
             extra_s=[0.0 if each.key in self.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
         )
         n = len(choice.requests)
-        if choice.batches == 1 and free <= 1:
-            slack_s = min([each.earliest_due for each in levels]) - now - onward_s
-            until = self._worth_waiting_until(now, queue, n, self.limit, slack_s)
+        if free <= 1 and self._gather.served:
+            until = self._company_until(now, queue, levels, choice)
             if until is not None:
                 return Decision(drop=hopeless, wake_at=until)
         if self.allowed_batch_sizes is not None:
@@ -69,6 +68,31 @@ class AdaptiveLengths(AdaptiveLearning):
             n = len(choice.requests)
         reason = "full" if n == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
         return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
+
+    def _company_until(
+        self, now: float, queue: QueueView, levels: Sequence[LevelsView], choice: ChosenGroup
+    ) -> float | None:
+        """Return until when to wait for clients that come back; None to go now.
+
+        Those of a batch that is not full make it larger (`policy/gather.py`). And the more wait, the
+        less padding is in the batches that are made of them.
+        """
+        composer, gather = self._composer, self._gather
+        assert composer is not None
+        slack_s = min([each.earliest_due for each in levels]) - now - self.onward_s
+        if choice.batches == 1:
+            until = self._worth_waiting_until(now, queue, len(choice.requests), self.limit, slack_s)
+            if until is not None:
+                return until
+        if len(levels) > 1 or not gather.expected:
+            return None  # of which key the next ones are is not known
+        until = gather.best_until(now, composer.saved_by_more_s(choice, len(queue)))
+        if until is None:
+            return None
+        if self.max_queue_delay_s is not None:
+            until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
+        is_in_time = slack_s > until - now + choice.seconds * self.cost.margin
+        return until if now < until and is_in_time else None
 
     def _hopeless_alone(self, now: float, levels: Sequence[LevelsView]) -> list[Request]:
         """Return the requests that could not be answered in time even alone."""
