@@ -7,6 +7,7 @@ from math import inf
 
 from carpool.policy.adaptive_learning import COLD, AdaptiveLearning
 from carpool.policy.base import Decision, LevelsView, QueueView
+from carpool.policy.batch_size import share_of
 from carpool.policy.compose import ChosenGroup, in_line
 from carpool.request import Request
 
@@ -29,7 +30,7 @@ class AdaptiveLengths(AdaptiveLearning):
             return True
         return not composer.keeps_plain_order(queue, self.limit)
 
-    def _composed(self, now: float, queue: QueueView, free: int) -> Decision | None:
+    def _composed(self, now: float, queue: QueueView, free: int, busy: int) -> Decision | None:
         """Return the batch of like lengths that is to go; None where what comes first is."""
         levels = queue.levels
         if not levels or not self._composes(queue):
@@ -41,10 +42,17 @@ class AdaptiveLengths(AdaptiveLearning):
             if not left:
                 return self._all_hopeless(now, hopeless)
             levels = left
-        return self._composed_of(now, queue, levels, hopeless, free)
+        limit = self.limit if free + busy <= 1 else self._share_by_length(now, len(queue), levels, free + busy)
+        return self._composed_of(now, queue, levels, hopeless, free, limit)
 
     def _composed_of(
-        self, now: float, queue: QueueView, levels: Sequence[LevelsView], hopeless: list[Request], free: int
+        self,
+        now: float,
+        queue: QueueView,
+        levels: Sequence[LevelsView],
+        hopeless: list[Request],
+        free: int,
+        limit: int,
     ) -> Decision:
         """Return the best batch of these levels, without those that are hopeless alone."""
         composer, cost, onward_s = self._composer, self._length_cost, self.onward_s
@@ -52,7 +60,7 @@ class AdaptiveLengths(AdaptiveLearning):
         choice = composer.choose(
             now,
             levels,
-            self.limit,
+            limit,
             self.max_padded_size,
             onward_s=onward_s,
             without=hopeless,
@@ -68,6 +76,20 @@ class AdaptiveLengths(AdaptiveLearning):
             n = len(choice.requests)
         reason = "full" if n == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
         return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
+
+    def _share_by_length(self, now: float, waiting: int, levels: Sequence[LevelsView], workers: int) -> int:
+        """Return the most that one of several workers takes, as the others are free or soon will be.
+
+        It is the share without lengths (`BatchSize.share`), for requests of the mean length.
+        """
+        cost, gather = self._length_cost, self._gather
+        assert cost is not None
+        if gather.window_s or waiting > workers * self.limit:
+            return self.limit
+        rising = [each for level in levels for each in level.rising()]
+        item_s = sum([cost.item_s(length) * count for length, _, count in rising]) / sum([n for _, _, n in rising])
+        rate = self._arrivals.steady_rate(now)
+        return min(self.limit, share_of(waiting, rate, workers, cost.setup_s, item_s, self.limit))
 
     def _company_until(
         self, now: float, queue: QueueView, levels: Sequence[LevelsView], choice: ChosenGroup
