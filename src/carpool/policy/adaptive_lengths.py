@@ -26,7 +26,7 @@ class AdaptiveLengths(AdaptiveLearning):
             return True  # which of them, is a question even where all are of one length
         if not queue.lengths_vary:
             return False
-        if len(queue) <= self.limit or self.max_padded_size < inf:
+        if len(queue) <= self.limit or self.most_padded < inf:
             return True
         return not composer.keeps_plain_order(queue, self.limit)
 
@@ -61,7 +61,7 @@ class AdaptiveLengths(AdaptiveLearning):
             now,
             levels,
             limit,
-            self.max_padded_size,
+            self.most_padded,
             onward_s=onward_s,
             without=hopeless,
             extra_s=[0.0 if each.key in self.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
