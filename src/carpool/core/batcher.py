@@ -250,7 +250,9 @@ class Batcher(StageWorkers):
         if any(r.lane.key != first.key or r.lane.bucket != first.bucket for r in chosen):
             raise RuntimeError(f"policy {type(policy).__name__} of stage {self.name} chooses requests of several keys")
         size, longest = sum([r.size for r in chosen]), max([r.length for r in chosen])
-        if len(chosen) > 1 and (size > policy.limit or len(chosen) * self.padded_length(longest) > policy.max_padded_size):
+        if len(chosen) > 1 and (
+            size > policy.limit or len(chosen) * self.padded_length(longest) > policy.max_padded_size
+        ):
             raise self._impossible(size, f"whose longest is {longest}")
 
     def _start(self, now: float, n: int, reason: str, chosen: Sequence[Request] = ()) -> Batch:

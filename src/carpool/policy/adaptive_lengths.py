@@ -78,7 +78,7 @@ class AdaptiveLengths(AdaptiveLearning):
         return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
 
     def _share_by_length(self, now: float, waiting: int, levels: Sequence[LevelsView], workers: int) -> int:
-        """Return the most that one of several workers takes, as the others are free or soon will be.
+        """Return the most that one of several workers takes, as others are or soon will be free.
 
         It is the share without lengths (`BatchSize.share`), for requests of the mean length.
         """
@@ -96,8 +96,8 @@ class AdaptiveLengths(AdaptiveLearning):
     ) -> float | None:
         """Return until when to wait for clients that come back; None to go now.
 
-        Those of a batch that is not full make it larger (`policy/gather.py`). And the more wait, the
-        less padding is in the batches that are made of them.
+        Those of a batch that is not full make it larger (`policy/gather.py`). And the more wait,
+        the less padding is in the batches that are made of them.
         """
         composer, gather = self._composer, self._gather
         assert composer is not None

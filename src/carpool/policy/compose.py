@@ -229,7 +229,7 @@ class Composer:
         seconds = cost.seconds(len(requests), longest)
         noise = 1.0 + cost.cv
         until = now + seconds * noise
-        if len(requests) > 1 and any([request.due < until for request in requests]):
+        if len(requests) > 1 and any(request.due < until for request in requests):
             urgent = urgent_first(now, requests, lambda n, length: cost.seconds(n, length) * noise)
             if len(urgent) < len(requests):
                 longest = max([request.length for request in urgent])

@@ -5,7 +5,8 @@ seconds of the batch are dear and it would be late behind it, too. Where all tha
 batch, *tight*: the most urgent go first, in a smaller batch, if more are in time that way. (Nothing
 is gained by shrinking batches where many wait: that serves fewer, and those left out are mostly the
 long ones.) Source: J. M. Moore, "An n job, one machine sequencing algorithm for minimizing the
-number of late jobs", 1968, by which the one that takes the longest is given up, here the one that is
+number of late jobs", 1968, by which the one that takes the longest is given up, here the one that
+is
 due first, as all of a batch take the same time.
 """
 
