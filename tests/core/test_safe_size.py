@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
 
@@ -9,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.levels import BY_LENGTH
+from carpool.core.pipeline import Pipeline
+from carpool.core.queue import Queue
 from carpool.core.safe_size import SafeSize
+from carpool.policy import Adaptive, Greedy, Policy
 from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
 from tests.support.properties import PROPERTY
 
@@ -325,3 +331,53 @@ def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:
     (batch,) = pipeline.poll(0).run
 
     assert (batch.n, batch.size) == (1, 50)
+
+
+@pytest.mark.parametrize("policy", [Greedy(64), Adaptive(64)])
+def test_padded_batches_fit_by_their_count_times_their_longest(policy: Policy) -> None:
+    """Where a batch is padded, what fits into memory is its count times its longest length: after a
+    few failures many short ones still go together, and no more long ones than fit.
+    """
+    memory = 1000
+    batcher = Batcher("stage", policy, Queue(levels=BY_LENGTH))
+    pipeline = Pipeline([batcher])
+    pipeline.worker_ready(0, 0)
+    failures, later = 0, []
+    for turn in range(150):
+        requests = asks(range(80))
+        for i, request in enumerate(requests):
+            request.length = 100 if i % 5 == 0 else 5
+        pipeline.submit(turn, requests)
+        for batch in iter_batches(pipeline, turn):
+            padded = batch.n * batch.longest
+            if padded > memory:
+                failures += 1
+                calls, fitted = in_halves([r.length for r in batch.requests], memory)
+                out_of_memory(batcher, 0, calls, fitted)
+            elif turn > 20:
+                later.append((batch.longest, batch.n))
+            reply(pipeline, turn, batch)
+    assert failures < 12
+    assert max(n for longest, n in later if longest == 5) == 64
+    assert max(n for longest, n in later if longest == 100) in (8, 9, 10)
+
+
+def in_halves(lengths: list[int], memory: int) -> tuple[list[list[int]], list[list[int]]]:
+    """The calls for a batch that run out of memory, and those that fit, by halves."""
+    calls: list[list[int]] = []
+    fitted: list[list[int]] = []
+    left = [list(range(len(lengths)))]
+    while left:
+        call = left.pop()
+        if len(call) * max(lengths[i] for i in call) <= memory:
+            fitted.append(call)
+        else:
+            calls.append(call)
+            left += [call[: len(call) // 2], call[len(call) // 2 :]]
+    return calls, fitted
+
+
+def iter_batches(pipeline: Pipeline, now: float) -> Iterator[Batch]:
+    """Each batch in turn, until nothing waits."""
+    while (todo := pipeline.poll(now)).run:
+        yield from todo.run

@@ -255,6 +255,53 @@ def test_a_closed_loop_gains() -> None:
     assert composed > 2.6 * plain
 
 
+def test_clients_that_come_back_at_once_are_composed_with() -> None:
+    """Where clients ask again as soon as they have their answers, the next batch waits the moment
+    for them: of sixty-four all are there to be composed, and at least 2 % more are served than
+    without the wait.
+    """
+    waits = driven(Adaptive(), limit=32)
+    goes_on = driven(Adaptive(), limit=32)
+    gather = policy_of(goes_on)._gather
+    gather.best_until = lambda now, saved_s: None
+    assert closed_loop(waits, 64, 2500) > 1.02 * closed_loop(goes_on, 64, 2500)
+
+
+def test_nothing_waits_for_clients_that_do_not_come_back() -> None:
+    """With arrivals that follow nothing, a worker is idle for less than 0.5 % of the time while
+    requests wait to be composed.
+    """
+    free, idle_s = [0.0], [0.0]
+
+    def cost(batch: Batch, now: float) -> float:
+        idle_s[0] += now - max(free[0], min(request.arrived for request in batch.requests))
+        free[0] = now + padded_cost(batch, now)
+        return padded_cost(batch, now)
+
+    driver = driven(Adaptive(), limit=8, cost=cost)
+    dice, at = random.Random(9), 0.0
+    for i in range(600):
+        at += dice.expovariate(400.0)
+        driver.arrive(at, i, length=lengths(dice))
+    driver.run()
+    assert idle_s[0] < 0.005 * driver.clock.now
+    assert any(batch.reason == "length" for batch in driver.batches)
+
+
+def test_workers_share_what_is_composed() -> None:
+    """Eight requests that come at once to two idle workers go to both, not to one alone."""
+    driver = driven(Adaptive(), workers=[2])
+    for n in (1, 4, 16):
+        for length in (10, 14, 40):
+            driver.pipeline.trained_at(0, n, length, 1e-4 + 1e-3 * n)
+            driver.pipeline.trained(0, n, n, 1e-4 + 1e-3 * n)
+    for length in [10, 14] * 4:
+        driver.submit("x", length=length)
+    driver.run()
+    assert driver.batches[0].n == 4
+    assert {batch.place for batch in driver.batches[:2]} == {0, 1}
+
+
 def test_an_slo_is_met_more_often() -> None:
     """In an overload of mixed lengths at least twice as many are answered in time, and of the
     longest tenth not fewer.

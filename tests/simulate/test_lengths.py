@@ -129,6 +129,15 @@ def test_padded_batches_are_limited(tmp_path: Path) -> None:
     assert max(report.batch_sizes) <= 4
 
 
+@pytest.mark.parametrize("policy", ["greedy", "adaptive", "static"])
+def test_padded_batches_are_limited_where_all_are_of_one_length(policy: str) -> None:
+    """`max_padded_size` holds where no two lengths differ: three requests of length 4 make 12."""
+    given: dict[str, Any] = {"lengths": "fixed:4", "max_padded_size": 12, "duration_s": 999}
+    report = run(policy, [0.0] * 8, lambda n, longest: n * longest, None, 8, **given)
+
+    assert report.batch_sizes == {3: 2, 2: 1}
+
+
 def test_requests_without_lengths_have_no_figures_of_them() -> None:
     """Without lengths no report speaks of padding, of long requests or of keys."""
     report = run("greedy", [0.0] * 4, lambda n: n, None, 4, duration_s=9)

@@ -22,7 +22,6 @@ from carpool.core.queue import Queue, Suspect
 from carpool.core.queue_view import WithoutKeys
 from carpool.core.stage_workers import StageWorkers
 from carpool.policy.base import Decision, QueueView
-from carpool.policy.length_cost import padded
 from carpool.request import QUEUED, Request
 
 
@@ -120,7 +119,7 @@ class Batcher(StageWorkers):
             if n and queue.count:
                 if decision.chosen:
                     return self._start_chosen(now, decision, room)
-                if n > self.safe_size.limit or queue.weighted or n > room or queue.lengths_vary:
+                if queue.by_length or n > self.safe_size.limit or queue.weighted or n > room:
                     n = self._most_to_send(n, room)
                 return self._start(now, n, decision.reason)
             self.wake_at = decision.wake_at
@@ -144,6 +143,8 @@ class Batcher(StageWorkers):
         if free and room < queue.count and room < self.next_max_size and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
         view = queue if self.keyed is None else self._view_by_keys(self.keyed)
+        if self.limits_padded and self.safe_size.limit < inf:
+            self._tell_safe_padded()
         decision = self.policy.decide(now, view, free, len(self.in_flight))
         n = decision.take
         if type(n) is not int:
@@ -169,10 +170,32 @@ class Batcher(StageWorkers):
         They are as many as fit into memory, into `units`, and into the next stage.
         """
         queue = self.queue
-        if units > self.safe_size.limit and queue.size > self.safe_size.limit:
+        if not self.limits_padded and units > self.safe_size.limit and queue.size > self.safe_size.limit:
             units = self._safe(units)
-        n = self._fitting(units) if queue.weighted or queue.lengths_vary else units
+        n = self._fitting(units) if queue.weighted or self._is_limited_by_length else units
         return n if n <= room else int(room)
+
+    @property
+    def _is_limited_by_length(self) -> bool:
+        """Whether the lengths of requests may say how many of them share a batch."""
+        return self.queue.by_length and (self.queue.lengths_vary or self.policy.most_padded < inf)
+
+    def _tell_safe_padded(self) -> None:
+        """Have the policy know how much of a padded batch fits into memory, or is worth trying."""
+        safe, policy, queue = self.safe_size, self.policy, self.queue
+        if any(self.memory_of(batch) > safe.limit for batch in self.handed_over):
+            policy.safe_padded_size = safe.limit  # what comes of that one is not known yet
+            return
+        longest = max([rising[-1][0] for levels in queue.levels if (rising := levels.rising())], default=1)
+        wanted = int(min(queue.count, policy.limit)) * self.padded_length(longest)
+        policy.safe_padded_size = safe.limit if wanted <= safe.limit else safe.offered(wanted)
+
+    def _note_padded(self, batch: Batch) -> None:
+        """Count a batch as one that could have held more, if it was kept within what fits."""
+        safe = self.safe_size
+        could_be_larger = self.queue.count and self.memory_of(batch) + self.padded_length(batch.longest) > safe.limit
+        if could_be_larger:
+            safe.allowed(self.memory_of(batch))
 
     def _safe(self, units: int) -> int:
         """Return how much of `units` fits into memory, or is worth trying."""
@@ -184,26 +207,39 @@ class Batcher(StageWorkers):
     def _fitting(self, units: int, view: QueueView | None = None) -> int:
         """Return how many requests from the head fit into `units`; the first one always does."""
         n = size = longest = 0
-        most_padded = self.policy.max_padded_size
+        most_padded = self.policy.most_padded
         for request in (self.queue if view is None else view).peek(units):
             size += request.size
             longest = max(longest, request.length)
-            if n and (size > units or (n + 1) * self._padded(longest) > most_padded):
+            if n and (size > units or (n + 1) * self.padded_length(longest) > most_padded):
                 break
             n += 1
         return n
-
-    def _padded(self, length: int) -> int:
-        """Return the length to which the model pads a batch with this longest length."""
-        allowed = self.policy.allowed_lengths
-        return length if allowed is None else padded(length, allowed)
 
     def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
         """Make a batch of the requests that the policy has chosen, as far as there is room."""
         self._check_chosen(decision)
         units = decision.take
-        most = min(room, self._safe(units) if units > self.safe_size.limit else inf)
-        return self._start(now, 0, decision.reason, decision.chosen[: max(1, int(min(most, len(decision.chosen))))])
+        chosen = decision.chosen
+        most = room
+        if self.limits_padded:
+            most = min(most, self._fitting_of(chosen))
+        elif units > self.safe_size.limit:
+            most = min(most, self._safe(units))
+        return self._start(now, 0, decision.reason, chosen[: max(1, int(min(most, len(chosen))))])
+
+    def _fitting_of(self, chosen: Sequence[Request]) -> int:
+        """Return how many of the requests that the policy has chosen fit into memory together."""
+        safe = self.policy.safe_padded_size
+        n, longest = 0, 0
+        if safe == inf:
+            return len(chosen)
+        for request in chosen:
+            longest = max(longest, self.padded_length(request.length))
+            if n and (n + 1) * longest > safe:
+                break
+            n += 1
+        return n
 
     def _check_chosen(self, decision: Decision) -> None:
         """Raise RuntimeError if the requests that the policy has chosen cannot be a batch."""
@@ -214,7 +250,9 @@ class Batcher(StageWorkers):
         if any(r.lane.key != first.key or r.lane.bucket != first.bucket for r in chosen):
             raise RuntimeError(f"policy {type(policy).__name__} of stage {self.name} chooses requests of several keys")
         size, longest = sum([r.size for r in chosen]), max([r.length for r in chosen])
-        if len(chosen) > 1 and (size > policy.limit or len(chosen) * self._padded(longest) > policy.max_padded_size):
+        if len(chosen) > 1 and (
+            size > policy.limit or len(chosen) * self.padded_length(longest) > policy.max_padded_size
+        ):
             raise self._impossible(size, f"whose longest is {longest}")
 
     def _start(self, now: float, n: int, reason: str, chosen: Sequence[Request] = ()) -> Batch:
@@ -229,6 +267,8 @@ class Batcher(StageWorkers):
         if look_at < self.attention_at:
             self.attention_at = look_at
         self.in_flight[place] = batch
+        if self.limits_padded and self.safe_size.limit < inf:
+            self._note_padded(batch)
         return batch
 
     def _place_for(self, keyed: KeyedWorkers, batch: Batch) -> int:
@@ -266,7 +306,7 @@ class Batcher(StageWorkers):
         n = operator.index(decision.take)
         if not 0 <= n <= self.policy.limit:
             raise self._impossible(n, "for a busy worker")
-        if n > self.safe_size.limit:
+        if not self.limits_padded and n > self.safe_size.limit:
             n = self._safe(n)
         if not n or n > room:
             return None
@@ -274,7 +314,7 @@ class Batcher(StageWorkers):
         if now < opens_at:
             self.wake_at = opens_at if self.wake_at is None else min(self.wake_at, opens_at)
             return None
-        if queue.weighted or queue.lengths_vary:
+        if queue.weighted or self._is_limited_by_length:
             n = self._fitting(n)
         self.ahead[before.place] = made = self._make(now, n, decision.reason, before.place, ahead=True)
         return made
@@ -327,7 +367,7 @@ class Batcher(StageWorkers):
     def _limit(self) -> float:
         """Most that a batch can hold now."""
         limit, safe = self.policy.limit, self.safe_size.limit
-        return safe if safe < limit else limit
+        return safe if safe < limit and not self.limits_padded else limit
 
     def _most_requests(self) -> float:
         """Return about how many of the requests that wait a full batch would hold."""

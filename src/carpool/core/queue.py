@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import cast
 
 from carpool.core.lane_queue import LaneQueue
-from carpool.core.levels import Levels, LevelsOf
+from carpool.core.levels import BY_KEY, Levels, LevelsOf
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 
 AGEING_S = 1.0
@@ -71,6 +71,7 @@ class Queue:
             quicker to see than `next_is_suspect`.
         varied: whether there has ever been more than one priority, key or bucket.
         by_length: whether requests have lengths, by which batches may be composed.
+        has_lengths: whether their lengths differ in general; false where only their keys matter.
         lengths_vary: whether there have ever been two requests of different lengths.
     """
 
@@ -90,6 +91,7 @@ class Queue:
         self.suspect_lanes = 0
         self.varied = False
         self.by_length = levels is not None
+        self.has_lengths = levels is not None and levels is not BY_KEY
         self.lengths_vary = False
         self._levels_of = levels
         self._length = 0  # of the first request that ever came

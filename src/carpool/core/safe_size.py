@@ -9,7 +9,7 @@ and only those batches count that would have been larger; each failure doubles t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 _FIRST_PAUSE = 4  # batches that stay within the limit before a larger one is tried
@@ -69,11 +69,15 @@ class SafeSize:
 
     def allowed(self, wanted: int) -> int:
         """Return how much the next batch may hold that would hold `wanted`, over the limit."""
+        offered = self.offered(wanted)
         self._batches_left -= 1
-        if self._batches_left > 0:
-            return int(self.limit)
-        self._pause = self._batches_left = min(2 * self._pause, _LONGEST_PAUSE)
-        return min(wanted, self._larger())
+        if self._batches_left <= 0:
+            self._pause = self._batches_left = min(2 * self._pause, _LONGEST_PAUSE)
+        return offered
+
+    def offered(self, wanted: int) -> int:
+        """Return what `allowed` would say, without counting a batch."""
+        return int(self.limit) if self._batches_left > 1 else min(wanted, self._larger())
 
     def _larger(self) -> int:
         """Return the next size to try.
@@ -105,17 +109,17 @@ class SafeSize:
 
 
 def least_that_ran_out(
-    sizes: Sequence[int], calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
+    size_of: Callable[[Sequence[int]], int], calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
 ) -> tuple[int, int]:
     """Return the least size of a call that ran out of memory, and the largest below it that fitted.
 
     The second is 0 if there is none.
 
     Args:
-        sizes: of the items of the batch.
+        size_of: returns the size of a call for the items at some positions of the batch.
         calls: for each call that ran out, the positions of its items in the batch; one at least.
         fitted: the same for each call that went through.
     """
-    tried = min([sum([sizes[i] for i in call]) for call in calls])
-    smaller = [size for call in fitted if (size := sum([sizes[i] for i in call])) < tried]
+    tried = min([size_of(call) for call in calls])
+    smaller = [size for call in fitted if (size := size_of(call)) < tried]
     return tried, max(smaller, default=0)

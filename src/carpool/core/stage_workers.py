@@ -17,6 +17,7 @@ from carpool.core.queue import Queue
 from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.core.stage_requests import StageRequests
 from carpool.policy.base import Policy
+from carpool.policy.length_cost import padded
 from carpool.request import DONE, RUNNING, Request
 
 
@@ -40,7 +41,10 @@ class StageWorkers(StageRequests):
         keyed: which workers serve which keys; None where requests have none.
 
     Attributes:
-        safe_size: how much one call can hold before memory runs out, as far as it ever has.
+        limits_padded: whether a call takes memory by its count times its longest length, to which
+            it is padded.
+        safe_size: how much one call can hold before memory runs out, as far as it ever has: the sum
+            of its sizes, or its padded size.
         patience: how long a call may take.
         times: how long batches take.
         in_flight: the batch that each busy worker runs, by the worker's place.
@@ -68,7 +72,8 @@ class StageWorkers(StageRequests):
         self.patience = Patience(max_batch_time_s, patience_s)
         self.runs_ahead = runs_ahead and idempotent
         self.keyed = keyed
-        self.safe_size = SafeSize(policy.allowed_batch_sizes)
+        self.limits_padded = queue.has_lengths
+        self.safe_size = SafeSize(None if self.limits_padded else policy.allowed_batch_sizes)
         self.times = BatchTimes()
         self.in_flight: dict[int, Batch] = {}
         self.ahead: dict[int, Batch] = {}
@@ -201,12 +206,27 @@ class StageWorkers(StageRequests):
         batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id or len(batch) != batch.n:
             raise ValueError(f"worker {place} of stage {self.name} has no batch {batch_id}")
-        sizes = [request.size for request in batch.requests]
-        if any(not 0 <= i < len(sizes) for call in [*calls, *fitted] for i in call):
-            raise ValueError(f"batch {batch_id} of stage {self.name} has {len(sizes)} items, not more")
+        requests = batch.requests
+        if any(not 0 <= i < len(requests) for call in [*calls, *fitted] for i in call):
+            raise ValueError(f"batch {batch_id} of stage {self.name} has {len(requests)} items, not more")
         batch.ok = False  # the time it takes is not that of one call
-        self.safe_size.ran_out(*least_that_ran_out(sizes, calls, fitted))
+
+        def size_of(call: Sequence[int]) -> int:
+            if self.limits_padded:
+                return len(call) * self.padded_length(max([requests[i].length for i in call], default=1))
+            return sum([requests[i].size for i in call])
+
+        self.safe_size.ran_out(*least_that_ran_out(size_of, calls, fitted))
         self._limited_since = self._batch_ids
+
+    def padded_length(self, length: int) -> int:
+        """Return the length to which the model pads a batch with this longest length."""
+        allowed = self.policy.allowed_lengths
+        return length if allowed is None else padded(length, allowed)
+
+    def memory_of(self, batch: Batch) -> int:
+        """Return what a batch takes of memory, in the units of `safe_size`."""
+        return batch.n * self.padded_length(batch.longest) if self.limits_padded else batch.size
 
     # -- workers answer
 
@@ -279,8 +299,10 @@ class StageWorkers(StageRequests):
         if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
             ok = ok and batch.ok
             busy_s += batch.busy_s
-            if ok and batch.size > self.safe_size.limit and batch.id > self._limited_since:
-                self.safe_size.fitted(batch.size)  # it was sent to find out whether more fits
+            if ok and batch.id > self._limited_since and self.safe_size.limit < inf:
+                memory = self.memory_of(batch)
+                if memory > self.safe_size.limit:
+                    self.safe_size.fitted(memory)  # it was sent to find out whether more fits
             policy = self.policy
             policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
             if batch.longest:

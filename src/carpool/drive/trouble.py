@@ -46,9 +46,10 @@ def learn(
             batcher.ran_out_of_memory(place, batch_id, each.ran_out, each.fitted)
     if batcher.safe_size.limit < before:
         logger.warning(
-            "%s ran out of memory: its batches hold at most %d from now on, and more again once that fits",
+            "%s ran out of memory: its batches hold at most %d%s from now on, and more again once that fits",
             name,
             batcher.safe_size.limit,
+            " (their count times their longest length)" if batcher.limits_padded else "",
             extra=about,
         )
 
@@ -61,7 +62,7 @@ def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
         trouble: what happened during the warm-up.
     """
     for each in trouble:
-        if each.ran_out:
+        if each.ran_out and not batcher.limits_padded:  # else the lengths matter, which it does not say
             tried = min(map(len, each.ran_out))
             batcher.safe_size.ran_out(tried, max([n for n in map(len, each.fitted) if n < tried], default=0))
 

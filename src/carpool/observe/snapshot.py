@@ -43,6 +43,7 @@ class StageSnapshot:
         unsplit_batches: How many raised an error and were not, because too many had been.
         out_of_memory: How many batches ran out of memory.
         safe_batch_size: The largest batch known to fit into memory; None while none has run out.
+            In a stage with `length=` that is a count times a longest length.
         policy: Why the policy decides as it does, see `Policy.explain`.
         elsewhere: Where the workers run that are not on this machine, or have joined by themselves,
             in words, by their index.

@@ -102,7 +102,7 @@ class Adaptive(AdaptiveLengths):
         if is_easy and self._has_time(now, queue):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
-        elif queue.by_length and (composed := self._composed(now, queue, free)) is not None:
+        elif queue.by_length and (composed := self._composed(now, queue, free, busy)) is not None:
             decision = composed
         elif self.cost.samples < COLD:
             decision = self._cold(now, queue)

@@ -7,7 +7,8 @@ from math import inf
 
 from carpool.policy.adaptive_learning import COLD, AdaptiveLearning
 from carpool.policy.base import Decision, LevelsView, QueueView
-from carpool.policy.compose import in_line
+from carpool.policy.batch_size import share_of
+from carpool.policy.compose import ChosenGroup, in_line
 from carpool.request import Request
 
 _KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
@@ -25,11 +26,11 @@ class AdaptiveLengths(AdaptiveLearning):
             return True  # which of them, is a question even where all are of one length
         if not queue.lengths_vary:
             return False
-        if len(queue) <= self.limit or self.max_padded_size < inf:
+        if len(queue) <= self.limit or self.most_padded < inf:
             return True
         return not composer.keeps_plain_order(queue, self.limit)
 
-    def _composed(self, now: float, queue: QueueView, free: int) -> Decision | None:
+    def _composed(self, now: float, queue: QueueView, free: int, busy: int) -> Decision | None:
         """Return the batch of like lengths that is to go; None where what comes first is."""
         levels = queue.levels
         if not levels or not self._composes(queue):
@@ -41,10 +42,17 @@ class AdaptiveLengths(AdaptiveLearning):
             if not left:
                 return self._all_hopeless(now, hopeless)
             levels = left
-        return self._composed_of(now, queue, levels, hopeless, free)
+        limit = self.limit if free + busy <= 1 else self._share_by_length(now, len(queue), levels, free + busy)
+        return self._composed_of(now, queue, levels, hopeless, free, limit)
 
     def _composed_of(
-        self, now: float, queue: QueueView, levels: Sequence[LevelsView], hopeless: list[Request], free: int
+        self,
+        now: float,
+        queue: QueueView,
+        levels: Sequence[LevelsView],
+        hopeless: list[Request],
+        free: int,
+        limit: int,
     ) -> Decision:
         """Return the best batch of these levels, without those that are hopeless alone."""
         composer, cost, onward_s = self._composer, self._length_cost, self.onward_s
@@ -52,16 +60,15 @@ class AdaptiveLengths(AdaptiveLearning):
         choice = composer.choose(
             now,
             levels,
-            self.limit,
-            self.max_padded_size,
+            limit,
+            self.most_padded,
             onward_s=onward_s,
             without=hopeless,
             extra_s=[0.0 if each.key in self.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
         )
         n = len(choice.requests)
-        if choice.batches == 1 and free <= 1:
-            slack_s = min([each.earliest_due for each in levels]) - now - onward_s
-            until = self._worth_waiting_until(now, queue, n, self.limit, slack_s)
+        if free <= 1 and self._gather.served:
+            until = self._company_until(now, queue, levels, choice)
             if until is not None:
                 return Decision(drop=hopeless, wake_at=until)
         if self.allowed_batch_sizes is not None:
@@ -69,6 +76,45 @@ class AdaptiveLengths(AdaptiveLearning):
             n = len(choice.requests)
         reason = "full" if n == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
         return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
+
+    def _share_by_length(self, now: float, waiting: int, levels: Sequence[LevelsView], workers: int) -> int:
+        """Return the most that one of several workers takes, as others are or soon will be free.
+
+        It is the share without lengths (`BatchSize.share`), for requests of the mean length.
+        """
+        cost, gather = self._length_cost, self._gather
+        assert cost is not None
+        if gather.window_s or waiting > workers * self.limit:
+            return self.limit
+        rising = [each for level in levels for each in level.rising()]
+        item_s = sum([cost.item_s(length) * count for length, _, count in rising]) / sum([n for _, _, n in rising])
+        rate = self._arrivals.steady_rate(now)
+        return min(self.limit, share_of(waiting, rate, workers, cost.setup_s, item_s, self.limit))
+
+    def _company_until(
+        self, now: float, queue: QueueView, levels: Sequence[LevelsView], choice: ChosenGroup
+    ) -> float | None:
+        """Return until when to wait for clients that come back; None to go now.
+
+        Those of a batch that is not full make it larger (`policy/gather.py`). And the more wait,
+        the less padding is in the batches that are made of them.
+        """
+        composer, gather = self._composer, self._gather
+        assert composer is not None
+        slack_s = min([each.earliest_due for each in levels]) - now - self.onward_s
+        if choice.batches == 1:
+            until = self._worth_waiting_until(now, queue, len(choice.requests), self.limit, slack_s)
+            if until is not None:
+                return until
+        if len(levels) > 1 or not gather.expected:
+            return None  # of which key the next ones are is not known
+        until = gather.best_until(now, composer.saved_by_more_s(choice, len(queue)))
+        if until is None:
+            return None
+        if self.max_queue_delay_s is not None:
+            until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
+        is_in_time = slack_s > until - now + choice.seconds * self.cost.margin
+        return until if now < until and is_in_time else None
 
     def _hopeless_alone(self, now: float, levels: Sequence[LevelsView]) -> list[Request]:
         """Return the requests that could not be answered in time even alone."""

@@ -154,6 +154,8 @@ class Policy(ABC):
             cost as much; rising, the last one is the stage's limit.
         max_padded_size: the most that the count of a batch times its longest length may be;
             infinity for no limit.
+        safe_padded_size: the most of that product which is known to fit into memory, or is worth a
+            try; infinity while nothing has run out of it. The batcher keeps it.
         allowed_lengths: if given, the lengths of batches are padded up to the next of these, which
             rise.
         warm_keys: the keys that the idle workers have served last; the batcher keeps it.
@@ -169,11 +171,16 @@ class Policy(ABC):
         self.hop_s = 0.0
         self.onward_s = 0.0
         self.allowed_batch_sizes: Sequence[int] | None = None
-        self.max_padded_size = inf
+        self.max_padded_size = self.safe_padded_size = inf
         self.allowed_lengths: Sequence[int] | None = None
         self.warm_keys: Collection[Hashable] = ()
         self.overload = "goodput"
         self.slo_s: float | None = None
+
+    @property
+    def most_padded(self) -> float:
+        """The most that the count of a batch times its longest length may be now."""
+        return min(self.max_padded_size, self.safe_padded_size)
 
     def arrived(self, now: float, request: Request) -> None:
         """Note that a request has joined the queue."""

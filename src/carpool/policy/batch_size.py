@@ -143,13 +143,7 @@ class BatchSize:
     def share(self, waiting: int, rate: float, workers: int) -> int:
         """Return the most that one of several workers takes, while `rate` arrives per second."""
         cost = self._cost
-        setup_s, item_s = cost.setup_s, cost.shape.slope * cost.level
-        spare = workers - rate * item_s
-        if spare <= 0.0 or item_s <= 0.0:
-            return cost.limit  # batches can only grow
-        even = max(1.0, rate * setup_s / spare)
-        n = even + sqrt(_EXCESS * waiting * (setup_s + item_s * even) / (2.0 * item_s * workers))
-        return min(waiting, int(max(n, waiting / workers) + 0.5))
+        return share_of(waiting, rate, workers, cost.setup_s, cost.shape.slope * cost.level, cost.limit)
 
     def takes_all(self, waiting: int, everything: int, capacity: float) -> bool:
         """Fast path of `choose`: the same outcome at any load, see tests/policy/test_batch_size.py.
@@ -253,6 +247,25 @@ class BatchSize:
             self._probe = 0
             self._hoped_for.clear()
             cost.shape.age(self.working)
+
+
+def share_of(waiting: int, rate: float, workers: int, setup_s: float, item_s: float, limit: int) -> int:
+    """Return the most that one of several workers takes of what waits.
+
+    Args:
+        waiting: how many units wait.
+        rate: how many arrive per second.
+        workers: how many there are.
+        setup_s: seconds of a batch that do not depend on its size.
+        item_s: seconds of each unit besides.
+        limit: the most that a batch may hold.
+    """
+    spare = workers - rate * item_s
+    if spare <= 0.0 or item_s <= 0.0:
+        return limit  # batches can only grow
+    even = max(1.0, rate * setup_s / spare)
+    n = even + sqrt(_EXCESS * waiting * (setup_s + item_s * even) / (2.0 * item_s * workers))
+    return min(waiting, int(max(n, waiting / workers) + 0.5))
 
 
 def _hoped_times(shape: Shape, believe_all: bool) -> list[float]:

@@ -31,12 +31,13 @@ costs of both are compared, smoothed, and what comes first goes first unless com
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
-from math import inf, log2
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf, log2, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy.partition import partition
+from carpool.policy.tight_batch import urgent_first, without_late
 
 if TYPE_CHECKING:
     from carpool.policy.base import LevelsView, QueueView
@@ -150,7 +151,7 @@ class Composer:
             pieces = partition([(length, count) for length, _, count in rising], limit, most_padded, self._cost)
             batches += len(pieces)
             if len(levels) == 1 and len(pieces) == 1:
-                return self._whole(rising)
+                return self._whole(now + onward_s, rising)
             found.append(self._best(now + onward_s, rising, pieces, extra_s[i] if extra_s else 0.0, each.allowance_s))
         best = max(found, key=_score) if len(found) > 1 else found[0]
         return ChosenGroup(best.requests, best.longest, best.seconds, batches)
@@ -168,6 +169,22 @@ class Composer:
             return choice
         oldest = sorted(choice.requests, key=lambda request: request.admitted)[:smaller]
         return choice._replace(requests=oldest, seconds=seconds)
+
+    def saved_by_more_s(self, choice: ChosenGroup, waiting: int) -> Callable[[float], float]:
+        """Return what says how many seconds a batch saves if more requests wait beside it.
+
+        What a batch takes beyond its items' own work is setup and padding. Of n requests in k
+        batches the setup is a·k and the padding about c·n/k (as the error of a fine quantiser falls
+        with its number of steps: Bennett 1948), and their sum, at its least, rises as the root of
+        n. So with m more waiting each request has sqrt(n / (n + m)) of the share that it has now.
+
+        Args:
+            choice: the batch that would go.
+            waiting: how many requests wait, those of the batch included.
+        """
+        item_s = self._cost.item_s
+        beyond_s = max(0.0, choice.seconds - sum([item_s(request.length) for request in choice.requests]))
+        return lambda more: beyond_s * (1.0 - sqrt(waiting / (waiting + more)))
 
     def keeps_plain_order(self, queue: QueueView, limit: int) -> bool:
         """Report whether what comes first should go first, as composing would save too little.
@@ -204,11 +221,20 @@ class Composer:
         self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
         self._gone = 0
 
-    def _whole(self, rising: Rising) -> ChosenGroup:
-        """Return all that waits as one batch."""
-        requests = [request for _, of_level, _ in rising for request in of_level]
+    def _whole(self, now: float, rising: Rising) -> ChosenGroup:
+        """Return all that waits as one batch, or the urgent ones of it."""
+        cost = self._cost
+        requests: Sequence[Request] = [request for _, of_level, _ in rising for request in of_level]
         longest = rising[-1][0]
-        return ChosenGroup(requests, longest, self._cost.seconds(len(requests), longest), 1)
+        seconds = cost.seconds(len(requests), longest)
+        noise = 1.0 + cost.cv
+        until = now + seconds * noise
+        if len(requests) > 1 and any(request.due < until for request in requests):
+            urgent = urgent_first(now, requests, lambda n, length: cost.seconds(n, length) * noise)
+            if len(urgent) < len(requests):
+                longest = max([request.length for request in urgent])
+                return ChosenGroup(urgent, longest, cost.seconds(len(urgent), longest), 2)
+        return ChosenGroup(requests, longest, seconds, 1)
 
     def _best(
         self,
@@ -236,13 +262,17 @@ class Composer:
                 score = sum(worth[begin:end]) / seconds
             else:
                 in_time = [w for w, r in zip(worth[begin:end], line[begin:end], strict=True) if r.due >= until]
-                score = sum(in_time) / seconds
+                score = sum(in_time) / (cost.seconds(len(in_time) or 1, longest) + extra_s)
             if score > most:
                 most, best = score, (begin, end, longest, seconds)
         begin, end, longest, seconds = best
+        batch: Sequence[Request] = line[begin:end]
+        if now + seconds > earliest and len(pieces) > 1:
+            batch = without_late(now, batch, longest, lambda n, length: cost.seconds(n, length) + extra_s)
+            seconds = cost.seconds(len(batch), longest) + extra_s
         if allowance_s:
             most /= min(allowance_s, _PATIENT_S) ** _POWER
-        return _Scored(most, line[begin:end], longest, seconds)
+        return _Scored(most, batch, longest, seconds)
 
     def _worth(self, since: float, rising: Rising, allowance_s: float) -> tuple[float, list[float]]:
         """Return when the first request is due, and what it is worth to serve each of them now.

@@ -13,6 +13,7 @@ docs/policies-evidence.md#theory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Gather:
         self._returned = [0.0] * len(_GRID)  # per window, over the batches so far
         self._answered = self._batches = 0.0  # requests that could return, and their batches, fading
         self._stray = self._stray_s = 0.0  # arrivals outside of the windows, and the time outside of them
+        self._rate = 0.0  # requests per second that arrive outside of the windows
         self._batch = 1.0  # smoothed requests of a batch
         self._groups = 2  # that clients split into without waiting: one more than there are workers
         self._clients = 1.0  # smoothed: those just served and those waiting, if they are in a closed loop
@@ -133,19 +135,49 @@ class Gather:
         self._stray_s = _KEEP * self._stray_s + max(0.0, closed.end - half)
         self._answered = _KEEP * self._answered + closed.served
         self._batches = _KEEP * self._batches + 1.0
-        rate = self._stray / self._stray_s if self._stray_s > scale_s else closed.rate
+        self._rate = self._stray / self._stray_s if self._stray_s > scale_s else closed.rate
         returned = self._returned
         for j, share in enumerate(_GRID):
             by_then = min(arrivals.until(at + share * scale_s, before), closed.total)
             returned[j] = _KEEP * returned[j] + by_then - before
-        self.window_s = self._best_window(rate, unit, cost)
+        self.window_s = self._best_window(unit, cost)
 
-    def _best_window(self, rate: float, unit: float, cost: CostModel | CostAtLength) -> float:
+    def best_until(self, now: float, saved_s: Callable[[float], float]) -> float | None:
+        """Return until when to wait for the clients served last, as far as that saves seconds.
+
+        Args:
+            now: the time.
+            saved_s: returns the seconds of the next batch that are saved if so many are back.
+
+        Returns:
+            The end of the window that saves most, or None if none saves more than it takes.
+        """
+        expected = self.expected
+        if not expected or not self._answered:
+            return None
+        background = self._background
+        most_s, best = 0.0, None
+        for returned, share in zip(self._returned, _GRID, strict=True):
+            until = self._at + share * self._scale_s
+            if returned <= background * share or until <= now:
+                continue
+            more = expected - self.served * (1.0 - min(1.0, returned / self._answered))
+            left_s = saved_s(more) - (until - now) if more > 0.0 else 0.0
+            if left_s > most_s:
+                most_s, best = left_s, until
+        return best
+
+    @property
+    def _background(self) -> float:
+        """How many arrivals in the longest windows of all batches would be no sign of a cluster."""
+        return _CLUSTER * self._rate * self._scale_s * self._batches
+
+    def _best_window(self, unit: float, cost: CostModel | CostAtLength) -> float:
         """Return the window with the best throughput; 0 if waiting does not promise enough."""
         limit = cost.limit / unit
         half = min(limit, max(1.0, self._clients / self._groups))
         half_s = cost.seconds(half * unit)
-        background = _CLUSTER * rate * self._scale_s * self._batches
+        background = self._background
         best, window_s = (_GAIN + _NOISE_SHARE * cost.cv) * half / half_s, 0.0
         for returned, share in zip(self._returned, _GRID, strict=True):
             if returned <= background * share:

@@ -29,7 +29,7 @@ class Greedy(Policy):
         if not free or not waiting:
             return NOTHING
         limit = self.limit
-        if queue.lengths_vary and (waiting > limit or self.max_padded_size < inf) and queue.levels:
+        if queue.lengths_vary and (waiting > limit or self.most_padded < inf) and queue.levels:
             return self._of_like_length(queue)
         if waiting >= limit:
             return Decision(take=limit, reason="full")
@@ -41,6 +41,6 @@ class Greedy(Policy):
     def _of_like_length(self, queue: QueueView) -> Decision:
         """Take the head and those nearest to it in length, where not all can go together."""
         (head,) = queue.peek(1)
-        chosen = nearest(queue.levels[0].rising(), head, self.limit, self.max_padded_size)
+        chosen = nearest(queue.levels[0].rising(), head, self.limit, self.most_padded)
         reason = "full" if len(chosen) == self.limit else "free" if len(chosen) == len(queue) else "length"
         return Decision(take=len(chosen), reason=reason, chosen=chosen)
