@@ -33,11 +33,13 @@ def _demo_can_run() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("sklearn", "httptools"))
 
 
+_HELP = "Dynamic batching for Python models: many callers, one vectorised call, each caller its own answer."
+
 cli = Cli(
     name="carpool",
-    help="Dynamic batching for Python models: many callers, one vectorised call, each caller its own answer.",
+    # not as an epilogue, which the help of each command would end with as well
+    help=f"{_HELP}\n\nStart with: carpool demo" if _demo_can_run() else _HELP,
     version=carpool.__version__,
-    help_epilogue="Start with: carpool demo" if _demo_can_run() else None,
 )
 
 cli.config = (sources,)
