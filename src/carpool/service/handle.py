@@ -315,7 +315,7 @@ class AsyncHandle:
         finally:
             del caller, request  # they lead to the error and so to this frame, which would be a reference cycle
 
-    def predict_stream(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> AsyncParts:
+    def predict_stream(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> AsyncParts[Any]:
         """Return the parts of the model's answer to one item, as they come.
 
         Use it as `async with s.predict_stream(x) as parts: async for part in parts: ...`. The
