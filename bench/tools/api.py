@@ -21,8 +21,8 @@ COMMAND: Final = "python -m bench.tools.api"
 MODULES: Final = ("carpool", "carpool.types", "carpool.http", "carpool.testing", "carpool.frames")
 """The modules of the page.
 
-`carpool.policy` and `carpool.simulate` have pages in words, and `carpool.ray` (docs/ray.md) cannot be
-imported where Ray is missing.
+`carpool.policy` and `carpool.simulate` have pages in words, and `carpool.ray` (docs/ray.md) cannot
+be imported where Ray is missing.
 """
 
 _HEAD: Final = f"""# Reference of the Python API
