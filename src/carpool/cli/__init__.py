@@ -20,12 +20,14 @@ import carpool
 from carpool.cli.config_command import show_config
 from carpool.cli.exits import fail
 from carpool.cli.operate_commands import reload, scale
+from carpool.cli.profile_command import profile
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
 from carpool.cli.sources import sources
 from carpool.cli.targets import add_current_folder
 from carpool.cli.worker_command import worker
 from carpool.simulate.command import simulate
+from carpool.simulate.plan_command import plan
 
 
 def _demo_can_run() -> bool:
@@ -49,6 +51,8 @@ cli.command(worker)
 cli.command(score)
 cli.command(reload)
 cli.command(scale)
+cli.command(profile)
+cli.command(plan)
 cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 

@@ -51,8 +51,8 @@ class Journal:
         entries = list(self._entries)
         if request_id is None:
             request_id = max((owner for owner, *_ in entries), default=0)
-        found = [event for owner, *event in entries if owner == request_id]
-        return [Entry(at, at - found[0][0], event, stage, detail) for at, event, stage, detail in found]
+        found = [each for each in entries if each[0] == request_id]
+        return [Entry(at, at - found[0][1], event, stage, detail) for _, at, event, stage, detail in found]
 
 
 def parts_so_far(now: float, request: Request) -> str:

@@ -345,7 +345,8 @@ class AsyncHandle:
         driver = self.running_driver
         self._refuse_other_loops()
         request = self.new_stream(x, timeout_s, priority, is_told_both=self.service.stages[-1].traits.collects)
-        async with AsyncParts(driver, request, self) as parts:
+        taken: AsyncParts[Any] = AsyncParts(driver, request, self)
+        async with taken as parts:
             got = []
             async for part in parts:
                 returned = on_part(part)

@@ -18,6 +18,7 @@ from carpool.policy import STEPS_BY_NAME
 from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
+from carpool.simulate.cost_file import given_costs
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.features import Features
 from carpool.simulate.lengths import EXAMPLE as LENGTHS
@@ -106,8 +107,9 @@ def simulate(
         per second, you can give rho, a share of what the workers can serve. The default is
         poisson:rate=800, unless there is a trace.
     cost:
-        How long a batch of n takes: affine:a=8ms,b=0.25ms (the default),
-        tile:a=3ms,step=4ms,width=16, sqrt:c=5ms, knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
+        How long a batch of n takes: affine:a=8ms,b=0.25ms (the default), costs.json as
+        carpool profile writes it, tile:a=3ms,step=4ms,width=16, sqrt:c=5ms,
+        knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
         table:1=8ms,64=24ms or table:costs.csv, followed by +noisy:sigma=0.25 or
         +drifting:factors=1/1.8/1.2 if you like. Where a batch is padded to its longest item, of
         length L: padded:a=2ms,b=20us,c=0us,e=0us, which is a + b n L + c n L^2 + e n, or a table by
@@ -226,13 +228,14 @@ def simulate(
     slo = slo or "60ms"
     with _exit_on_mistake():
         counts = _numbers("workers", workers)
+        costs, known_limits = given_costs(cost, USUAL_COST)
         plan = _Plan(
             specs.listed(policy or _POLICIES),
             _arrivals(arrivals, trace),
-            cost or [USUAL_COST],
+            costs,
             {
                 "slo_s": _slo_s(slo),
-                "max_batch_size": _one_or_each(_numbers("max-batch-size", max_batch_size), 64),
+                "max_batch_size": _one_or_each(_numbers("max-batch-size", max_batch_size) or known_limits, 64),
                 "workers": _one_or_each(counts, 1),
                 "start_s": start_s,
                 "scaling": scaling,
