@@ -16,7 +16,7 @@ _MOST_TRIED = 8  # numbers of workers beyond the least that could do
 _BEYOND = 1  # numbers of workers that are shown beyond the first that is enough
 
 
-class Choice(NamedTuple):
+class Staffing(NamedTuple):
     """Numbers of workers and batch limits, and what they come to.
 
     Attributes:
@@ -42,7 +42,7 @@ def workers_of(cost: Sequence[str], limits: Sequence[int], n: int) -> tuple[int,
     return tuple(max(1, math.ceil(wanted / each - 1e-9)) for each in alone)
 
 
-def choices(
+def staffings(
     cost: Sequence[str],
     arrivals: Any,
     limits: Sequence[Sequence[int]],
@@ -52,7 +52,7 @@ def choices(
     policy: str = "adaptive",
     progress: Callable[[str], None] | None = None,
     **settings: Any,
-) -> Iterator[Choice]:
+) -> Iterator[Staffing]:
     """Yield what each number of workers comes to, for each choice of batch limits.
 
     Args:
@@ -79,7 +79,7 @@ def choices(
                 progress(f"{each} workers, batches of up to {list(limit)}")
             shape: dict[str, Any] = {"max_batch_size": list(limit), "workers": list(each)}
             (report,) = compare([policy], arrivals, list(cost), **shape, **settings)
-            yield Choice(each, tuple(limit), Servers.of(list(cost), list(limit), list(each)).capacity(), report)
+            yield Staffing(each, tuple(limit), Servers.of(list(cost), list(limit), list(each)).capacity(), report)
             beyond += report.attainment >= goal
             if workers is None and beyond > _BEYOND:
                 break
@@ -92,7 +92,7 @@ def _least(cost: Sequence[str], arrivals: Any, limits: Sequence[int], settings: 
     return 1 if load is None else max(1, math.ceil(load))
 
 
-def best(found: Sequence[Choice], goal: float) -> Choice | None:
+def best(found: Sequence[Staffing], goal: float) -> Staffing | None:
     """Return the choice with the fewest workers that meets the goal, the quickest of equals."""
     good = [choice for choice in found if choice.report.attainment >= goal]
     return min(good, key=lambda choice: (sum(choice.workers), choice.report.p99_s), default=None)

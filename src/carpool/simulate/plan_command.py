@@ -16,7 +16,7 @@ from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS
 from carpool.simulate.cost_file import given_costs
 from carpool.simulate.costs import USUAL_COST
-from carpool.simulate.plan import Choice, best, choices
+from carpool.simulate.plan import Staffing, best, staffings
 
 _FILE_WIDTH = 160  # columns of output that does not go to a terminal
 _USAGE_ERROR = 2
@@ -90,7 +90,7 @@ def plan(
         limits = [[each] * len(costs) for each in _numbers("max-batch-size", max_batch_size)]
         with Console(stderr=True).status("") as status:
             found = list(
-                choices(
+                staffings(
                     costs,
                     arrivals or USUAL_ARRIVALS,
                     limits or [known or [64] * len(costs)],
@@ -141,7 +141,7 @@ def _share(text: str) -> float:
     return share
 
 
-def _as_dict(choice: Choice) -> dict[str, Any]:
+def _as_dict(choice: Staffing) -> dict[str, Any]:
     shape = {"workers": choice.workers, "max_batch_size": choice.limits, "capacity": choice.capacity}
     return {**shape, **choice.report.to_dict()}
 
@@ -151,7 +151,7 @@ def _row(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if len(set(numbers)) == 1 and len(numbers) == 1 else " -> ".join(map(str, numbers))
 
 
-def _print(found: Sequence[Choice], chosen: Choice | None, about: str, goal: str, slo: str) -> None:
+def _print(found: Sequence[Staffing], chosen: Staffing | None, about: str, goal: str, slo: str) -> None:
     """Print the workload, the table, and which choice is enough."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -172,4 +172,5 @@ def _print(found: Sequence[Choice], chosen: Choice | None, about: str, goal: str
         console.print(f"None of these answers {goal} of the requests within {slo}: try more workers, or other limits.")
         return
     workers, in_time, p99 = _row(chosen.workers), f"{chosen.report.attainment:.1%}", chosen.report.p99_s * 1000
-    console.print(f"{workers} workers are enough: {in_time} of the requests within {slo}, p99 {p99:.1f} ms.")
+    what = "1 worker is" if chosen.workers == (1,) else f"{workers} workers are"
+    console.print(f"{what} enough: {in_time} of the requests within {slo}, p99 {p99:.1f} ms.")
