@@ -44,6 +44,7 @@ def test_help_teaches() -> None:
 
     assert done.returncode == 0
     assert "carpool demo" in done.stdout
+    assert "Start with" not in run("demo", "--help").stdout
     for command, line in (("demo", "Serve handwritten"), ("serve", "Serve one or"), ("simulate", "Compare batching")):
         assert re.search(rf"{command} +{line}", done.stdout)
 

@@ -10,7 +10,7 @@ the exception itself is the `__cause__` of a `ModelError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from carpool.details import Detail
 
@@ -81,26 +81,48 @@ class ValidationError(CarpoolError, ValueError):
         self.details = tuple(details)
 
 
+OVERLOAD_REASONS: Final = ("queue_full", "slo", "deadline", "priority", "uploads", "policy", "other")
+"""What `Overloaded.reason` may be, a closed set: clients read it, and metrics have it as a label.
+
+* `queue_full`: the first queue holds as many requests, or bytes, as it may.
+* `slo`: the answer would come later than `slo_s` allows.
+* `deadline`: the answer would come after the time-out, when nobody waits for it any more.
+* `priority`: the queue is full, and a request of a higher priority took the place.
+* `uploads`: bodies that are being received hold as much memory as they may.
+* `policy`: a policy of one's own gave another reason.
+* `other`: somebody else's code raised the error.
+"""
+
+
 class Overloaded(CarpoolError):
-    """The queue is full, or the request would not make its deadline (429).
+    """More comes than can be served, so this request was refused (429).
 
     Attributes:
         retry_after_s: After how many seconds trying again makes sense; None if it is not known.
+        reason: Why this request was refused: "queue_full", "slo", "deadline", "priority",
+            "uploads", "policy" or "other".
     """
 
     status = 429
     code = "overloaded"
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None, reason: str = "other") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason if reason in OVERLOAD_REASONS else "other"
 
 
 class DeadlineExceeded(CarpoolError, TimeoutError):
-    """The deadline passed before the answer was ready (504). It is also a `TimeoutError`."""
+    """The deadline passed before the answer was ready (504). It is also a `TimeoutError`.
+
+    Attributes:
+        worker_lost: Whether a worker was lost with this request, which may be why: look at it
+            before you send it again.
+    """
 
     status = 504
     code = "deadline_exceeded"
+    worker_lost = False
 
 
 class Unavailable(CarpoolError):

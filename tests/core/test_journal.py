@@ -18,7 +18,9 @@ def two_stages() -> tuple[Pipeline, Journal]:
 
 
 def test_a_request_has_a_story() -> None:
-    """The journal tells all that happened to a request, in order, with times, stages and batches."""
+    """The journal tells all that happened to a request, in order, with the seconds since it came,
+    stages and batches.
+    """
     pipeline, journal = two_stages()
     pipeline.submit(1, asks("ab"))
     (first,) = pipeline.poll(2).run
@@ -27,12 +29,13 @@ def test_a_request_has_a_story() -> None:
     reply(pipeline, 5, second)
 
     assert told(journal, 1) == [
-        "1.000000 admitted",
-        "2.000000 runs decode batch 1 of 1 on worker 1 (full)",
-        "3.000000 passed decode",
-        "4.000000 runs infer batch 1 of 1 on worker 1 (free)",
-        "5.000000 answered",
+        "0.000000 admitted",
+        "1.000000 runs decode batch 1 of 1 on worker 1 (full)",
+        "2.000000 passed decode",
+        "3.000000 runs infer batch 1 of 1 on worker 1 (free)",
+        "4.000000 answered",
     ]
+    assert [entry.at for entry in journal.story(1)] == [1, 2, 3, 4, 5]
 
 
 def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
@@ -46,13 +49,13 @@ def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
     pipeline.worker_lost(5, 0, batch.place)
     pipeline.abort(6, Unavailable("over"))
 
-    assert told(journal, 1)[-1] == "3.000000 failed: boom"
+    assert told(journal, 1)[-1] == "2.000000 failed: boom"
     assert told(journal, 2) == [
-        "1.000000 waits for room",
-        "2.000000 let in",
-        "4.000000 runs decode batch 2 of 1 on worker 0 (full)",
-        "5.000000 worker lost, queued again, alone decode",
-        "6.000000 failed: over",
+        "0.000000 waits for room",
+        "1.000000 let in",
+        "3.000000 runs decode batch 2 of 1 on worker 0 (full)",
+        "4.000000 worker lost, queued again, alone decode",
+        "5.000000 failed: over",
     ]
 
 
@@ -63,17 +66,19 @@ def test_a_story_may_end_with_its_caller() -> None:
     pipeline.submit(1, [request])
     pipeline.cancel(2, request)
 
-    assert told(journal, 1) == ["1.000000 admitted", "2.000000 cancelled"]
+    assert told(journal, 1) == ["0.000000 admitted", "1.000000 cancelled"]
 
 
 def test_the_journal_is_bounded() -> None:
-    """When the journal is full its oldest entries are dropped first."""
+    """When the journal is full its oldest entries are dropped first, and the seconds of a story count
+    from the first that is left.
+    """
     journal = Journal(max_entries=3)
     for now in range(5):
         journal.record(now, f"event {now}", request_id=now % 2)
 
-    assert told(journal, 0) == ["2.000000 event 2", "4.000000 event 4"]
-    assert told(journal, 1) == ["3.000000 event 3"]
+    assert told(journal, 0) == ["0.000000 event 2", "2.000000 event 4"]
+    assert told(journal, 1) == ["0.000000 event 3"]
 
 
 def test_with_a_journal_nothing_else_changes() -> None:

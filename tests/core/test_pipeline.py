@@ -742,7 +742,8 @@ def test_who_cannot_make_its_deadline_is_refused_on_arrival(deadline: float, tol
     assert verdict(pipeline, 1, request) is told
     assert pipeline.refused == (told is not None)
     if isinstance(request.error, Overloaded):
-        assert str(request.error) == "the request would not be answered within its SLO or by its deadline"
+        assert str(request.error) == "the request would not be answered by its deadline"
+        assert request.error.reason == "deadline"
         assert request.error.retry_after_s == 3 + 2 * 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -282,6 +283,43 @@ def test_no_more_load_at_a_time_than_may() -> None:
     first.lost(1, 1)
     assert second.due(1, starts.room) == [0]
     assert starts.room == 0
+
+
+def test_a_stage_without_a_worker_starts_one_first() -> None:
+    """Each stage starts one worker before any stage starts its second one; then the first stages
+    go on, and a stage that has lost its only worker goes before those that only lack some.
+    """
+    first, second, third = stages = [Roster(3, lambda: 1.0), Roster(1, lambda: 1.0), Roster(2, lambda: 1.0)]
+    starts = Starts(stages, 2)
+
+    def started(now: float) -> list[list[int]]:
+        return [roster.due(now, starts.room_for(now, roster)) for roster in stages]
+
+    def ready(roster: Roster, place: int) -> None:
+        for state in (PlaceState.LOADING, PlaceState.READY):
+            roster.moved(place, state)
+
+    assert started(0) == [[0], [0], []]
+    assert [len(roster.waiting(0)) for roster in stages] == [2, 0, 2]
+    ready(first, 0)
+    assert started(0) == [[], [], [0]]
+    ready(third, 0), ready(second, 0)
+    assert started(0) == [[1, 2], [], []]
+    second.lost(1, 0)
+    ready(first, 1)
+    assert started(1) == [[], [0], []]
+    ready(first, 2)
+    assert started(1) == [[], [], [1]]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 9])
+def test_who_starts_first_leaves_no_room_unused(most: int) -> None:
+    """As many workers load at a time as may, and as there are, whichever stage is asked first."""
+    for order in itertools.permutations(range(3)):
+        stages = [Roster(3, lambda: 1.0), Roster(1, lambda: 1.0), Roster(2, lambda: 1.0)]
+        starts = Starts(stages, most)
+        loading = sum(len(stages[i].due(0, starts.room_for(0, stages[i]))) for i in (*order, *order))
+        assert loading == min(most, 6)
 
 
 def test_when_stopping_deaths_are_expected_and_nobody_is_started() -> None:

@@ -147,6 +147,22 @@ def test_after_a_worker_was_lost() -> None:
     assert text == "no answer within 3.000 s: 2.000 s waiting for embed after a worker was lost, 1.000 s in embed"
 
 
+def test_who_may_have_killed_a_worker_is_told_so() -> None:
+    """The error of an expired request says whether a worker was lost with it."""
+    found = []
+    for is_lost in (False, True):
+        pipeline = chain()
+        request = ask("a", 3)
+        pipeline.submit(0, [request])
+        (batch,) = pipeline.poll(0).run
+        if is_lost:
+            pipeline.worker_lost(1, 0, batch.place)
+        pipeline.poll(3)
+        assert isinstance(request.error, DeadlineExceeded)
+        found.append(request.error.worker_lost)
+    assert found == [False, True]
+
+
 @pytest.mark.parametrize("policy", [Greedy, Static, Adaptive])
 @pytest.mark.parametrize("patient", [True, False])
 def test_expired_work_reaches_no_worker(policy: type[Policy], patient: bool) -> None:

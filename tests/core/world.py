@@ -46,7 +46,7 @@ DROPPING = {"aimd", "cork", "deadline", "adaptive"}
 HOLDING_BACK = {"static", "static from idle", "cork", "adaptive"}
 """Policies that let requests wait beside an idle worker."""
 
-LATE = "the request would not be answered within its SLO or by its deadline"
+LATE = ("slo", "deadline")
 
 
 class Ask:
@@ -515,7 +515,7 @@ class World:
             assert error in ask.errors
             assert str(error) == f"of {ask.number}"
         elif isinstance(error, Overloaded):
-            assert not request.patient or (str(error) == LATE and self.specs[stage].policy in DROPPING)
+            assert not request.patient or (error.reason in LATE and self.specs[stage].policy in DROPPING)
         elif isinstance(error, InvalidRequest):
             assert ask.spec.nbytes > self.specs[0].max_bytes
         else:

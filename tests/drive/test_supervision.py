@@ -81,13 +81,28 @@ def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> No
         assert [stage.restarts for stage in service.stats().stages] == [5, 1]
 
 
-def test_by_default_no_more_load_than_there_are_cores(tmp_path: Path) -> None:
-    """By default as many workers load at a time as there are cores, and at least two."""
+def test_by_default_no_more_load_than_there_are_cores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By default as many workers load at a time as there are cores, and at least two; the log says
+    once that others wait.
+    """
+    caplog.set_level("INFO", "carpool")
     diary = tmp_path / "diary"
     cores = max(2, len(os.sched_getaffinity(0)))
     kwargs = {"diary": str(diary), "seconds": 0.5}
     with Service(Stage(models.LoadsSlowly, workers=2 * cores, max_batch_size=4, kwargs=kwargs)).run():
         assert 1 <= most_at_a_time(diary) <= cores
+    waiting = [line for line in map(logging.LogRecord.getMessage, caplog.records) if "when others have loaded" in line]
+    what = f"{cores} workers of stage LoadsSlowly will start when others have loaded"
+    assert waiting == [f"{what}, since {cores} may load at a time (max_parallel_starts)"]
+
+
+def test_each_stage_of_a_pipeline_starts_one_worker_first(caplog: pytest.LogCaptureFixture) -> None:
+    """The second worker of the first stage starts after the first one of the last stage."""
+    caplog.set_level("INFO", "carpool")
+    stages = [Stage(models.double, name="a", workers=2), Stage(models.double, name="b")]
+    with Service(*stages, max_parallel_starts=2).run():
+        told = [line for line in map(logging.LogRecord.getMessage, caplog.records) if line.endswith(" starts")]
+    assert [line.split()[1] for line in told] == ["a/0", "b/0", "a/1"]
 
 
 @pytest.mark.slow

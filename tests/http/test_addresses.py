@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import carpool
 from carpool.http.app import App
+from carpool.http.overview import overview
 from tests.support.http import models
 from tests.support.http.both_fronts import asked, behind
 from tests.support.http.front import get, post
@@ -47,13 +49,57 @@ def test_the_first_page_says_what_is_where(port: int) -> None:
         "  POST /models/scale/predict/many  (a list of items)",
         "  POST /predict",
         "  POST /predict/many  (a list of items)",
-        "  curl --json 1.5 http://HOST:PORT/models/scale/predict",
+        "  curl --json 1.5 test/models/scale/predict",
         "",
         "GET /dashboard /docs /livez /metrics /openapi.json /readyz",
         "protocol kserve-v1:",
         "  POST /v1/models/scale:predict",
         "  GET /v1/models /v1/models/scale",
     ]
+
+
+def floats(xs: list[float]) -> list[float]:
+    return xs
+
+
+def pictures(bodies: list[bytes]) -> list[int]:
+    return [len(body) for body in bodies]
+
+
+def anything(items: list[dict[str, int]]) -> list[int]:
+    return [len(item) for item in items]
+
+
+def counts(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (floats, ["curl --json 1.0 {}"]),
+        (pictures, ["curl -H 'Content-Type: application/octet-stream' --data-binary @FILE {}"]),
+        (anything, ["curl --json @item.json {}"]),
+        (counts, ["curl --json 1 {}", "curl -N -H 'Accept: text/event-stream' --json 1 {}"]),
+    ],
+)
+def test_the_first_page_has_a_command_for_each_kind_of_model(model: Any, expected: list[str]) -> None:
+    """There is a command for models without examples, and one more that streams where the model does."""
+    limits = {} if model is counts else {"max_batch_size": 4}
+    service = carpool.Service(carpool.Stage(model, **limits))
+    app = App(service)
+    text = overview(app.endpoints, [], host=b"example.org:8000")
+    url = f"example.org:8000/models/{model.__name__}/predict"
+    assert [line.strip() for line in text.splitlines() if "curl" in line] == [line.format(url) for line in expected]
+
+
+@pytest.mark.parametrize("host", [b"", b"a b", b"x;rm -rf ~", b"<b>", b"a:123456", b"$(id)"])
+def test_the_first_page_repeats_no_host_that_is_none(host: bytes) -> None:
+    """What a client sends as `Host` is in the command only if it is a name with a port at most."""
+    text = overview(App(models.scale).endpoints, [], host=host, root_path="/ml", needs_key=True)
+    assert """  curl -H "Authorization: Bearer $CARPOOL_KEY" --json 1.5 HOST:PORT/ml/models/scale/predict""" in text
+    secure = overview(App(models.scale).endpoints, [], host=b"[::1]:8000", is_tls=True)
+    assert "curl --json 1.5 https://[::1]:8000/models" in secure
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 
 import carpool
 from carpool import errors
+from carpool.errors import OVERLOAD_REASONS
 from carpool.http import install_error_handlers
 from carpool.http.codec import MESSAGES, error_response
 from tests.support.loops import on_a_loop
@@ -106,6 +107,35 @@ async def test_errors_of_ours_are_answered_as_our_server_answers_them(host: Any)
         assert ("details" in body["error"]) == (status == 422)
 
 
+def told(error: carpool.CarpoolError) -> dict[str, Any]:
+    """What the body of the answer to a request says that ended with an error."""
+    found: dict[str, Any] = json.loads(error_response(error, "mine").body)["error"]
+    return found
+
+
+@pytest.mark.parametrize("reason", OVERLOAD_REASONS)
+def test_a_429_says_why(reason: str) -> None:
+    """The body of a 429 names one of a closed set of reasons, and says it in words of its own where
+    it is one of ours; other errors have none, and no text of a policy's leaves the machine.
+    """
+    body = told(carpool.Overloaded("secret", reason=reason))
+    assert body["reason"] == reason
+    same = [
+        other for other in OVERLOAD_REASONS if told(carpool.Overloaded("x", reason=other))["message"] == body["message"]
+    ]
+    assert same == (["policy", "other"] if reason in ("policy", "other") else [reason])
+    assert "secret" not in body["message"]
+    assert "reason" not in told(carpool.Unavailable("draining", code="draining"))
+
+
+def test_a_reason_that_there_is_not_is_other() -> None:
+    """Whatever an error's class makes of its reason, bodies and metrics say one of the closed set."""
+    odd = carpool.Overloaded("x", reason="the moon")
+    assert odd.reason == "other"
+    odd.reason = object()  # type: ignore[assignment]
+    assert told(odd)["reason"] == "other"
+
+
 @on_a_loop
 async def test_what_a_model_raised_is_logged_under_the_request_s_id(caplog: pytest.LogCaptureFixture) -> None:
     """What a model raised is logged with its traceback, under an id that the client gets as well."""
@@ -115,6 +145,20 @@ async def test_what_a_model_raised_is_logged_under_the_request_s_id(caplog: pyte
     with caplog.at_level(logging.ERROR):
         _, headers, _ = await ask(app, request_id="no id\r\n")
     assert f"request {headers['x-request-id']}: KeyError: 'x'\nline 7" in caplog.text
+
+
+@on_a_loop
+async def test_what_may_have_killed_a_worker_is_logged_under_the_request_s_id(caplog: pytest.LogCaptureFixture) -> None:
+    """A request that timed out after a worker was lost with it is named in the log; others are not."""
+    suspect = carpool.DeadlineExceeded("no answer within 5 s")
+    suspect.worker_lost = True
+    for error, expected in ((suspect, ["request r7 may have killed its worker"]), (carpool.DeadlineExceeded("x"), [])):
+        app = in_fastapi(raiser(error))
+        install_error_handlers(app)
+        caplog.clear()
+        assert (await ask(app, request_id="r7"))[0] == 504
+        lines = [record.getMessage().partition(",")[0] for record in caplog.records if record.name == "carpool"]
+        assert lines == expected
 
 
 @on_a_loop

@@ -157,7 +157,8 @@ def test_a_list_is_admitted_whole_or_not_at_all() -> None:
             refused = third.ask(post(json.dumps([{"value": n} for n in (3, 4, 5)]).encode(), "/predict/many"))
             assert refused.status == 429
             assert int(refused.headers["retry-after"]) >= 1
-            assert json.loads(refused.body)["error"]["code"] == "overloaded"
+            told = json.loads(refused.body)["error"]
+            assert (told["code"], told["reason"]) == ("overloaded", "queue_full")
             assert waiting(running.app) == 2
             third.send(post(json.dumps([{"value": 6}, {"value": 7}]).encode(), "/predict/many"))
             running.wait_until(lambda: waiting(running.app) == 4)

@@ -17,7 +17,7 @@ from carpool.core.batcher import Batcher
 from carpool.core.levels import BY_LENGTH
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
-from carpool.errors import CarpoolError, InvalidRequest
+from carpool.errors import OVERLOAD_REASONS, CarpoolError, InvalidRequest
 from carpool.http.app import App
 from carpool.http.codec import Refusal
 from carpool.observe.durations import DURATION_BOUNDS, Durations
@@ -89,6 +89,8 @@ def test_outcomes_add_up(busy: RunningServer, accept: str) -> None:
         "model_error": 0,
         "cancelled": 1,
     }
+    refused = {reason: value(metrics, "carpool_overloads", "_total", reason=reason) for reason in OVERLOAD_REASONS}
+    assert refused == {**dict.fromkeys(OVERLOAD_REASONS, 0), "queue_full": 1}
     assert value(metrics, "carpool_requests", "_total", model="moody", outcome="model_error") == 1
     assert value(metrics, "carpool_requests", "_total") == 16
 
@@ -195,7 +197,7 @@ def test_labels_are_closed_sets(busy: RunningServer) -> None:
         "model": {"gated", "moody"},
         "stage": {"Gated", "Moody"},
         "outcome": {*OUTCOMES, "cancelled"},
-        "reason": set(REASONS),
+        "reason": {*REASONS, *OVERLOAD_REASONS},
         "policy": {"greedy", "adaptive"},
         "rule": {"", *REASONS},
         "n": {"1", "max"},

@@ -73,6 +73,7 @@ async def test_a_request_without_a_chance_is_told_at_once() -> None:
     await turns()
     (refusal,) = hurried.answers()
     assert (refusal.status, refusal.headers["retry-after"]) == (429, "4")
+    assert json.loads(refusal.body)["error"]["reason"] == "deadline"
     await asyncio.sleep(7.05)
     assert [a.status for a in patient.answers()] == [200]
     assert front.worker.seen == [b"1", b"2", b"4"]

@@ -134,6 +134,20 @@ def test_only_what_is_wrong_with_the_service_is_alarming() -> None:
     assert refusals.take(0.0) == []
 
 
+def test_who_may_have_killed_a_worker_has_a_line_of_its_own() -> None:
+    """A time-out after a worker was lost with the request is told apart from any other."""
+    refusals = Refusals()
+    refusals.count(DeadlineExceeded("late"))
+    suspect = DeadlineExceeded("late")
+    suspect.worker_lost = True
+    refusals.count(suspect)
+    assert told(refusals, 0.0) == [
+        "gave up 1 (504): the deadline passed before the answer was ready",
+        "gave up 1 (504): a worker was lost with the request, which may be why, and the deadline passed before it"
+        " had run again",
+    ]
+
+
 def test_an_error_whose_attributes_make_no_sense_is_counted() -> None:
     """An error of a user's class is counted whatever its attributes are."""
 

@@ -228,7 +228,7 @@ async def test_each_stream_ends_in_one_of_the_ways() -> None:
     assert (found.broken, found.stray_parts) == (2, 2)  # those of the failed row, of the abort; of both that left
     assert refused.state == DONE
     assert world.story(gone)[-1] == "4.5 cancelled after 4 parts, the last one 0.500 s ago"
-    assert world.story(silent)[-1] == "9.5 failed: the service has stopped after 4 parts, the last one 0.500 s ago"
+    assert world.story(silent)[-1] == "4.5 failed: the service has stopped after 4 parts, the last one 0.500 s ago"
     assert world.driver.snapshot().outcomes["model_error"] == 2
 
 
@@ -339,7 +339,7 @@ async def test_the_table_shows_streams() -> None:
     assert str(world.driver.snapshot()).splitlines()[-3:] == [
         "streams: first part 1,667 ms, parts 1,000 ms apart, longest gap 1,000 ms, 100.0% good",
         "work: 5 steps, 1,000 ms each, 2 starts, 0.00 ms each, 7 parts",
-        "ends: 2 complete, 1 cancelled, 1 stray part",
+        "ends: 2 complete, 1 cancelled, 1 part came too late",
     ]
 
 

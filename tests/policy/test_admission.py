@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidRequest, Overloaded
-from carpool.policy.admission import LEAST_RETRY_S, MOST_RETRY_S, Admission
+from carpool.policy.admission import DISPLACED, LEAST_RETRY_S, MOST_RETRY_S, Admission, overloaded
+from carpool.policy.base import FULL, TOO_LATE
 from tests.support.pipelines import ask
 from tests.support.properties import PROPERTY
 
@@ -33,7 +34,27 @@ def test_a_full_queue_refuses(state: dict[str, Any]) -> None:
     error = refusal(nbytes=40, busy=1, wait_s=2.5, fastest_s=0.5, **state)
 
     assert isinstance(error, Overloaded)
-    assert (str(error), error.retry_after_s) == ("the queue is full", 2.5)
+    assert (str(error), error.reason, error.retry_after_s) == ("the queue is full", "queue_full", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("why", "due", "reason", "text"),
+    [
+        (TOO_LATE, 5.0, "slo", "the request would not be answered within its SLO"),
+        (TOO_LATE, 9.0, "deadline", "the request would not be answered by its deadline"),
+        (FULL, 5.0, "queue_full", FULL),
+        (DISPLACED, 5.0, "priority", DISPLACED),
+        ("not today", 5.0, "policy", "not today"),
+    ],
+)
+def test_what_is_dropped_is_told_which_of_its_times_it_missed(why: str, due: float, reason: str, text: str) -> None:
+    """A request that a policy drops as late hears of its SLO if that is what it would miss, and of
+    its deadline otherwise; what a policy says in its own words stays as it is.
+    """
+    request = ask(deadline=9.0)
+    request.due = due
+    error = overloaded(request, why)
+    assert (error.reason, str(error)) == (reason, text)
 
 
 def test_what_could_never_fit_is_too_large() -> None:
@@ -56,7 +77,7 @@ def test_a_hopeless_request_is_refused(state: dict[str, Any]) -> None:
     error = refusal(deadline=12.9, wait_s=2.0, fastest_s=1.0, **state)
 
     assert isinstance(error, Overloaded)
-    assert str(error) == "the request would not be answered within its SLO or by its deadline"
+    assert str(error) == "the request would not be answered by its deadline"
     assert error.retry_after_s == 2.0
 
 

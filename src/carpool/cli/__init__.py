@@ -20,12 +20,14 @@ import carpool
 from carpool.cli.config_command import show_config
 from carpool.cli.exits import fail
 from carpool.cli.operate_commands import reload, scale
+from carpool.cli.profile_command import profile
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
 from carpool.cli.sources import sources
 from carpool.cli.targets import add_current_folder
 from carpool.cli.worker_command import worker
 from carpool.simulate.command import simulate
+from carpool.simulate.plan_command import plan
 
 
 def _demo_can_run() -> bool:
@@ -33,11 +35,13 @@ def _demo_can_run() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("sklearn", "httptools"))
 
 
+_HELP = "Dynamic batching for Python models: many callers, one vectorised call, each caller its own answer."
+
 cli = Cli(
     name="carpool",
-    help="Dynamic batching for Python models: many callers, one vectorised call, each caller its own answer.",
+    # not as an epilogue, which the help of each command would end with as well
+    help=f"{_HELP}\n\nStart with: carpool demo" if _demo_can_run() else _HELP,
     version=carpool.__version__,
-    help_epilogue="Start with: carpool demo" if _demo_can_run() else None,
 )
 
 cli.config = (sources,)
@@ -47,6 +51,8 @@ cli.command(worker)
 cli.command(score)
 cli.command(reload)
 cli.command(scale)
+cli.command(profile)
+cli.command(plan)
 cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 

@@ -33,6 +33,7 @@ class _Told(msgspec.Struct):
     message: str = ""
     request_id: str = ""
     status: int = 0
+    reason: str = ""
     details: list[Detail] = []
 
 
@@ -131,7 +132,7 @@ def _error_for(told: _Told, text: str, retry_after_s: float | None) -> CarpoolEr
     if status == 422:
         return ValidationError(text, details=told.details)
     if status == 429:
-        return Overloaded(text, retry_after_s=retry_after_s)
+        return Overloaded(text, retry_after_s=retry_after_s, reason=told.reason)
     if status == 504 or code == "deadline_exceeded":
         return DeadlineExceeded(text)
     if status == 503:

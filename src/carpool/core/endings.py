@@ -60,7 +60,9 @@ class Endings:
             hint: what else to tell its caller.
         """
         text = format_expiry(now, request, started, self._names)
-        self.fail(now, request, DeadlineExceeded(text + hint))
+        error = DeadlineExceeded(text + hint)
+        error.worker_lost = request.losses > 0
+        self.fail(now, request, error)
 
     def refuse(self, request: Request, error: CarpoolError) -> None:
         """End a new request that is not admitted."""

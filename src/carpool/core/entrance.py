@@ -16,11 +16,9 @@ from carpool.core.endings import Endings
 from carpool.core.journal import Journal
 from carpool.core.queue import Queue
 from carpool.core.trail import AT_THE_DOOR
-from carpool.errors import CarpoolError, Overloaded
-from carpool.policy.admission import Admission, retry_after_s
+from carpool.errors import CarpoolError
+from carpool.policy.admission import DISPLACED, Admission, overloaded, retry_after_s
 from carpool.request import NEW, QUEUED, RUNNING, Request
-
-_DISPLACED = "the queue is full, and others have a higher priority"
 
 
 class Entrance:
@@ -236,7 +234,7 @@ class Entrance:
         """Have a request of the first queue make room: it is refused, or waits at the door."""
         self._first.displace(now, request)
         if not request.patient:
-            self.drop(now, [(request, _DISPLACED)])
+            self.drop(now, [(request, DISPLACED)])
             return
         request.stage = AT_THE_DOOR
         self.door.put_back([request])
@@ -266,7 +264,7 @@ class Entrance:
 
     def drop(self, now: float, dropped: Sequence[tuple[Request, str]]) -> None:
         """End requests unserved that were admitted before, and tell their callers why."""
-        errors = [Overloaded(why) for _, why in dropped]
+        errors = [overloaded(request, why) for request, why in dropped]
         for (request, _), error in zip(dropped, errors, strict=True):
             self._endings.fail(now, request, error)
         again_s = self.retry_after_s(now)  # asks the policy, which may raise, so this comes last

@@ -17,19 +17,22 @@ class Entry:
     """One event in the life of a request.
 
     Attributes:
-        at: when it happened.
+        at: when it happened, by the clock of the service.
+        after_s: how many seconds that was after the request came, or after the first of its events
+            that is still remembered.
         event: what happened.
         stage: the name of the stage in which it happened; empty where it was in none.
         detail: what else is known.
     """
 
     at: float
+    after_s: float
     event: str
     stage: str
     detail: str
 
     def __str__(self) -> str:
-        words = (f"{self.at:.6f}", self.event, self.stage, self.detail)
+        words = (f"{self.after_s:.6f}", self.event, self.stage, self.detail)
         return " ".join([word for word in words if word])
 
 
@@ -37,18 +40,19 @@ class Journal:
     """The last `max_entries` events of a service, oldest first."""
 
     def __init__(self, max_entries: int = 10_000) -> None:
-        self._entries: deque[tuple[int, Entry]] = deque(maxlen=max_entries)
+        self._entries: deque[tuple[int, float, str, str, str]] = deque(maxlen=max_entries)
 
     def record(self, now: float, event: str, request_id: int, stage: str = "", detail: str = "") -> None:
         """Note that `event` happened to the request."""
-        self._entries.append((request_id, Entry(now, event, stage, detail)))
+        self._entries.append((request_id, now, event, stage, detail))
 
     def story(self, request_id: int | None = None) -> list[Entry]:
         """Return the events of one request, or of the latest, that are still recorded, in order."""
         entries = list(self._entries)
         if request_id is None:
-            request_id = max((owner for owner, _ in entries), default=0)
-        return [entry for owner, entry in entries if owner == request_id]
+            request_id = max((owner for owner, *_ in entries), default=0)
+        found = [each for each in entries if each[0] == request_id]
+        return [Entry(at, at - found[0][1], event, stage, detail) for _, at, event, stage, detail in found]
 
 
 def parts_so_far(now: float, request: Request) -> str:

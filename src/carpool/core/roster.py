@@ -142,6 +142,11 @@ class Roster:
         return sum(record.state == PlaceState.READY for record in self.places.values())
 
     @property
+    def has_nobody(self) -> bool:
+        """Whether no worker is ready or on its way."""
+        return not any(record.is_serving or record.state in _ON_THEIR_WAY for record in self.places.values())
+
+    @property
     def restarts(self) -> int:
         """How many workers have been started again after a death."""
         return self._past_restarts + sum(max(0, record.starts - 1) for record in self.places.values())
@@ -213,9 +218,7 @@ class Roster:
 
         They count as starting from here on.
         """
-        if self.failed or self.stopping:
-            return []
-        due = [place for place, record in self._startable if record.start_at <= now]
+        due = self.waiting(now)
         if len(due) > room:
             due = due[: int(room)]
         for i in due:
@@ -225,6 +228,12 @@ class Roster:
             record.order = self._starts
             record.starts += 1
         return due
+
+    def waiting(self, now: float) -> list[int]:
+        """Return the places whose worker could be started now, if there is room."""
+        if self.failed or self.stopping:
+            return []
+        return [place for place, record in self._startable if record.start_at <= now]
 
     def next_start(self) -> float:
         """Return when the next start is due; infinity if none is."""
@@ -343,16 +352,30 @@ def _pause_s(tries: int) -> float:
 class Starts:
     """Limits how many workers of a service load at the same time, whatever their stage.
 
+    A stage without any worker has the first claim, since a service answers nothing until each of
+    its stages has one.
+
     Args:
         rosters: of all its stages.
         most: how many may load at the same time: the setting `max_parallel_starts`.
+
+    Attributes:
+        most: how many may load at the same time.
     """
 
     def __init__(self, rosters: Sequence[Roster], most: int) -> None:
         self._rosters = tuple(rosters)
-        self._most = most
+        self.most = most
 
     @property
     def room(self) -> int:
         """How many more may be started now."""
-        return max(0, self._most - sum(roster.loading for roster in self._rosters))
+        return max(0, self.most - sum(roster.loading for roster in self._rosters))
+
+    def room_for(self, now: float, roster: Roster) -> int:
+        """Return how many workers of a stage may be started now.
+
+        Room is kept for one worker of each other stage that has none and could start one.
+        """
+        others = sum(other.has_nobody and bool(other.waiting(now)) for other in self._rosters if other is not roster)
+        return min(self.room, max(self.room - others, 1 if roster.has_nobody else 0))

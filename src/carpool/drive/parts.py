@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from carpool.drive.aio import Driver
 from carpool.drive.callers import GRACE_S, NO_ANSWER, error_of, load_result, result_of, with_cause
@@ -21,6 +21,8 @@ from carpool.drive.loop_thread import LoopThread
 from carpool.errors import DeadlineExceeded
 from carpool.request import DONE, Request
 from carpool.wire.payload import Payload, size_of
+
+T = TypeVar("T")
 
 PAUSE_BYTES: Final = 2**20
 """How many bytes may wait for a caller before its stream is paused."""
@@ -64,7 +66,7 @@ class Unread:
         return self._added - self._taken <= PAUSE_BYTES // 2
 
 
-class AsyncParts(AsyncIterator[Any]):
+class AsyncParts(AsyncIterator[T]):
     """The parts of one answer, for a task of the service's loop.
 
     Use it as `async with s.predict_stream(x) as parts: async for part in parts: ...`. Leaving the
@@ -87,7 +89,7 @@ class AsyncParts(AsyncIterator[Any]):
         self._is_cut = False  # the block was left before all parts were taken
         self._waiter: asyncio.Future[None] | None = None
 
-    async def __aenter__(self) -> AsyncParts:
+    async def __aenter__(self) -> AsyncParts[T]:
         if self._has_entered:
             raise RuntimeError("this stream of parts has been used: ask for a new one")
         self._has_entered = True
@@ -105,10 +107,10 @@ class AsyncParts(AsyncIterator[Any]):
         self._parts.clear()
         self._wake()
 
-    def __aiter__(self) -> AsyncParts:
+    def __aiter__(self) -> AsyncParts[T]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T:
         if not self._has_entered:
             raise RuntimeError(ENTER_FIRST.replace("with", "async with").replace("for", "async for"))
         while not self._parts:
@@ -129,7 +131,7 @@ class AsyncParts(AsyncIterator[Any]):
         if self._unread.take(size_of(payload)):
             self._unread.is_paused = False
             self._driver.pause(self._request, False)
-        return load_result(payload)
+        return cast(T, load_result(payload))
 
     def whole(self, parts: list[Any]) -> Any:
         """Return the whole answer, once all parts have been taken.
@@ -161,7 +163,7 @@ class AsyncParts(AsyncIterator[Any]):
             self._waiter.set_result(None)
 
 
-class ThreadParts(Iterator[Any]):
+class ThreadParts(Iterator[T]):
     """The parts of one answer, for a thread that is not the loop's.
 
     Use it as `with s.predict_stream(x) as parts: for part in parts: ...`. Leaving the block before
@@ -188,7 +190,7 @@ class ThreadParts(Iterator[Any]):
         self._is_cut = False  # the block was left before all parts were taken
         self._news = threading.Event()
 
-    def __enter__(self) -> ThreadParts:
+    def __enter__(self) -> ThreadParts[T]:
         if self._has_entered:
             raise RuntimeError("this stream of parts has been used: ask for a new one")
         self._has_entered = True
@@ -205,10 +207,10 @@ class ThreadParts(Iterator[Any]):
         self._parts.clear()
         self._news.set()  # another thread may wait
 
-    def __iter__(self) -> ThreadParts:
+    def __iter__(self) -> ThreadParts[T]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         if not self._has_entered:
             raise RuntimeError(ENTER_FIRST)
         while not self._parts:
@@ -225,7 +227,7 @@ class ThreadParts(Iterator[Any]):
         payload = self._parts.popleft()
         if self._unread.take(size_of(payload)):
             self._thread.post(self._go_on)
-        return load_result(payload)
+        return cast(T, load_result(payload))
 
     def whole(self, parts: list[Any]) -> Any:
         """Return the whole answer, once all parts have been taken.

@@ -81,6 +81,7 @@ class WorkerPool:
         self._sink = guarded(sink)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # for the next start that is due
+        self._has_waiting = False  # whether workers waited when it was looked last
 
         # by place: the worker, when it was started, and why it could not load
         self._workers: dict[int, Worker] = {}
@@ -140,14 +141,26 @@ class WorkerPool:
     def start(self) -> None:
         """Start the workers that are due, as far as there is room, and the others in time."""
         now = self._driver.clock()
-        for place in self.roster.due(now, self._starts.room):
+        for place in self.roster.due(now, self._starts.room_for(now, self.roster)):
             self._start(place)
+        self._tell_who_waits(len(self.roster.waiting(now)))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         when = self.roster.next_start()
         if now < when < inf:  # one that is due already is started as soon as another has loaded
-            self._timer = self._loop.call_later(when - now, self.start)
+            self._timer = self._loop.call_later(when - now, self._driver.start_workers)
+
+    def _tell_who_waits(self, waiting: int) -> None:
+        """Say once in the log that workers wait until others have loaded."""
+        if waiting and not self._has_waiting:
+            what = "1 worker" if waiting == 1 else f"{waiting} workers"
+            text = (
+                "%s of stage %s will start when others have loaded, since %d may load at a time (max_parallel_starts)"
+            )
+            about = {"model": self._driver.stats.name, "stage": self.name}
+            logger.info(text, what, self.name, self._starts.most, extra=about)
+        self._has_waiting = waiting > 0
 
     def _start(self, place: int) -> None:
         self._began[place] = self._driver.clock()

@@ -91,6 +91,7 @@ class App(AppLife):
         observer: watches requests and their answers; None if nothing asks for it.
         own_metrics: the metrics that models have of their own; None if nobody collects them.
         root_path: what a proxy puts before each path.
+        is_tls: whether the server that runs it speaks TLS; the server says so.
         wanted_headers: the headers that the app or one of its protocols looks at.
         endpoints: the services as the app serves them, in order.
         wants_heads: whether a model of the app asks for whole requests.
@@ -142,6 +143,7 @@ class App(AppLife):
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
         self.accepts_compressed = flag("accept_compressed", accept_compressed)
         self.root_path = check_root_path(root_path)
+        self.is_tls = False
         self.access = new_access(api_keys, allow_host, cors_origin, open_readyz=open_readyz, root_path=self.root_path)
         self.own_metrics: OwnMetricsOfWorkers | None = None
         self._make_pages(nonnegative_seconds("idle_check_s", idle_check_s))

@@ -65,7 +65,8 @@ class Bodies:
         while self.held > self.limit:
             slowest = min(self._large, key=self._rank, default=body)
             if slowest is body:
-                raise Overloaded("too many bytes of bodies are being received", retry_after_s=1.0)
+                text = "too many bytes of bodies are being received"
+                raise Overloaded(text, retry_after_s=1.0, reason="uploads")
             slowest.end()
             self.remove(slowest)
 

@@ -18,6 +18,7 @@ from carpool.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelError,
+    Overloaded,
     ValidationError,
 )
 from carpool.foreign import text_of
@@ -25,6 +26,7 @@ from carpool.http.exchange import REQUEST_ID, HttpResponse
 from carpool.http.streaming import BY_TYPE, PLAIN, Framing
 from carpool.http_response import HTTPError
 from carpool.model import Traits
+from carpool.observe.outcomes import reason_of
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
 _JSON = b"application/json"
@@ -76,6 +78,16 @@ MESSAGES = {
 """What clients are told, by error code. User exceptions are shown only in debug mode."""
 
 
+_OVERLOADED = {
+    "queue_full": "The queue is full; try again later.",
+    "slo": "The answer would come later than the service promises; try again later.",
+    "deadline": "The answer would come after the request's time-out; try again later, or with a longer one.",
+    "priority": "The queue is full, and requests of a higher priority go first; try again later.",
+    "uploads": "Too many bytes of requests are being received; try again later.",
+}
+"""What clients are told of an overload, by its reason; of others, what `MESSAGES` says."""
+
+
 class Refusal(CarpoolError):
     """The HTTP layer itself refuses a request: its address, its method or how it was sent.
 
@@ -96,6 +108,7 @@ class _Error(msgspec.Struct):
     code: str
     message: str
     request_id: str
+    reason: str | msgspec.UnsetType = msgspec.UNSET  # why a request was refused with 429
     details: list[Detail] | msgspec.UnsetType = msgspec.UNSET  # what is wrong with an invalid item
 
 
@@ -123,6 +136,10 @@ def error_response(
     if not isinstance(error, HTTPError):  # its status is checked where it is made
         status = HTTPStatus(status).value
     message = MESSAGES.get(code, MESSAGES["unavailable"])
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    if isinstance(error, Overloaded):
+        reason = reason_of(error)
+        message = _OVERLOADED.get(reason, message)
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
     if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError):
@@ -141,7 +158,7 @@ def error_response(
     details: list[Detail] | msgspec.UnsetType = msgspec.UNSET
     if isinstance(error, ValidationError):
         details = sanitized(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
-    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, details)))
+    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, reason, details)))
     return HttpResponse(status, body, headers=tuple(headers))
 
 

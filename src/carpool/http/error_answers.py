@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from carpool.errors import CarpoolError, ModelError
+from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.foreign import text_of, traceback_of
 from carpool.http.asgi import Receive, Scope, Send, send_response
 from carpool.http.codec import error_response
@@ -63,6 +63,10 @@ class ErrorAnswers:
             message = printable(text_of(error)).replace("\n", "\\n")
             about["code"] = error.code
             logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback), extra=about)
+        elif type(error) is DeadlineExceeded and error.worker_lost:
+            about["code"] = error.code
+            text = "request %s may have killed its worker, and had no answer when it was to run again: %s"
+            logger.warning(text, request_id, printable(text_of(error)), extra=about)
         try:
             return error_response(error, request_id, timeout_status=self.timeout_status, debug=self._debug)
         except BaseException as broken:  # a user's class of errors, with attributes that make no sense

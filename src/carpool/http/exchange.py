@@ -35,6 +35,7 @@ WANTED_HEADERS = frozenset(
         b"content-encoding",
         b"content-length",
         b"content-type",
+        b"host",
         REQUEST_ID,
         b"x-request-priority",
         b"x-request-timeout-ms",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from carpool.errors import OVERLOAD_REASONS
 from carpool.hints import schema
 from carpool.http.addresses import MANY, Address, predict_path
 from carpool.http.codec import MESSAGES, as_json
@@ -261,9 +262,10 @@ def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
         "items": {"type": "object", "properties": parts, "required": list(parts)},
         "description": "Every fault of the item, with status 422.",
     }
+    reason = {"enum": list(OVERLOAD_REASONS), "description": "Why the request was refused, with status 429."}
     error = {
         "type": "object",
-        "properties": {**strings, **more, "details": details},
+        "properties": {**strings, **more, "reason": reason, "details": details},
         "required": [*strings, *more],
     }
     return {"type": "object", "properties": {"error": error}, "required": ["error"]}

@@ -118,6 +118,7 @@ class Server:
         self.admin_listener = None if admin is None else admin[0]
         self._limits = limits or Limits()
         self._tls = tls
+        app.is_tls = tls is not None
         self._places = [_Place(self.listener, app, tls)]
         if admin is not None:
             self._places.append(_Place(admin[0], admin[1], None))

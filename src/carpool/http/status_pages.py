@@ -34,6 +34,7 @@ class DescribedApp(ErrorResponder, Protocol):
         access: who may ask; None if everybody may.
         own_metrics: the metrics that models have of their own; None if nobody collects them.
         root_path: what a proxy puts before each path.
+        is_tls: whether the server that runs it speaks TLS.
         max_body_bytes: size of the largest request body.
         routes: what answers, by path and method.
     """
@@ -42,6 +43,7 @@ class DescribedApp(ErrorResponder, Protocol):
     access: Access | None
     own_metrics: OwnMetricsOfWorkers | None
     root_path: str
+    is_tls: bool
     max_body_bytes: int
     routes: Routes
 
@@ -128,9 +130,20 @@ class StatusPages:
             if b"GET" in methods and path.startswith(root) and not _NOT_SHOWN.fullmatch(path.removeprefix(root))
         ]
         pages = sorted(path.decode() for path in shown)
-        exchange.respond(
-            HttpResponse(200, overview(self._app.endpoints, pages, self._app.protocol_routes()).encode(), _TEXT_TYPE)
+        text = overview(
+            self._app.endpoints,
+            pages,
+            self._app.protocol_routes(),
+            host=exchange.head.headers.get(b"host", b""),
+            root_path=self._app.root_path,
+            is_tls=self._app.is_tls,
+            needs_key=self._needs_key,
         )
+        exchange.respond(HttpResponse(200, text.encode(), _TEXT_TYPE))
+
+    @property
+    def _needs_key(self) -> bool:
+        return self._app.access is not None and self._app.access.keys is not None
 
     def openapi(self, exchange: Exchange) -> None:
         """Describe the addresses in OpenAPI."""
@@ -140,7 +153,7 @@ class StatusPages:
                 self._timeout_status,
                 self._app.max_body_bytes,
                 self._app.root_path,
-                needs_key=self._app.access is not None and self._app.access.keys is not None,
+                needs_key=self._needs_key,
                 of_protocols=self._app.protocol_routes(),
             )
             self._document = as_json(document)

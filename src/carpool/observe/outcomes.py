@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carpool.errors import (
+    OVERLOAD_REASONS,
     CarpoolError,
     DeadlineExceeded,
     InvalidRequest,
@@ -24,6 +25,18 @@ _OUTCOME_OF: dict[type[Exception], str] = {
     Unavailable: "unavailable",
     ModelError: "model_error",
 }
+
+
+def reason_of(error: Exception) -> str:
+    """Return for which of `OVERLOAD_REASONS` an error says that its request was refused.
+
+    Its class may be a user's, and its attribute anything.
+    """
+    try:
+        reason = getattr(error, "reason", "other")
+    except BaseException:
+        return "other"
+    return reason if type(reason) is str and reason in OVERLOAD_REASONS else "other"
 
 
 def outcome_of(error: Exception) -> str:

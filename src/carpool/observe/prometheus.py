@@ -104,6 +104,9 @@ _Stages = list[tuple[str, StageStats]]
 def _requests(services: Sequence[Stats]) -> Iterator[Metric]:
     """Yield the metrics of requests, by service."""
     outcomes = CounterMetricFamily("carpool_requests", "Requests, by what became of them.", labels=("model", "outcome"))
+    overloads = CounterMetricFamily(
+        "carpool_overloads", "Requests that were refused (429), by the reason.", labels=("model", "reason")
+    )
     latency = HistogramMetricFamily(
         "carpool_request_duration_seconds",
         "Time from the admission of a request to its answer, for requests without an error.",
@@ -120,11 +123,13 @@ def _requests(services: Sequence[Stats]) -> Iterator[Metric]:
     for stats in services:
         for outcome, count in {**stats.outcomes, "cancelled": stats.cancelled}.items():
             outcomes.add_metric((stats.name, outcome), count)
+        for reason, count in stats.overloads.items():
+            overloads.add_metric((stats.name, reason), count)
         latency.add_metric((stats.name,), _buckets(stats.latency), stats.latency.sum_s)
         in_flight.add_metric((stats.name,), stats.pipeline.unanswered)
         if stats.slo_s is not None:
             on_time.add_metric((stats.name,), stats.within_slo)
-    yield from (outcomes, latency, in_flight, on_time)
+    yield from (outcomes, overloads, latency, in_flight, on_time)
 
 
 def _queues(stages: _Stages) -> Iterator[Metric]:

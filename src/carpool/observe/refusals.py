@@ -40,6 +40,7 @@ _TEXTS = {
     "request_crashed_worker": "a second worker was lost with the request",
     "out_of_memory": "there was no memory to receive the result",
 }
+_SUSPICIOUS = "a worker was lost with the request, which may be why, and the deadline passed before it had run again"
 
 
 class Reason(NamedTuple):
@@ -160,6 +161,8 @@ def _reason_of(error: CarpoolError) -> Reason:
         status, code = int(error.status), str(error.code)
         if type(error) is Overloaded:
             text = str(error)
+        elif type(error) is DeadlineExceeded and error.worker_lost:
+            text = _SUSPICIOUS
         else:
             text = _TEXTS.get(code, code)
         is_alarming = isinstance(error, Overloaded | DeadlineExceeded | Unavailable) and code not in _ENDING

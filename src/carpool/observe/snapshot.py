@@ -87,6 +87,8 @@ class ServiceSnapshot:
     Attributes:
         name: The name of the service.
         outcomes: How many requests had each of `OUTCOMES`, and how many were `cancelled`.
+        overloads: How many of those that were `overloaded` were refused for each reason, see
+            `Overloaded`; a reason that there was not is left out.
         in_flight: How many admitted requests have no answer yet.
         mean_latency_s: The mean seconds from admission to an answer without an error.
         slo_attainment: The share of the requests that had an answer without an error within
@@ -103,6 +105,7 @@ class ServiceSnapshot:
     slo_attainment: float | None
     stages: tuple[StageSnapshot, ...]
     streams: StreamSnapshot | None = None
+    overloads: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join([self._summary(), as_text(_rows(self.stages)), *self._lines()])
@@ -117,12 +120,19 @@ class ServiceSnapshot:
     def _summary(self) -> str:
         """Return what became of the requests, in one line."""
         parts = [f"{self.outcomes['ok']:,} ok"]
-        parts += [f"{n:,} {name.replace('_', ' ')}" for name, n in self.outcomes.items() if n and name != "ok"]
+        parts += [self._told(name, n) for name, n in self.outcomes.items() if n and name != "ok"]
         parts.append(f"{self.in_flight:,} in flight")
         parts.append(f"mean latency {milliseconds(self.mean_latency_s)} ms")
         if self.slo_attainment is not None:
             parts.append(f"{self.slo_attainment:.1%} within the SLO")
         return f"{self.name}: {', '.join(parts)}"
+
+    def _told(self, outcome: str, count: int) -> str:
+        """Return in words how many requests had an outcome, and why if they were refused."""
+        text = f"{count:,} {outcome.replace('_', ' ')}"
+        if outcome != "overloaded" or not self.overloads:
+            return text
+        return f"{text} ({', '.join(reason.replace('_', ' ') for reason in self.overloads)})"
 
 
 _HEADINGS = ("stage", "queued", "running", "calls", "mean size", "queue ms", "compute ms", "workers")

@@ -12,8 +12,9 @@ from math import inf
 from carpool.core.pipeline import Pipeline
 from carpool.core.roster import Roster
 from carpool.core.running_set import Order, SetReport
+from carpool.errors import OVERLOAD_REASONS
 from carpool.observe.durations import Durations
-from carpool.observe.outcomes import OUTCOMES, outcome_of
+from carpool.observe.outcomes import OUTCOMES, outcome_of, reason_of
 from carpool.observe.refusals import Refusals
 from carpool.observe.snapshot import ServiceSnapshot
 from carpool.observe.stage_stats import StageStats
@@ -38,6 +39,7 @@ class Stats:
         slo_s: The SLO in seconds, if there is one.
         streams: The counters of answers in parts; None where the last stage answers whole.
         outcomes: How many requests had each of `OUTCOMES`.
+        overloads: How many requests ended as `overloaded` for each of `OVERLOAD_REASONS`.
         refusals: Sums up for the log what was refused or late.
         cancelled: How many requests were cancelled by their callers.
         within_slo: How many answers without an error came within the SLO; of those that are taken
@@ -63,6 +65,7 @@ class Stats:
         self.pipeline = pipeline
         self.slo_s = slo_s
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.overloads = dict.fromkeys(OVERLOAD_REASONS, 0)
         self.refusals = Refusals()
         self.cancelled = 0
         self.within_slo = 0
@@ -100,9 +103,8 @@ class Stats:
                 if self.slo_s is not None:
                     self.within_slo += first_part_s(request, now) <= self.slo_s
             else:
-                outcome = outcome_of(error)
+                outcome = self._note_outcome(error)
                 streams.ended(now, request, outcome)
-                self.outcomes[outcome] += 1
                 if stream is not None and stream.parts:
                     self.refusals.broke_off(error)
                 else:
@@ -110,8 +112,16 @@ class Stats:
 
     def refused(self, error: Exception) -> None:
         """Count a request that ended with `error`, or was not admitted because of it."""
-        self.outcomes[outcome_of(error)] += 1
+        self._note_outcome(error)
         self.refusals.count(error)
+
+    def _note_outcome(self, error: Exception) -> str:
+        """Count a request by what became of it, and return that."""
+        outcome = outcome_of(error)
+        self.outcomes[outcome] += 1
+        if outcome == "overloaded":
+            self.overloads[reason_of(error)] += 1
+        return outcome
 
     def ordered(self, orders: Sequence[Order], now: float) -> None:
         """Count the requests that join running sets by these orders."""
@@ -140,6 +150,7 @@ class Stats:
         return ServiceSnapshot(
             name=self.name,
             outcomes={**self.outcomes, "cancelled": self.cancelled},
+            overloads={reason: count for reason, count in self.overloads.items() if count},
             in_flight=self.pipeline.unanswered,
             mean_latency_s=self.latency.mean_s,
             slo_attainment=None if self.slo_s is None or not total else self.within_slo / total,

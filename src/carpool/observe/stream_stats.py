@@ -262,6 +262,6 @@ class StreamSnapshot:
         events = [(self.broken, "broken"), (self.resumed, "resumed"), (self.paused, "paused now")]
         ends += [f"{n:,} {what}" for n, what in events if n]
         if self.stray_parts:
-            ends.append(counted(self.stray_parts, "stray part"))
+            ends.append(f"{counted(self.stray_parts, 'part')} came too late")
         told = {"streams": times, "work": work, "ends": ends}
         return [f"{what}: {', '.join(each)}" for what, each in told.items() if each]

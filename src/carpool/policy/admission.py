@@ -20,6 +20,9 @@ from carpool.request import Request
 
 LEAST_RETRY_S = 0.1  # even if nothing was learned or the queue is all but empty: callers must not spin
 MOST_RETRY_S = 60.0  # a prediction beyond this means nothing any more
+DISPLACED = "the queue is full, and others have a higher priority"
+_PAST_DEADLINE = "the request would not be answered by its deadline"
+_PAST_SLO = "the request would not be answered within its SLO"
 
 
 class Admission:
@@ -66,9 +69,9 @@ class Admission:
         if request.patient:
             return None
         if queued >= self.max_size or queued_bytes + request.nbytes > self.max_bytes:
-            return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s))
+            return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s), reason="queue_full")
         if (queued or busy) and now + wait_s + fastest_s > request.deadline:
-            return Overloaded(TOO_LATE, retry_after_s=retry_after_s(wait_s, fastest_s))
+            return Overloaded(_PAST_DEADLINE, retry_after_s=retry_after_s(wait_s, fastest_s), reason="deadline")
         return None
 
     def refusal_of_all(
@@ -100,10 +103,24 @@ class Admission:
         if requests[0].patient:
             return None
         if queued + len(requests) > self.max_size or queued_bytes + sum(nbytes) > self.max_bytes:
-            return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s))
+            return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s), reason="queue_full")
         if (queued or busy) and now + wait_s + fastest_s > min(request.deadline for request in requests):
-            return Overloaded(TOO_LATE, retry_after_s=retry_after_s(wait_s, fastest_s))
+            return Overloaded(_PAST_DEADLINE, retry_after_s=retry_after_s(wait_s, fastest_s), reason="deadline")
         return None
+
+
+def overloaded(request: Request, why: str) -> Overloaded:
+    """Return the error of a request that is dropped from the queue.
+
+    Args:
+        request: the request; if it would be late, its times say whether for its SLO or its
+            deadline.
+        why: what the policy says, or `DISPLACED`.
+    """
+    if why == TOO_LATE:
+        is_slo = request.due < request.deadline
+        return Overloaded(_PAST_SLO, reason="slo") if is_slo else Overloaded(_PAST_DEADLINE, reason="deadline")
+    return Overloaded(why, reason="queue_full" if why == FULL else "priority" if why == DISPLACED else "policy")
 
 
 def retry_after_s(wait_s: float, fastest_s: float) -> float:

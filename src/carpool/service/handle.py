@@ -317,7 +317,7 @@ class AsyncHandle:
         finally:
             del caller, request  # they lead to the error and so to this frame, which would be a reference cycle
 
-    def predict_stream(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> AsyncParts:
+    def predict_stream(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> AsyncParts[Any]:
         """Return the parts of the model's answer to one item, as they come.
 
         Use it as `async with s.predict_stream(x) as parts: async for part in parts: ...`. The
@@ -347,7 +347,8 @@ class AsyncHandle:
         driver = self.running_driver
         self._refuse_other_loops()
         request = self.new_stream(x, timeout_s, priority, is_told_both=self.service.stages[-1].traits.collects)
-        async with AsyncParts(driver, request, self) as parts:
+        taken: AsyncParts[Any] = AsyncParts(driver, request, self)
+        async with taken as parts:
             got = []
             async for part in parts:
                 returned = on_part(part)

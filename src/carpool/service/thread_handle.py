@@ -165,7 +165,7 @@ class Handle:
             raise with_cause(error_of(request))
         return result_of(request)
 
-    def predict_stream(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> ThreadParts:
+    def predict_stream(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> ThreadParts[Any]:
         """Return the parts of the model's answer to one item, as they come.
 
         Use it as `with s.predict_stream(x) as parts: for part in parts: ...`. The request is made
@@ -186,7 +186,7 @@ class Handle:
         """
         return self._parts_of(self._inner.new_stream(x, timeout_s, priority))
 
-    def _parts_of(self, request: Request) -> ThreadParts:
+    def _parts_of(self, request: Request) -> ThreadParts[Any]:
         self._refuse_own_thread("asked")
         assert self._thread is not None
         return ThreadParts(self._thread, self._inner.running_driver, request, self.service.timeout_s, self)

@@ -18,6 +18,7 @@ from carpool.policy import STEPS_BY_NAME
 from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
+from carpool.simulate.cost_file import given_costs
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.features import Features
 from carpool.simulate.lengths import EXAMPLE as LENGTHS
@@ -45,8 +46,8 @@ def simulate(
     arrivals: str | None = None,
     cost: Annotated[list[str] | None, Parameter(negative=())] = None,
     slo: str | None = None,
-    max_batch_size: Annotated[list[int] | None, Parameter(negative=())] = None,
-    workers: Annotated[list[str] | None, Parameter(negative=())] = None,
+    max_batch_size: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    workers: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
     start_s: float = 0.0,
     scaling: str = USUAL_RULE,
     duration: str | None = None,
@@ -106,8 +107,9 @@ def simulate(
         per second, you can give rho, a share of what the workers can serve. The default is
         poisson:rate=800, unless there is a trace.
     cost:
-        How long a batch of n takes: affine:a=8ms,b=0.25ms (the default),
-        tile:a=3ms,step=4ms,width=16, sqrt:c=5ms, knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
+        How long a batch of n takes: affine:a=8ms,b=0.25ms (the default), costs.json as
+        carpool profile writes it, tile:a=3ms,step=4ms,width=16, sqrt:c=5ms,
+        knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
         table:1=8ms,64=24ms or table:costs.csv, followed by +noisy:sigma=0.25 or
         +drifting:factors=1/1.8/1.2 if you like. Where a batch is padded to its longest item, of
         length L: padded:a=2ms,b=20us,c=0us,e=0us, which is a + b n L + c n L^2 + e n, or a table by
@@ -122,10 +124,10 @@ def simulate(
         request has one of the two; none means no limit. With --steps it is the time to the first
         part, 1s if not given.
     max_batch_size:
-        The most requests in a batch, 64 if not given. Give it once, or once for each stage. With
+        The most requests in a batch, 64 if not given. Give one number, or one for each stage. With
         --steps: the most streams in a running set.
     workers:
-        How many workers a stage has, 1 if not given. Give it once, or once for each stage. With
+        How many workers a stage has, 1 if not given. Give one number, or one for each stage. With
         1-8 it has one at first, and workers come and go with the load; the table then has their
         seconds, and --plot draws their number over time.
     start-s:
@@ -215,8 +217,8 @@ def simulate(
                 lengths=lengths,
                 slo=slo or "1s",
                 part_slo=part_slo,
-                rows=_one_or_each(max_batch_size, 64),
-                workers=_one_or_each(_fixed(workers), 1),
+                rows=_one_or_each(_numbers("max-batch-size", max_batch_size), 64),
+                workers=_one_or_each(_fixed(_numbers("workers", workers)), 1),
                 duration=duration,
                 learned=learned,
                 runs=_Runs(seed, seeds, jobs),
@@ -225,14 +227,15 @@ def simulate(
         return
     slo = slo or "60ms"
     with _exit_on_mistake():
-        counts = [int(each) if each.isdigit() else each for each in workers or ()]
+        counts = _numbers("workers", workers)
+        costs, known_limits = given_costs(cost, USUAL_COST)
         plan = _Plan(
             specs.listed(policy or _POLICIES),
             _arrivals(arrivals, trace),
-            cost or [USUAL_COST],
+            costs,
             {
                 "slo_s": _slo_s(slo),
-                "max_batch_size": _one_or_each(max_batch_size, 64),
+                "max_batch_size": _one_or_each(_numbers("max-batch-size", max_batch_size) or known_limits, 64),
                 "workers": _one_or_each(counts, 1),
                 "start_s": start_s,
                 "scaling": scaling,
@@ -430,9 +433,23 @@ def _lengths(text: str | None) -> list[int] | None:
     return lengths
 
 
-def _fixed(workers: list[str] | None) -> list[int] | None:
+def _numbers(option: str, given: list[str] | None) -> list[Any]:
+    """Return what an option says for each stage, numbers as such. Raises ValueError."""
+    for each in given or ():
+        if "," in each:
+            stages = " ".join(each.split(","))
+            raise ValueError(
+                f"--{option} {each} is several numbers in one: for stages in a row write --{option} {stages}, one for"
+                f" each; to see what each of them would come to, carpool plan --{option} {each}"
+            )
+        if option != "workers" and not each.isdigit():
+            raise ValueError(f"--{option} must be a whole number, not {each!r}")
+    return [int(each) if each.isdigit() else each for each in given or ()]
+
+
+def _fixed(workers: list[Any]) -> list[int]:
     """Return numbers of workers that stay as they are. Raises ValueError."""
-    ranges = [WorkerRange.of(each) for each in workers or ()]
+    ranges = [WorkerRange.of(each) for each in workers]
     if any(each.least < each.most for each in ranges):
         raise ValueError("a simulation of steps has a fixed number of workers: give --workers one number")
     return [each.least for each in ranges]

@@ -1,0 +1,24 @@
+"""The types of what handles and batched functions return, for your own type hints.
+
+You need them only where you name such a type, as in `def show(stats: ServiceSnapshot) -> None`; the
+objects come from `stats()`, `story()` and `predict_stream(x)`. How streams of parts are read is in
+docs/streaming.md.
+"""
+
+from __future__ import annotations
+
+from carpool.core.journal import Entry
+from carpool.drive.parts import AsyncParts, ThreadParts
+from carpool.observe.function_stats import FunctionSnapshot
+from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot
+from carpool.observe.stream_stats import StreamSnapshot
+
+__all__ = [
+    "AsyncParts",
+    "Entry",
+    "FunctionSnapshot",
+    "ServiceSnapshot",
+    "StageSnapshot",
+    "StreamSnapshot",
+    "ThreadParts",
+]
