@@ -258,9 +258,14 @@ def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
         "items": {"type": "object", "properties": parts, "required": list(parts)},
         "description": "Every fault of the item, with status 422.",
     }
+    models = {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "What keeps each model that is not ready from answering, at /readyz.",
+    }
     error = {
         "type": "object",
-        "properties": {**strings, **more, "details": details},
+        "properties": {**strings, **more, "details": details, "models": models},
         "required": [*strings, *more],
     }
     return {"type": "object", "properties": {"error": error}, "required": ["error"]}

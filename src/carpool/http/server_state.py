@@ -192,9 +192,13 @@ class ServerState:
         for connection in gathering:
             connection.write_gathered()
 
+    def announce_end(self) -> None:
+        """Have each connection closed after its next answer, so that its client goes elsewhere."""
+        self.is_draining = True
+
     def drain(self) -> None:
         """Close idle connections now, and the others after the answers that are owed."""
-        self.is_draining = True
+        self.announce_end()
         for connection in list(self.connections):
             connection.drain()
 
