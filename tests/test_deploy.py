@@ -133,6 +133,16 @@ def test_the_manifests_say_what_they_must() -> None:
     assert "--open-readyz" in container["args"]
 
 
+def test_nginx_passes_on_what_is_for_clients_only() -> None:
+    """A proxy speaks for all of its clients, and orders are taken from its machine: it passes on none, and none of the
+    pages for those who run the server.
+    """
+    (kept,) = re.findall(r"location ~ (\S+) \{ return 404; \}", (DEPLOY / "nginx.conf").read_text())
+    for path in ("/admin/reload", "/admin/services/add", "/metrics", "/dashboard/data"):
+        assert re.match(kept, path), path
+    assert not re.match(kept, "/models/admin/predict")
+
+
 def test_the_alerts_load() -> None:
     """Each alert has an expression, a severity and a summary."""
     (file,) = parsed("alerts.yaml")

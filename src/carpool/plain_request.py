@@ -1,4 +1,4 @@
-"""One request of a command to a server, by a URL or the path of a Unix socket; no more than that."""
+"""Sends one request of a command to a server, by a URL or the path of a Unix socket."""
 
 from __future__ import annotations
 

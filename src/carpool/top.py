@@ -76,9 +76,9 @@ def shown(latest: Mapping[str, Any], before: Mapping[str, Any]) -> RenderableTyp
         parts.append(Text(f"  {problem['step']}", style="dim"))
     seconds = max(latest["figures"]["time"] - before["figures"]["time"], 1e-9)
     bounds = latest["figures"]["bounds_s"]
-    earlier = {service["name"]: service for service in before["figures"]["services"]}
+    earlier = {service["run"]: service for service in before["figures"]["services"]}
     for service in latest["figures"]["services"]:
-        old = earlier.get(service["name"], service)
+        old = earlier.get(service["run"], service)
         parts += [_of_service(service, old, seconds, bounds), _of_stages(service, old, bounds)]
     return Group(*parts)
 

@@ -140,7 +140,11 @@ def moment(
         **dict.fromkeys(("ok", "overloaded", "expired", "unavailable", "model_error", "invalid_item"), 0),
         **outcomes,
     }
-    return {"services": [{"name": "M", "stages": stages, "outcomes": counts, "slo_s": slo_s, "within_slo": within}]}
+    return {
+        "services": [
+            {"name": "M", "run": 0, "stages": stages, "outcomes": counts, "slo_s": slo_s, "within_slo": within}
+        ]
+    }
 
 
 @pytest.mark.parametrize(

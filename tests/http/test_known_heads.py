@@ -27,11 +27,11 @@ class WatchedApp(App):
 
     seen: list[Seen]
 
-    def _make_routes(self) -> Any:
+    def _make_routes(self, *of: Any) -> Any:
         self.seen = []
         return {
             path: {method: (self._watched(route), *model) for method, (route, *model) in methods.items()}
-            for path, methods in super()._make_routes().items()
+            for path, methods in super()._make_routes(*of).items()
         }
 
     def _watched(self, route: Callable[[Exchange], None]) -> Callable[[Exchange], None]:

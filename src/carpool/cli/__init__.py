@@ -19,7 +19,7 @@ import carpool
 from carpool.cli.config_command import show_config
 from carpool.cli.exits import fail
 from carpool.cli.health_command import health
-from carpool.cli.operate_commands import reload, scale
+from carpool.cli.operate_commands import reload, scale, services
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
 from carpool.cli.server_keys import server_key
@@ -49,6 +49,7 @@ cli.command(score)
 cli.command(health)
 cli.command(reload)
 cli.command(scale)
+cli.command(services)
 cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 

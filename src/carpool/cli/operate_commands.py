@@ -1,4 +1,5 @@
-"""The commands that change a running server: `carpool reload` and `carpool scale`.
+"""The commands that change a running server: `carpool reload`, `scale`, and `services add` and
+`remove`.
 
 They send an order to its admin routes (`http/admin.py`) and wait until it has been carried out.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import App as Cli
 from cyclopts import Parameter
 
 from carpool.cli.exits import FAILED, fail
@@ -97,6 +99,54 @@ def scale(
         "grace_s": grace_s,
     }
     _print_workers(_send(url, "/admin/scale", order, key_file), "scaled")
+
+
+services = Cli(name="services", help="Add services to a running server, and remove them.")
+
+
+@services.command
+def add(target: str, /, *, url: str = _URL, key_file: Path | None = None) -> None:
+    """Have a running server serve one more service.
+
+    It is loaded and runs its examples before the first request can reach it. If that fails, the
+    server goes on as before, and the exit status is 1. It answers at /models/NAME/predict, and at
+    /predict if no other service does.
+
+    Example: carpool services add program:other
+
+    Parameters
+    ----------
+    target:
+        The service, as module:attribute, where the server finds modules: in its folder, for
+        example. A module that the server has read already is not read again.
+    url:
+        Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
+        its own machine only.
+    key_file:
+        A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
+    """
+    _print_workers(_send(url, "/admin/services/add", {"target": target}, key_file), "is served")
+
+
+@services.command
+def remove(name: str, /, *, url: str = _URL, key_file: Path | None = None) -> None:
+    """Have a running server serve a service no more.
+
+    New requests for it get 404, and those inside are answered before its workers end.
+
+    Example: carpool services remove other
+
+    Parameters
+    ----------
+    name:
+        The name of the service.
+    url:
+        Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
+        its own machine only.
+    key_file:
+        A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
+    """
+    _print_workers(_send(url, "/admin/services/remove", {"service": name}, key_file), "is served")
 
 
 def _send(url: str, path: str, order: dict[str, Any], key_file: Path | None) -> dict[str, Any]:

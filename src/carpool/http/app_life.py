@@ -24,11 +24,13 @@ class AppLife:
         endpoints: the services as the app serves them, in order.
         observer: watches requests and their answers; None if nothing asks for it.
         refusing: why requests are refused now; None while the services run.
+        coming: services that are being started while the others run, and are not served yet.
         is_leaving: whether the app still answers, but will be drained in a moment.
     """
 
     def __init__(self, endpoints: list[Endpoint], observer: Observer | None) -> None:
         self.endpoints = endpoints
+        self.coming: list[Endpoint] = []
         self.observer = observer
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = self.is_leaving = False
@@ -36,6 +38,7 @@ class AppLife:
         self._starting: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
         self._at_stop: list[Callable[[], None]] = []
+        self._services_changed: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Start all services, also once more after a stop; until then requests are answered 503.
@@ -66,11 +69,25 @@ class AppLife:
             end()
         for task in self._checks:
             task.cancel()
-        await asyncio.gather(*[endpoint.stop(drain) for endpoint in self.endpoints])
+        stops = [endpoint.stop(drain) for endpoint in self.endpoints]
+        await asyncio.gather(*stops, *[endpoint.stop(drain=False) for endpoint in self.coming])
 
     async def failed(self) -> None:
         """Wait, once the app has started, until none of its services can answer any more."""
-        await asyncio.gather(*[endpoint.handle.failed() for endpoint in self.endpoints if endpoint.handle is not None])
+        loop = asyncio.get_running_loop()
+        while healthy := [each.driver for each in self.endpoints if each.driver is not None and not each.has_failed]:
+            self._services_changed = loop.create_future()
+            failures = [asyncio.ensure_future(driver.failed()) for driver in healthy]
+            try:
+                await asyncio.wait([self._services_changed, *failures], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for failure in failures:
+                    failure.cancel()
+
+    def services_changed(self) -> None:
+        """Have it noticed that services were added or removed."""
+        if self._services_changed is not None and not self._services_changed.done():
+            self._services_changed.set_result(None)
 
     async def ensure_started(self, *, anew: bool = False) -> None:
         """Start the app unless it has been started, and wait until it is up.
@@ -146,7 +163,7 @@ class AppLife:
         """Return why requests should not be sent to the app now; None if they should."""
         if self._draining or self.is_leaving:
             return NotReady("draining")
-        problems = {endpoint.name: endpoint.problem for endpoint in self.endpoints}
+        problems = {endpoint.name: endpoint.problem for endpoint in self.endpoints if not endpoint.is_leaving}
         models = {name: problem for name, problem in problems.items() if problem is not None}
         if self.refusing is not None:
             return NotReady("starting", models)

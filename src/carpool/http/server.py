@@ -61,6 +61,8 @@ class _Place:
         state = self.state = ServerState(self.app, limits)
         if self.app.access is not None:
             self.app.access.on_change.append(state.forget_heads)
+        if isinstance(self.app, App):
+            self.app.on_new_routes.append(state.routes_changed)
         create: Any = asyncio.get_running_loop().create_server
         if self.sock.family == socket.AF_UNIX:
             create = asyncio.get_running_loop().create_unix_server

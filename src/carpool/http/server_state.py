@@ -141,7 +141,7 @@ class ServerState:
         self.limits = limits
         self._loop = asyncio.get_running_loop()
         self.connections: set[ConnectedClient] = set()
-        self.kept_headers = FRAMING_HEADERS | app.wanted_headers
+        self.kept_headers = {*FRAMING_HEADERS, *app.wanted_headers}
         self.heads: dict[bytes, HttpHead] = {}
         self.memory = Memory()
         largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
@@ -158,6 +158,11 @@ class ServerState:
         if len(self.heads) >= _MOST_KNOWN_HEADS:
             self.heads.clear()
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
+
+    def routes_changed(self) -> None:
+        """Judge all heads anew, and keep what new services look at."""
+        self.heads.clear()
+        self.kept_headers.update(self.app.wanted_headers)
 
     def forget_heads(self) -> None:
         """Forget all known heads: what was let in before may not be any more."""

@@ -71,13 +71,17 @@ class StatusPages:
         self._timeout_status = timeout_status
         self._document: bytes | None = None
 
+    def forget_document(self) -> None:
+        """Describe the addresses anew, since they have changed."""
+        self._document = None
+
     def livez(self, exchange: Exchange) -> None:
         """Tell that the process is alive."""
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))
 
     def readyz(self, exchange: Exchange) -> None:
         """Tell whether requests would be answered; after an idle time an example is tried first."""
-        stale = [endpoint for endpoint in self._app.endpoints if endpoint.is_stale(self.idle_check_s)]
+        stale = [endpoint for endpoint in self._served() if endpoint.is_stale(self.idle_check_s)]
         unready = self._app.unreadiness()
         if unready is not None or not stale:
             self._respond_readiness(exchange, unready)
@@ -119,6 +123,10 @@ class StatusPages:
         body, content_type = prometheus.render(self._app.running_stats(), monotonic(), accept.decode("latin-1"), more)
         exchange.respond(HttpResponse(200, body, content_type.encode()))
 
+    def _served(self) -> list[Endpoint]:
+        """Return the services that take requests."""
+        return [endpoint for endpoint in self._app.endpoints if not endpoint.is_leaving]
+
     def overview(self, exchange: Exchange) -> None:
         """Show what the server has, in plain text."""
         root = self._app.root_path.encode()
@@ -128,13 +136,13 @@ class StatusPages:
             if b"GET" in methods and path.startswith(root) and not _NOT_SHOWN.fullmatch(path.removeprefix(root))
         ]
         pages = sorted(path.decode() for path in shown)
-        exchange.respond(HttpResponse(200, overview(self._app.endpoints, pages).encode(), _TEXT_TYPE))
+        exchange.respond(HttpResponse(200, overview(self._served(), pages).encode(), _TEXT_TYPE))
 
     def openapi(self, exchange: Exchange) -> None:
         """Describe the addresses in OpenAPI."""
         if self._document is None:
             document = openapi.document(
-                self._app.endpoints,
+                self._served(),
                 self._timeout_status,
                 self._app.max_body_bytes,
                 self._app.root_path,

@@ -46,6 +46,7 @@ def figures(services: Sequence[Stats], now: float) -> dict[str, Any]:
 def _service(stats: Stats, now: float) -> dict[str, Any]:
     return {
         "name": stats.name,
+        "run": stats.run,
         "outcomes": {**stats.outcomes, "cancelled": stats.cancelled},
         "in_flight": stats.pipeline.unanswered,
         "latency": _histogram(stats.latency),
@@ -150,12 +151,12 @@ def problems(before: dict[str, Any] | None, now: dict[str, Any]) -> list[dict[st
         now: the figures.
     """
     found: list[tuple[int, str, str]] = []
-    earlier = {} if before is None else {service["name"]: service for service in before["services"]}
+    earlier = {} if before is None else {service["run"]: service for service in before["services"]}
     for service in now["services"]:
         for stage in service["stages"]:
             found += _of_stage(service["name"], stage)
-        if service["name"] in earlier:
-            found += _of_traffic(earlier[service["name"]], service)
+        if service["run"] in earlier:
+            found += _of_traffic(earlier[service["run"]], service)
     return [{"level": "bad" if rank == 0 else "warn", "text": text, "step": step} for rank, text, step in sorted(found)]
 
 
