@@ -27,7 +27,7 @@ def health(
     key_file: Path | None = None,
     timeout_s: float = 8.0,
 ) -> None:
-    """Ask a server whether it is ready, for a container's HEALTHCHECK and probes that run a command.
+    """Ask a server whether it is ready, for HEALTHCHECK and other probes that run a command.
 
     It prints one line. The exit status is 0 if the server is ready, and 1 if it is not.
 
