@@ -66,7 +66,7 @@ async def play(front: Front, connections: list[list[bytes]]) -> tuple[list[Seen]
 
 
 def _plain(wire: Wire) -> bytes:
-    return re.sub(rb"date: [^\r]*\r\n|[0-9a-f]{8}-[0-9]+", b"", bytes(wire.received))
+    return re.sub(rb"date: [^\r]*\r\n|[0-9a-f]{12}-[0-9]+", b"", bytes(wire.received))
 
 
 class Deaf:

@@ -89,6 +89,7 @@ class App(AppLife):
         accepts_compressed: whether compressed request bodies are read.
         access: who may ask; None if everybody may.
         observer: watches requests and their answers; None if nothing asks for it.
+        request_ids: gives ids to requests that bring none.
         own_metrics: the metrics that models have of their own; None if nobody collects them.
         root_path: what a proxy puts before each path.
         wanted_headers: the headers that the app or one of its protocols looks at.
@@ -142,8 +143,9 @@ class App(AppLife):
                 Endpoint(service, output, joins[i], self._elsewhere, is_first=i == 0)
                 for i, service in enumerate(services)
             ],
-            new_observer(access_log, server_timing, trace, compression, self._errors.new_id),
+            new_observer(access_log, server_timing, trace, compression, self._errors.ids),
         )
+        self.request_ids = self._errors.ids
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
         self.accepts_compressed = flag("accept_compressed", accept_compressed)
         self.root_path = check_root_path(root_path)

@@ -69,10 +69,11 @@ class HttpHead(Head):
         is_http_1_0: whether the client speaks HTTP/1.0.
         good_headers: what a good answer has beside the usual headers and the body, as lines; None
             if that cannot be said in advance.
+        brings_id: whether the client has given its request an id that is fit.
         is_cut_short: whether the request was refused before all of it was read.
     """
 
-    __slots__ = ("good_headers", "is_cut_short", "is_http_1_0", "keep_alive", "length")
+    __slots__ = ("brings_id", "good_headers", "is_cut_short", "is_http_1_0", "keep_alive", "length")
 
     def __init__(
         self,
@@ -88,8 +89,9 @@ class HttpHead(Head):
         self.keep_alive = True
         self.is_http_1_0 = is_http_1_0
         self.good_headers: bytes | None = None
+        given = self.request_id if REQUEST_ID in headers else b""
+        self.brings_id = given != b""
         if method != b"HEAD" and not is_http_1_0:
-            given = self.request_id if REQUEST_ID in headers else b""
             self.good_headers = b"%b: %b\r\n" % (REQUEST_ID, given) if given else b""
         self.is_cut_short = False
 
@@ -127,7 +129,9 @@ class ServerState:
         kept_headers: the headers of a request that are not thrown away.
         heads: recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
             the same, so most requests need no parsing at all.
-        ok_prefixes: by content type, a good answer up to its length, for the present second.
+        ok_prefixes: by content type, a good answer up to the number in its id, for the present
+            second.
+        next_number: returns the number in the next id.
         memory: holds large bodies.
         bodies: the account of the bodies that are being received.
         is_draining: whether connections are to be closed after the answers that are owed.
@@ -151,6 +155,7 @@ class ServerState:
         self._gathering: list[ConnectedClient] = []  # connections with parts to write at the end of this turn
         self._emptied: asyncio.Future[None] | None = None
         self.ok_prefixes: dict[bytes, bytes] = {}
+        self.next_number = app.request_ids.next_number
         self._common_headers = b""
 
     def remember(self, raw: bytes, head: HttpHead) -> None:
@@ -235,9 +240,13 @@ class ServerState:
 
     def ok_prefix(self, content_type: bytes) -> bytes:
         """Make the entry of `ok_prefixes` for a content type."""
-        prefix = b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\ncontent-length: " % (self.common_headers(), content_type)
+        prefix = b"%b%b: %b" % (self.ok_start(content_type), REQUEST_ID, self.app.request_ids.start)
         self.ok_prefixes[content_type] = prefix
         return prefix
+
+    def ok_start(self, content_type: bytes) -> bytes:
+        """Return a good answer up to its content type."""
+        return b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\n" % (self.common_headers(), content_type)
 
     def _forget_second(self) -> None:
         self._common_headers = b""
