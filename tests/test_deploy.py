@@ -125,6 +125,9 @@ def test_the_manifests_say_what_they_must() -> None:
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    assert secret["defaultMode"] & 0o040
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]  # or nobody could read it
     assert pod["enableServiceLinks"] is False
     (delay,) = [flag.partition("=")[2] for flag in container["args"] if flag.startswith("--drain-delay-s=")]
     assert pod["terminationGracePeriodSeconds"] > float(delay) + 30 + 5

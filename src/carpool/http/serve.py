@@ -325,7 +325,12 @@ def _own_metrics(app: App) -> Iterator[None]:
         return
     from carpool.observe.own_metrics import OwnMetricsOfWorkers
 
-    app.own_metrics = OwnMetricsOfWorkers()
+    try:
+        app.own_metrics = OwnMetricsOfWorkers()
+    except OSError as error:  # a root file system that is read-only, and nothing at /tmp
+        logger.warning("metrics of the models' own are not collected, as there is no folder for them: %s", error)
+        yield
+        return
     os.environ[FOLDER_VARIABLE] = app.own_metrics.folder
     try:
         yield
