@@ -83,7 +83,7 @@ function stageView(parent, name) {
   const cost = chart(charts, "Learned time of a batch by its size, ms", curve);
   const tables = article.appendChild(element("div", { class: "tables" }));
   return {
-    decision, tile, queue, times, sizes, cost,
+    article, decision, tile, queue, times, sizes, cost,
     reasons: table(tables, "Why batches went"),
     workers: table(tables, "Workers"),
   };
@@ -144,10 +144,11 @@ function showStage(service, now, before, times, moments) {
   const delta = differences(before, now);
   const ready = now.workers.filter((worker) => worker.state === "ready").length;
   setText(view.decision, now.decision);
+  view.article.classList.toggle("failed", now.has_failed);
   const { tile } = view;
   tile("Waiting", number(now.queued));
   tile("Time in the queue, p95", milliseconds(quantile(delta.queue, 0.95)));
-  tile("Mean batch size", number(delta.meanBatch));
+  tile("Mean batch size", number(delta.meanBatch || NaN));
   tile("Time of a batch, p95", milliseconds(quantile(delta.compute, 0.95)));
   tile("Workers ready", `${ready} of ${now.workers.length}`, ready < now.workers.length);
   tile("Restarts", number(now.restarts));
