@@ -105,9 +105,9 @@ def test_settings_in_the_files_exist(tmp_path: Path) -> None:
     flags = {f"--{name.replace('_', '-')}" for name in NAMES} | {"--config"}
     for name in ("Dockerfile", "carpool.service", "kubernetes.yaml", "nginx.conf", "carpool.socket"):
         lines = [line for line in (DEPLOY / name).read_text().splitlines() if "docker" not in line]
-        ours = [line for line in lines if re.search(r"carpool|serve|CMD|- --", line)]
+        ours = [line for line in lines if re.search(r"carpool|serve|CMD|- --", line) and "HEALTHCHECK" not in line]
         for flag in re.findall(r"(--[a-z-]+)", "\n".join(ours)):
-            if flag not in ("--from", "--no-cache-dir"):
+            if flag not in ("--from", "--no-cache-dir", "--live"):
                 assert flag in flags, (name, flag)
 
 
@@ -117,16 +117,20 @@ def parsed(name: str) -> list[Any]:
 
 
 def test_the_manifests_say_what_they_must() -> None:
-    """Pods run as nobody with a read-only root, have longer to end than preStop and the drain take, and are probed at
-    addresses that need no key.
+    """Pods run as nobody with a read-only root, serve on after SIGTERM until they get no more requests, have longer to
+    end than that and the drain take, and are probed at addresses that need no key.
     """
     (deployment,) = [each for each in parsed("kubernetes.yaml") if each["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    assert secret["defaultMode"] & 0o040
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]  # or nobody could read it
     assert pod["enableServiceLinks"] is False
-    assert pod["terminationGracePeriodSeconds"] > 5 + 30 + 5
+    (delay,) = [flag.partition("=")[2] for flag in container["args"] if flag.startswith("--drain-delay-s=")]
+    assert pod["terminationGracePeriodSeconds"] > float(delay) + 30 + 5
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert "--open-readyz" in container["args"]
@@ -178,6 +182,16 @@ def test_the_job_takes_the_service_of_the_program() -> None:
     assert "carpool.ray.map_batches(images, service, column=" in job
 
 
+def test_nginx_passes_on_what_is_for_clients_only() -> None:
+    """A proxy speaks for all of its clients, and orders are taken from its machine: it passes on none, and none of the
+    pages for those who run the server.
+    """
+    (kept,) = re.findall(r"location ~ (\S+) \{ return 404; \}", (DEPLOY / "nginx.conf").read_text())
+    for path in ("/admin/reload", "/admin/services/add", "/metrics", "/dashboard/data"):
+        assert re.match(kept, path), path
+    assert not re.match(kept, "/models/admin/predict")
+
+
 def test_the_alerts_load() -> None:
     """Each alert has an expression, a severity and a summary."""
     (file,) = parsed("alerts.yaml")
@@ -194,6 +208,8 @@ def test_the_image_runs_as_nobody_and_gets_signals() -> None:
     assert int(said["USER"].split(":")[0]) > 0
     assert json.loads(said["ENTRYPOINT"]) == ["carpool", "serve"]
     assert "--api-keys" in json.loads(said["CMD"])
+    assert "--open-readyz" in json.loads(said["CMD"])  # what follows has no key
+    assert said["HEALTHCHECK"].endswith('CMD ["carpool", "health"]')
     for line in lines:
         if line.startswith("COPY ") and "--from" not in line:
             assert all((ROOT / name).exists() for name in line.split()[1:-1]), line

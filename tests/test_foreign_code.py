@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.foreign import batches, policies, protocols, services, steps, surroundings, virtual
+from tests.foreign import batches, operating, policies, protocols, services, steps, surroundings, virtual
 from tests.foreign.table import CELLS, LEFT_OUT, WAYS, Cell, Way
 
 TABLE = Path(__file__).parent.parent / "ARCHITECTURE.md"
-CHECKS = (services, batches, policies, steps, surroundings, protocols, virtual)  # they fill the table
+CHECKS = (services, batches, policies, steps, operating, surroundings, protocols, virtual)  # they fill the table
 
 
 def rows() -> list[str]:

@@ -89,6 +89,22 @@ def test_those_inside_are_answered(gate: Gate, number: signal.Signals) -> None:
     assert "Traceback" not in "".join(served.log)
 
 
+def test_nobody_is_refused_before_balancers_have_noticed() -> None:
+    """With `--drain-delay-s` a server answers as before after SIGTERM, although /readyz says that
+    it drains; then it ends with status 0, and a client that asked all the time was never refused.
+    """
+    with serve(GATED, "--drain-delay-s", "1") as served:
+        assert is_ready(served)
+        served.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not is_ready(served))
+        assert json.loads(served.ask("GET", "/readyz")[1])["error"]["code"] == "draining"
+        for _ in range(20):
+            status, _, headers = served.ask("POST", "/predict", {"value": 2})
+            assert (status, headers["connection"]) == (200, "close")
+        assert served.wait() == 0
+    assert any("serving for 1 s until requests are refused" in line for line in served.log)
+
+
 @slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> None:

@@ -53,6 +53,9 @@ class ServerSettings:
         body_timeout_s: The seconds in which a request's body must arrive.
         idle_timeout_s: The seconds for which a connection may be idle.
         write_timeout_s: The seconds for which a client may take nothing of its answers.
+        drain_delay_s: The seconds for which requests are still served after SIGTERM, while /readyz
+            says already that the server drains, so that a balancer has taken it out before it
+            refuses any.
         join: Where workers of stages with join=True connect (see carpool worker): HOST:PORT, or the
             path of a Unix socket.
         join_token: A file with the token that such workers must know; a Unix socket can do without.
@@ -116,6 +119,7 @@ class ServerSettings:
     body_timeout_s: float = 30.0
     idle_timeout_s: float = 75.0
     write_timeout_s: float = 30.0
+    drain_delay_s: float = 0.0
     join: str | None = None
     join_token: str | None = None
     join_cert: str | None = None
@@ -166,6 +170,7 @@ class SettingsByName(TypedDict, total=False):
     body_timeout_s: float
     idle_timeout_s: float
     write_timeout_s: float
+    drain_delay_s: float
     join: str | None
     join_token: str | None
     join_cert: str | None

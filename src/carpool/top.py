@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import socket
 import time
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from carpool.plain_request import NoAnswer, send
 
 _EVERY_S = 1.0
 _TIMEOUT_S = 5.0
@@ -50,50 +48,21 @@ def run(url: str, key: str, console: Console, times: int | None = None) -> None:
 
 def fetched(url: str, key: str) -> dict[str, Any]:
     """Return the figures and problems that a server tells now. Raises NoFigures."""
-    connection, path = _connection(url)
     try:
-        connection.request("GET", f"{path}/dashboard/data", headers={"Authorization": f"Bearer {key}"} if key else {})
-        answer = connection.getresponse()
-        body = answer.read()
+        answer = send(url, "GET", "/dashboard/data", key=key, timeout_s=_TIMEOUT_S)
         if answer.status == _OK:
-            found: dict[str, Any] = json.loads(body)
+            found: dict[str, Any] = answer.json
             return found
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except NoAnswer as error:
         raise NoFigures(f"{url} does not answer: {error}") from None
-    finally:
-        connection.close()
+    except ValueError as error:
+        raise NoFigures(f"{url} answers what is no JSON: {error}") from None
     why = {
         401: "it needs a key: set CARPOOL_KEY, or give --key-file",
         404: "its figures are not there: give its --admin-address, if it has one",
         421: "it does not answer to this name: use one that its --allow-host has",
     }.get(answer.status, f"it answers {answer.status}")
     raise NoFigures(f"{url}: {why}")
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a server that listens on a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the socket. Raises OSError."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
-    """Return a connection to a server, and what stands before the paths there. Raises NoFigures."""
-    if url.startswith("unix:"):
-        return _UnixConnection(url.removeprefix("unix:")), ""
-    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    try:
-        return kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S), parts.path.rstrip("/")
-    except ValueError as error:
-        raise NoFigures(f"{url} is no address of a server: {error}") from None
 
 
 def shown(latest: Mapping[str, Any], before: Mapping[str, Any]) -> RenderableType:
@@ -107,9 +76,9 @@ def shown(latest: Mapping[str, Any], before: Mapping[str, Any]) -> RenderableTyp
         parts.append(Text(f"  {problem['step']}", style="dim"))
     seconds = max(latest["figures"]["time"] - before["figures"]["time"], 1e-9)
     bounds = latest["figures"]["bounds_s"]
-    earlier = {service["name"]: service for service in before["figures"]["services"]}
+    earlier = {service["run"]: service for service in before["figures"]["services"]}
     for service in latest["figures"]["services"]:
-        old = earlier.get(service["name"], service)
+        old = earlier.get(service["run"], service)
         parts += [_of_service(service, old, seconds, bounds), _of_stages(service, old, bounds)]
     return Group(*parts)
 

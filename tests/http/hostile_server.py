@@ -52,8 +52,8 @@ def one(x: Any) -> int:
 class Fragile(App):
     """Has an address at which something is raised."""
 
-    def _make_routes(self) -> Any:
-        return {**super()._make_routes(), b"/raise": {b"GET": (self._raise, None, None)}}
+    def _make_routes(self, *of: Any) -> Any:
+        return {**super()._make_routes(*of), b"/raise": {b"GET": (self._raise, None, None)}}
 
     def _raise(self, exchange: Exchange) -> None:
         raise SystemExit("not today")

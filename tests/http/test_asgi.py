@@ -191,7 +191,7 @@ def test_503_while_draining_behind_both(gate: Gate) -> None:
         inside.send(job(0, gate, path="/predict"))
         gate.knocked()
         running.call(running.app.drain)
-        for request, code in ((job(1, None, ID, path="/predict"), "draining"), (get("/readyz", ID), "not_ready")):
+        for request, code in ((job(1, None, ID, path="/predict"), "draining"), (get("/readyz", ID), "draining")):
             refused = [asked(server.port, request) for server in (running, other)]
             assert outcome(refused[0]) == (503, code)
             assert "retry-after" in refused[0].headers

@@ -140,7 +140,11 @@ def moment(
         **dict.fromkeys(("ok", "overloaded", "expired", "unavailable", "model_error", "invalid_item"), 0),
         **outcomes,
     }
-    return {"services": [{"name": "M", "stages": stages, "outcomes": counts, "slo_s": slo_s, "within_slo": within}]}
+    return {
+        "services": [
+            {"name": "M", "run": 0, "stages": stages, "outcomes": counts, "slo_s": slo_s, "within_slo": within}
+        ]
+    }
 
 
 @pytest.mark.parametrize(
@@ -169,6 +173,36 @@ def test_all_well_is_no_problem_and_the_worst_comes_first() -> None:
     assert problems(moment([stage()]), moment([stage()], ok=100)) == []
     levels = [each["level"] for each in problems(moment([stage()]), moment([stage()], invalid_item=1, expired=1, ok=1))]
     assert levels == ["bad", "warn"]
+
+
+def test_the_cause_comes_before_what_it_does_to_requests() -> None:
+    """Of a stage that has failed it is said once that requests are refused, above what else is wrong,
+    and not that its workers were replaced.
+    """
+    other = moment([stage()], overloaded=5, ok=5)["services"][0] | {"name": "A", "run": 1}
+    failed = moment([stage(has_failed=True, restarts=4)], unavailable=100)["services"][0]
+    before = {
+        "services": [{**other, "outcomes": dict.fromkeys(other["outcomes"], 0)}, moment([stage()])["services"][0]]
+    }
+    told = [each["text"] for each in problems(before, {"services": [other, failed]})]
+    assert told[0].startswith("Stage S of M has failed")
+    assert told[1].startswith("50 % of the requests for A are refused")
+    assert len(told) == 2
+
+
+def test_a_stage_says_why_no_batch_goes() -> None:
+    """Until the first batch, and once it has failed, a stage says so, and not why the last batch went."""
+    with serving(App(models.scale)) as running:
+        assert data_of(running.port)["figures"]["services"][0]["stages"][0]["decision"] == "no batch has gone yet"
+        asked(running.port, post(b"21"))
+        told = data_of(running.port)["figures"]["services"][0]["stages"][0]["decision"]
+        assert told.startswith("the last batch went because")
+        driver = running.app.endpoints[0].driver
+        assert driver is not None
+        roster = driver.stats.stages[0].roster
+        running.call(lambda: setattr(roster, "failed", True))
+        told = data_of(running.port)["figures"]["services"][0]["stages"][0]["decision"]
+        assert told == "it has failed, so no batch goes any more"
 
 
 def test_decisions_are_told_in_words() -> None:

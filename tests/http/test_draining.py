@@ -93,6 +93,30 @@ async def test_an_empty_listener_is_empty() -> None:
 
 
 @on_a_jumping_loop
+async def test_before_it_drains_it_serves_on() -> None:
+    """A server that has announced its end is not ready, but goes on answering; it says on each
+    connection that this answer is the last one there, and leaves idle connections open.
+    """
+    front = Front()
+    idle, busy, prober = front.connect(), front.connect(), front.connect()
+    front.app.announce_end()
+    front.state.announce_end()
+    busy.send(post(b"1"))
+    prober.send(get("/readyz"))
+    await turns()
+    assert [(a.status, a.body, a.closes) for a in busy.answers()] == [(200, b"<1>", True)]
+    assert [a.status for a in prober.answers()] == [503]
+    assert busy.lost and not idle.ended
+    late = front.connect()
+    late.send(post(b"2"))
+    await turns()
+    assert [a.status for a in late.answers()] == [200]
+    front.state.drain()
+    await front.state.empty()
+    assert idle.lost
+
+
+@on_a_jumping_loop
 async def test_each_refusal_is_an_exception_of_its_own() -> None:
     """While a server starts or stops, requests that it refuses leave nothing behind in it."""
     front = Front()

@@ -27,11 +27,11 @@ class WatchedApp(App):
 
     seen: list[Seen]
 
-    def _make_routes(self) -> Any:
+    def _make_routes(self, *of: Any) -> Any:
         self.seen = []
         return {
             path: {method: (self._watched(route), *model) for method, (route, *model) in methods.items()}
-            for path, methods in super()._make_routes().items()
+            for path, methods in super()._make_routes(*of).items()
         }
 
     def _watched(self, route: Callable[[Exchange], None]) -> Callable[[Exchange], None]:
@@ -66,7 +66,7 @@ async def play(front: Front, connections: list[list[bytes]]) -> tuple[list[Seen]
 
 
 def _plain(wire: Wire) -> bytes:
-    return re.sub(rb"date: [^\r]*\r\n|[0-9a-f]{8}-[0-9]+", b"", bytes(wire.received))
+    return re.sub(rb"date: [^\r]*\r\n|[0-9a-f]{12}-[0-9]+", b"", bytes(wire.received))
 
 
 class Deaf:

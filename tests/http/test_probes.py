@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,12 @@ def probe(running: RunningServer, path: str, method: str = "GET") -> Answer:
     """Ask for a probe on a connection of its own."""
     with Client(running.port) as client:
         return client.ask(get(path, method=method), method)
+
+
+def models_of(answer: Answer) -> dict[str, str]:
+    """What an answer says of each model that is not ready."""
+    models: dict[str, str] = json.loads(answer.body)["error"]["models"]
+    return models
 
 
 @pytest.mark.parametrize(("path", "text"), [("/livez", b"ok\n"), ("/readyz", b"ready\n")])
@@ -46,8 +54,10 @@ def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
             start = pool.submit(running.start)
             gate.knocked()
             answer = probe(running, "/readyz")
-            assert (answer.status, code_of(answer)) == (503, "not_ready")
+            assert (answer.status, code_of(answer)) == (503, "starting")
             assert "retry-after" in answer.headers
+            running.wait_until(lambda: running.app.endpoints[0].driver is not None)
+            assert models_of(probe(running, "/readyz")) == {"slow": "slow is starting"}
             gate.open()
             start.result(PATIENCE_S)
         assert probe(running, "/readyz").status == 200
@@ -64,7 +74,9 @@ async def test_while_it_drains() -> None:
     front.app.drain()
     wire.send(get("/readyz") + get("/livez"))
     await turns()
-    assert [a.status for a in wire.answers()] == [200, 503, 200]
+    answers = wire.answers()
+    assert [a.status for a in answers] == [200, 503, 200]
+    assert code_of(answers[1]) == "draining"
 
 
 def test_without_a_worker() -> None:
@@ -80,6 +92,23 @@ def test_without_a_worker() -> None:
         assert predict(running.port, 1.0).status == 200
 
 
+def test_a_model_that_is_not_ready_is_named(tmp_path: Path) -> None:
+    """`/readyz` names the models that cannot answer and says why, but not to a prober without the
+    key that everybody else needs.
+    """
+    keys = tmp_path / "keys"
+    keys.write_text("alice:a-long-enough-key\n")
+    fragile, key = Service(models.Fragile, name="fragile"), "X-API-Key: a-long-enough-key"
+    with serving(App(models.scale, fragile, idle_check_s=0.0, api_keys=keys, open_readyz=True)) as running:
+        predict(running.port, "break", "/models/fragile/predict", key)
+        with Client(running.port) as client:
+            told = client.ask(get("/readyz", key), "GET")
+            untold = client.ask(get("/readyz"), "GET")
+        assert models_of(told) == {"fragile": "fragile no longer answers its example"}
+        assert (untold.status, code_of(untold)) == (503, "not_ready")
+        assert "models" not in json.loads(untold.body)["error"]
+
+
 def test_an_example_that_no_longer_runs(caplog: pytest.LogCaptureFixture) -> None:
     """Without traffic the example is run, so that workers which are there but answer nothing are
     found out.
@@ -90,6 +119,7 @@ def test_an_example_that_no_longer_runs(caplog: pytest.LogCaptureFixture) -> Non
         with caplog.at_level(logging.ERROR):
             answer = probe(running, "/readyz")
         assert (answer.status, code_of(answer)) == (503, "not_ready")
+        assert models_of(answer) == {"fragile": "fragile no longer answers its example"}
         assert "fragile no longer answers its example" in caplog.text
         assert probe(running, "/livez").status == 200
 

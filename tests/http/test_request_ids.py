@@ -1,8 +1,11 @@
-"""A client's own request id is in every answer, so that its log and ours can be joined."""
+"""An id is in every answer, the client's own if it has sent one, so that its log and ours can be joined."""
 
 from __future__ import annotations
 
+import re
+
 from carpool.http.exchange import Head
+from carpool.http.request_ids import RequestIds
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
@@ -12,7 +15,7 @@ ID = "X-Request-Id: my-Id_7"
 @on_a_jumping_loop
 async def test_every_answer_has_the_client_s_id() -> None:
     """Good answers, pages and errors repeat the client's id, once, whether their heads are known or
-    not; good answers to requests without an id have none.
+    not; those to requests without one have an id of ours, each another.
     """
     front = Front()
     requests = {
@@ -31,15 +34,25 @@ async def test_every_answer_has_the_client_s_id() -> None:
             await turns(8)
             (answer,) = wire.answers(["HEAD" if request.startswith(b"HEAD") else ""])
             assert answer.headers["x-request-id"] == "my-Id_7", what
-    for without in (post(b"1"), post(b"1", "/predict", "X-Request-Id: no<id>")):
+    ours = []
+    for without in (
+        post(b"1"),
+        post(b"1"),
+        post(b"1", "/predict", "X-Request-Id: no<id>"),
+        chunked(b"1"),
+        get("/livez"),
+    ):
         wire = front.connect()
         wire.send(without)
         await turns(8)
-        assert [(a.status, "x-request-id" in a.headers) for a in wire.answers()] == [(200, False)]
+        ours += [answer.headers["x-request-id"] for answer in wire.answers()]
+    assert len(set(ours)) == 5
+    assert len({each.partition("-")[0] for each in ours}) == 1
+    assert all(re.fullmatch(r"[0-9a-f]{12}-[0-9]+", each) for each in ours)
 
 
 def test_an_answer_s_own_id_stands() -> None:
     """An answer that has an id already, such as a model's own `Response`, keeps it alone."""
     head = Head(b"POST", b"/predict", {b"x-request-id": b"client"})
-    assert head.echoed(((b"x-request-id", b"model"),)) == ((b"x-request-id", b"model"),)
-    assert head.echoed(()) == ((b"x-request-id", b"client"),)
+    assert head.echoed(((b"x-request-id", b"model"),), RequestIds()) == ((b"x-request-id", b"model"),)
+    assert head.echoed((), RequestIds()) == ((b"x-request-id", b"client"),)

@@ -25,8 +25,8 @@ class Raising(App):
 
     kind: type[BaseException] = ValueError
 
-    def _make_routes(self) -> Any:
-        return {**super()._make_routes(), b"/raise": {b"GET": (self._raise, None, None)}}
+    def _make_routes(self, *of: Any) -> Any:
+        return {**super()._make_routes(*of), b"/raise": {b"GET": (self._raise, None, None)}}
 
     def _raise(self, exchange: Exchange) -> None:
         raise self.kind

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from carpool.http.app import App
+from carpool.http.serve import _own_metrics
 from carpool.observe.own_metrics import OwnMetricsOfWorkers
 from carpool.worker.own_metrics import OwnMetrics, families_of
+from tests.support.http import models
 from tests.support.serving import Served, serve
 from tests.support.waiting import wait_until
 
@@ -115,3 +118,18 @@ def test_a_collector_that_raises_does_no_harm(
     assert list(own.collect()) == []
     own.close()
     assert "a collector of metrics raised" in caplog.text
+
+
+def test_without_a_folder_for_them_it_serves_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where no temporary file can be made, a server collects no metrics of models, says so, and runs."""
+
+    def none_is_usable() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_is_usable)
+    app = App(models.scale)
+    with _own_metrics(app):
+        assert app.own_metrics is None
+    assert "metrics of the models' own are not collected" in caplog.text

@@ -6,7 +6,6 @@ Every error that a user can make is reported in one line, with what to do about 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -19,10 +18,12 @@ except ImportError:
 import carpool
 from carpool.cli.config_command import show_config
 from carpool.cli.exits import fail
-from carpool.cli.operate_commands import reload, scale
+from carpool.cli.health_command import health
+from carpool.cli.operate_commands import reload, scale, services
 from carpool.cli.profile_command import profile
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
+from carpool.cli.server_keys import server_key
 from carpool.cli.sources import sources
 from carpool.cli.targets import add_current_folder
 from carpool.cli.worker_command import worker
@@ -49,10 +50,12 @@ cli.command(serve)
 cli.command(show_config, name="config")
 cli.command(worker)
 cli.command(score)
+cli.command(health)
 cli.command(reload)
 cli.command(scale)
 cli.command(profile)
 cli.command(plan)
+cli.command(services)
 cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 
@@ -94,8 +97,7 @@ def top(url: str = "http://127.0.0.1:8000", /, *, key_file: Path | None = None) 
     from carpool import top as terminal
 
     try:
-        key = os.environ.get("CARPOOL_KEY", "") if key_file is None else key_file.read_text().strip()
-        terminal.run(url, key, Console())
+        terminal.run(url, server_key(key_file), Console())
     except (terminal.NoFigures, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -1,20 +1,23 @@
-"""The commands that change a running server: `carpool reload` and `carpool scale`.
+"""The commands that change a running server: `carpool reload`, `scale`, and `services add` and
+`remove`.
 
 They send an order to its admin routes (`http/admin.py`) and wait until it has been carried out.
 """
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
+from pathlib import Path
 from typing import Annotated, Any
 
+from cyclopts import App as Cli
 from cyclopts import Parameter
 
 from carpool.cli.exits import FAILED, fail
+from carpool.cli.server_keys import server_key
+from carpool.plain_request import NoAnswer, PlainAnswer, send
 
 _URL = "http://127.0.0.1:8000"
+_OK = 200
 _LONGEST_S = 3600.0  # models may take long to load
 
 
@@ -24,6 +27,7 @@ def reload(
     rolling: Annotated[bool | None, Parameter(negative=())] = None,
     grace_s: float = 30.0,
     url: str = _URL,
+    key_file: Path | None = None,
 ) -> None:
     """Have a running server load its models anew, without losing a request.
 
@@ -43,13 +47,25 @@ def reload(
     grace_s:
         How long answers in parts may go on in old workers.
     url:
-        Where the server listens. It takes orders from its own machine only.
+        Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
+        its own machine only.
+    key_file:
+        A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
     order = {"service": service, "rolling": rolling, "grace_s": grace_s}
-    _print_workers(_send(url, "/admin/reload", order), "reloaded")
+    _print_workers(_send(url, "/admin/reload", order, key_file), "reloaded")
 
 
-def scale(stage: str, workers: str, /, *, service: str | None = None, grace_s: float = 30.0, url: str = _URL) -> None:
+def scale(
+    stage: str,
+    workers: str,
+    /,
+    *,
+    service: str | None = None,
+    grace_s: float = 30.0,
+    url: str = _URL,
+    key_file: Path | None = None,
+) -> None:
     """Change the number of workers of a stage of a running server, without losing a request.
 
     Example: carpool scale Digits 4
@@ -67,7 +83,10 @@ def scale(stage: str, workers: str, /, *, service: str | None = None, grace_s: f
     grace_s:
         How long answers in parts may go on in workers that go.
     url:
-        Where the server listens. It takes orders from its own machine only.
+        Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
+        its own machine only.
+    key_file:
+        A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
     numbers = workers.split("-")
     if len(numbers) > 2 or not all(number.strip().isdigit() for number in numbers):
@@ -79,31 +98,77 @@ def scale(stage: str, workers: str, /, *, service: str | None = None, grace_s: f
         "service": service,
         "grace_s": grace_s,
     }
-    _print_workers(_send(url, "/admin/scale", order), "scaled")
+    _print_workers(_send(url, "/admin/scale", order, key_file), "scaled")
 
 
-def _send(url: str, path: str, order: dict[str, Any]) -> dict[str, Any]:
+services = Cli(name="services", help="Add services to a running server, and remove them.")
+
+
+@services.command
+def add(target: str, /, *, url: str = _URL, key_file: Path | None = None) -> None:
+    """Have a running server serve one more service.
+
+    It is loaded and runs its examples before the first request can reach it. If that fails, the
+    server goes on as before, and the exit status is 1. It answers at /models/NAME/predict, and at
+    /predict if no other service does.
+
+    Example: carpool services add program:other
+
+    Parameters
+    ----------
+    target:
+        The service, as module:attribute, where the server finds modules: in its folder, for
+        example. A module that the server has read already is not read again.
+    url:
+        Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
+        its own machine only.
+    key_file:
+        A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
+    """
+    _print_workers(_send(url, "/admin/services/add", {"target": target}, key_file), "is served")
+
+
+@services.command
+def remove(name: str, /, *, url: str = _URL, key_file: Path | None = None) -> None:
+    """Have a running server serve a service no more.
+
+    New requests for it get 404, and those inside are answered before its workers end.
+
+    Example: carpool services remove other
+
+    Parameters
+    ----------
+    name:
+        The name of the service.
+    url:
+        Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
+        its own machine only.
+    key_file:
+        A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
+    """
+    _print_workers(_send(url, "/admin/services/remove", {"service": name}, key_file), "is served")
+
+
+def _send(url: str, path: str, order: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
     """Send an order, and return what the server answers; exit if it was not carried out."""
-    body = json.dumps(order).encode()
-    request = urllib.request.Request(url.rstrip("/") + path, body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=_LONGEST_S) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
-    except urllib.error.HTTPError as error:
-        fail(_message_of(error), FAILED)
-    except (urllib.error.URLError, ValueError, OSError) as error:
-        reason = getattr(error, "reason", error)
-        fail(f"no carpool server answers at {url} ({reason}): say where it listens with --url", FAILED)
+        answer = send(url, "POST", path, key=server_key(key_file), order=order, timeout_s=_LONGEST_S)
+        if answer.status == _OK:
+            told: dict[str, Any] = answer.json
+            return told
+    except (NoAnswer, ValueError) as error:
+        fail(f"no carpool server answers at {url} ({error}): say where it listens with --url", FAILED)
+    except OSError as error:
+        fail(str(error), FAILED)
+    fail(_message_of(answer), FAILED)
 
 
-def _message_of(error: urllib.error.HTTPError) -> str:
+def _message_of(answer: PlainAnswer) -> str:
     """Return what the server says is wrong."""
     try:
-        told: str = json.load(error)["error"]["message"]
-    except (ValueError, KeyError, TypeError, OSError):
-        return f"the server answered {error.code} {error.reason}"
-    return told
+        return str(answer.json["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {answer.status}"
 
 
 def _print_workers(answer: dict[str, Any], done: str) -> None:

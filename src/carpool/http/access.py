@@ -98,6 +98,8 @@ class Access:
         """
         headers = head.headers
         if head.path in self._open and head.method in _SAFE_METHODS:
+            if self.keys is not None:
+                head.caller = self._known_caller(head, self.keys) or ""
             return None
         if self._hosts and not self._is_known(headers.get(b"host")):
             raise Refusal(421, "wrong_host")
@@ -148,19 +150,23 @@ class Access:
 
     def _caller(self, head: Head, keys: KeyRing) -> str:
         """Return who asks. Raises Refusal if that is nobody who may."""
-        presented = head.headers.get(b"x-api-key", b"")
-        scheme, _, credentials = head.headers.get(b"authorization", b"").partition(b" ")
-        if not presented and scheme.lower() == b"bearer":
-            presented = credentials.strip()
-        elif not presented and scheme.lower() == b"basic":
-            presented = _password(credentials)
-        caller = keys.caller_of(presented, time.time()) if presented else None
+        caller = self._known_caller(head, keys)
         if caller is None:
             self.rejected += 1
             is_page = head.method in _SAFE_METHODS  # a browser asks its user only where it opens a page
             challenge = _CHALLENGE_TO_BROWSERS if is_page else _CHALLENGE
             raise Refusal(401, "unauthorized", headers=((b"www-authenticate", challenge),))
         return caller
+
+    def _known_caller(self, head: Head, keys: KeyRing) -> str | None:
+        """Return who asks, by the key that is sent; None without one that is good."""
+        presented = head.headers.get(b"x-api-key", b"")
+        scheme, _, credentials = head.headers.get(b"authorization", b"").partition(b" ")
+        if not presented and scheme.lower() == b"bearer":
+            presented = credentials.strip()
+        elif not presented and scheme.lower() == b"basic":
+            presented = _password(credentials)
+        return keys.caller_of(presented, time.time()) if presented else None
 
     def _is_known(self, host: bytes | None) -> bool:
         """Report whether the server is called by a name of its own."""

@@ -5,9 +5,12 @@ browser cannot send that to another origin without being allowed to.
 
     POST /admin/reload   {"service": "Digits", "rolling": false, "grace_s": 30}
     POST /admin/scale    {"service": "Digits", "stage": "Digits", "workers": 4}
+    POST /admin/services/add     {"target": "program:service"}
+    POST /admin/services/remove  {"service": "Digits"}
 
-All members but `workers` may be left out, and so may `stage` where the service has one. Without
-`service` all of them are reloaded, and the only one is scaled. The answer comes when it is done.
+Of the first two all members but `workers` may be left out, and so may `stage` where the service has
+one. Without `service` all of them are reloaded, and the only one is scaled. The answer comes when
+it is done.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ from carpool.foreign import text_of
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
+from carpool.http.service_list import ServiceList
 from carpool.logger import logger
 
 RELOAD = b"/admin/reload"
 SCALE = b"/admin/scale"
+ADD_SERVICE = b"/admin/services/add"
+REMOVE_SERVICE = b"/admin/services/remove"
 
 
 class ReloadOrder(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,6 +65,26 @@ class ScaleOrder(msgspec.Struct, forbid_unknown_fields=True):
     grace_s: float = 30.0
 
 
+class AddOrder(msgspec.Struct, forbid_unknown_fields=True):
+    """Which service is to be served besides those that are.
+
+    Attributes:
+        target: the service, as module:attribute.
+    """
+
+    target: str
+
+
+class RemoveOrder(msgspec.Struct, forbid_unknown_fields=True):
+    """Which service is to be served no more.
+
+    Attributes:
+        service: the name of the service.
+    """
+
+    service: str
+
+
 class Admin:
     """Changes the services of an app.
 
@@ -66,6 +92,7 @@ class Admin:
         endpoints: the services.
         error: returns the response to a request that failed.
         begin: has a coroutine run beside the requests, as long as the app runs.
+        services: adds services and removes them.
 
     Attributes:
         rolling: whether a reload replaces one worker at a time where nothing else is said.
@@ -76,16 +103,23 @@ class Admin:
         endpoints: Sequence[Endpoint],
         error: Callable[[Head, Exception], HttpResponse],
         begin: Callable[[Coroutine[Any, Any, None]], None],
+        services: ServiceList,
     ) -> None:
         self.rolling = False
         self._endpoints = endpoints
         self._error = error
         self._begin = begin
+        self._services = services
 
     @property
     def routes(self) -> dict[bytes, Callable[[Exchange], None]]:
         """What answers to POST, by path."""
-        return {RELOAD: self._reload, SCALE: self._scale}
+        return {
+            RELOAD: self._reload,
+            SCALE: self._scale,
+            ADD_SERVICE: self._add_service,
+            REMOVE_SERVICE: self._remove_service,
+        }
 
     async def reload(self, order: ReloadOrder) -> None:
         """Replace the workers of services by new ones, which load anew.
@@ -141,6 +175,18 @@ class Admin:
     def _scale(self, exchange: Exchange) -> None:
         self._do(exchange, ScaleOrder, self.scale)
 
+    def _add_service(self, exchange: Exchange) -> None:
+        async def add(order: AddOrder) -> None:
+            await self._services.add(order.target)
+
+        self._do(exchange, AddOrder, add)
+
+    def _remove_service(self, exchange: Exchange) -> None:
+        async def remove(order: RemoveOrder) -> None:
+            await self._services.remove(order.service)
+
+        self._do(exchange, RemoveOrder, remove)
+
     def _do(self, exchange: Exchange, kind: type[Any], change: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         """Read an order, and have it carried out."""
         try:
@@ -162,8 +208,8 @@ class Admin:
         except (StartupError, Unavailable) as error:
             told = {"code": error.code, "message": text_of(error), "workers": self._workers()}
             response = HttpResponse(error.status, as_json({"error": told}))
-        except (CarpoolError, ValueError) as error:
-            response = self._error(exchange.head, InvalidRequest(str(error)))
+        except (CarpoolError, ValueError, TypeError) as error:
+            response = self._error(exchange.head, InvalidRequest(text_of(error)))
         finally:  # the app may stop meanwhile
             exchange.respond(response)
 
@@ -175,12 +221,12 @@ class Admin:
                 for stage in endpoint.driver.stats.stages
             }
             for endpoint in self._endpoints
-            if endpoint.driver is not None
+            if endpoint.driver is not None and not endpoint.is_leaving
         }
 
     def _chosen(self, service: str | None) -> list[Endpoint]:
         """Return the services of that name, or all. Raises ValueError if there is none."""
-        chosen = [endpoint for endpoint in self._endpoints if service in (None, endpoint.name)]
+        chosen = [each for each in self._endpoints if service in (None, each.name) and not each.is_leaving]
         if not chosen:
             known = ", ".join(endpoint.name for endpoint in self._endpoints)
             raise ValueError(f"there is no service {service!r}; there is {known}")

@@ -23,6 +23,7 @@ class AdminApp:
         wanted_headers: the headers that are looked at.
         access: who may ask.
         observer: watches requests and their answers.
+        request_ids: gives ids to requests that bring none.
     """
 
     def __init__(self, app: App, access: Access | None) -> None:
@@ -30,6 +31,7 @@ class AdminApp:
         self.max_body_bytes = _LARGEST_BODY
         self.wants_heads = False
         self.observer = app.observer
+        self.request_ids = app.request_ids
         self.wanted_headers = WANTED_HEADERS.union(
             *[each.wanted_headers for each in (access, app.observer) if each is not None]
         )

@@ -114,7 +114,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
             response = self._observer.answering(exchange, response, monotonic())
         head, body, was_paused = exchange.head, response.body, self._is_writing_paused
         is_last = not head.keep_alive or (self._state.is_draining and self.is_quiet)
-        start = start_of_answer(response, head, self._state.common_headers(), is_last)
+        start = start_of_answer(response, head, self._state.common_headers(), self.app.request_ids, is_last=is_last)
         if head.method == b"HEAD":
             self._transport.write(start)
         else:
@@ -152,10 +152,14 @@ class AnswerWriter(asyncio.Protocol, ABC):
             return False
         queue.given.clear()
         prefix = state.ok_prefixes.get(ask.content_type) or state.ok_prefix(ask.content_type)
-        if more:
-            transport.write(b"%b%d\r\n%b\r\n%b" % (prefix, len(body), more, body))
+        if not more:
+            transport.write(b"%b%d\r\ncontent-length: %d\r\n\r\n%b" % (prefix, state.next_number(), len(body), body))
+        elif head.brings_id:
+            bare = state.ok_start(ask.content_type)
+            transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (bare, more, len(body), body))
         else:
-            transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
+            n = state.next_number()
+            transport.write(b"%b%d\r\n%bcontent-length: %d\r\n\r\n%b" % (prefix, n, more, len(body), body))
         return True
 
     # -- the end

@@ -13,12 +13,12 @@ judges heads by the table of `routes.py`, `predict_routes.py` answers at the add
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from carpool.drive.output import LineSink, print_line
 from carpool.errors import CarpoolError
-from carpool.foreign import traceback_of
+from carpool.foreign import text_of, traceback_of
 from carpool.http import asgi
 from carpool.http.access import Access, new_access
 from carpool.http.admin import Admin
@@ -39,6 +39,7 @@ from carpool.http.protocols import protocols_named
 from carpool.http.protocols.base import HttpProtocol
 from carpool.http.routes import Route, Routes, add_models, add_options, check_root_path, of_orders, of_pages
 from carpool.http.servable import check_services
+from carpool.http.service_list import ServiceList
 from carpool.http.status_pages import StatusPages
 from carpool.logger import logger
 from carpool.observe.log import printable
@@ -89,6 +90,7 @@ class App(AppLife):
         accepts_compressed: whether compressed request bodies are read.
         access: who may ask; None if everybody may.
         observer: watches requests and their answers; None if nothing asks for it.
+        request_ids: gives ids to requests that bring none.
         own_metrics: the metrics that models have of their own; None if nobody collects them.
         root_path: what a proxy puts before each path.
         is_tls: whether the server that runs it speaks TLS; the server says so.
@@ -98,6 +100,7 @@ class App(AppLife):
         key_headers: the headers by which requests of a model may not share a batch; see `key=`.
         refusing: why requests are refused now; None while the services run.
         admin: changes the services while they run.
+        on_new_routes: what is called when services have been added or removed.
         routes: what answers, by path and method.
 
     Raises:
@@ -133,13 +136,18 @@ class App(AppLife):
     ) -> None:
         check_services(services)
         check_callable("output", output, "a worker's name, whether it is an error, and a line")
-        joins, elsewhere = joins_of(services, join), elsewhere_of(on)
+        joins, self._elsewhere = joins_of(services, join), elsewhere_of(on)
+        self._output = output
         self._errors = ErrorAnswers(timeout_status, debug)
         compression = new_compression(compress, compress_from_bytes)
         super().__init__(
-            [Endpoint(service, output, joins[i], elsewhere, is_first=i == 0) for i, service in enumerate(services)],
-            new_observer(access_log, server_timing, trace, compression, self._errors.new_id),
+            [
+                Endpoint(service, output, joins[i], self._elsewhere, is_first=i == 0)
+                for i, service in enumerate(services)
+            ],
+            new_observer(access_log, server_timing, trace, compression, self._errors.ids),
         )
+        self.request_ids = self._errors.ids
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
         self.accepts_compressed = flag("accept_compressed", accept_compressed)
         self.root_path = check_root_path(root_path)
@@ -147,34 +155,65 @@ class App(AppLife):
         self.access = new_access(api_keys, allow_host, cors_origin, open_readyz=open_readyz, root_path=self.root_path)
         self.own_metrics: OwnMetricsOfWorkers | None = None
         self._make_pages(nonnegative_seconds("idle_check_s", idle_check_s))
-        self._make_admissions(protocols, has_admin_address, is_patient=when_full_waits(when_full))
-        self._note_wanted_headers()
+        self._named_protocols = protocols_named(protocols)
+        self._has_admin_address = has_admin_address
+        self._is_patient = when_full_waits(when_full)
+        self.on_new_routes: list[Callable[[], None]] = []
+        self.serve_at(self.endpoints)
 
     def _make_pages(self, idle_check_s: float) -> None:
         """Make what answers at the addresses that belong to no model."""
-        self.admin = Admin(self.endpoints, self.error, self.run_beside)
+        self.admin = Admin(self.endpoints, self.error, self.run_beside, ServiceList(self))
         self._pages = StatusPages(self, idle_check_s, self._errors.timeout_status)
         self._dashboard = Dashboard(self.running_stats, self)
         self._at_stop.append(self._dashboard.close)
         self._admin_pages: dict[bytes, Route] = {b"/metrics": self._pages.metrics, **self._dashboard.pages}
 
-    def _make_admissions(
-        self, protocols: Sequence[str | HttpProtocol] | None, has_admin_address: bool, *, is_patient: bool
-    ) -> None:
-        """Make the table of all addresses, and what judges requests to them."""
-        named = protocols_named(protocols)
-        self._protocols = ProtocolRoutes(named, self.endpoints, self, self.problem, is_patient=is_patient)
-        self._models = PredictRoutes(self, self._protocols, is_patient)
-        self._has_admin_address = has_admin_address
-        self.routes = self._make_routes()
-        for path in self._protocols.replaced:
-            self.routes.pop(path, None)
-        self._admission = HeadAdmission(self, self._models, self.routes, self.access, self._protocols)
+    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
+        """Make an endpoint of a service that is added. Raises ValueError if workers must join."""
+        (join,) = joins_of([service], None)
+        return Endpoint(service, self._output, join, self._elsewhere, is_first=is_first)
 
-    def _note_wanted_headers(self) -> None:
+    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None:
+        """Raise ValueError if these services cannot all have their addresses."""
+        try:
+            self._tables(endpoints)
+        except ValueError:
+            raise
+        except BaseException as error:  # a protocol may be the user's
+            raise ValueError(f"a protocol has no addresses for it: {text_of(error)}") from error
+
+    def serve_at(self, endpoints: Sequence[Endpoint]) -> None:
+        """Answer at the addresses of these services from now on, and of no others.
+
+        Raises:
+            ValueError: two of them have one address.
+        """
+        self._protocols, self._models, self.routes = self._tables(endpoints)
+        self._admission = HeadAdmission(self, self._models, self.routes, self.access, self._protocols)
+        self._note_wanted_headers(endpoints)
+        self._pages.forget_document()
+        for endpoint in endpoints:
+            if self.observer is not None and endpoint.driver is not None:
+                self.observer.watch(endpoint.driver)
+        for note in self.on_new_routes:
+            note()
+        self.services_changed()
+
+    def _tables(self, endpoints: Sequence[Endpoint]) -> tuple[ProtocolRoutes, PredictRoutes, Routes]:
+        """Make what answers at addresses of services. Raises ValueError if two share one."""
+        served = tuple(endpoints)
+        protocols = ProtocolRoutes(self._named_protocols, served, self, self.problem, is_patient=self._is_patient)
+        models = PredictRoutes(self, protocols, self._is_patient)
+        routes = self._make_routes(served, models)
+        for path in protocols.replaced:
+            routes.pop(path, None)
+        return protocols, models, routes
+
+    def _note_wanted_headers(self, endpoints: Sequence[Endpoint]) -> None:
         """Note which headers the app, its protocols, keys and observer look at."""
-        self.wants_heads = any(endpoint.formats.wants_heads for endpoint in self.endpoints)
-        keys = [endpoint.key_header for endpoint in self.endpoints]
+        self.wants_heads = any(endpoint.formats.wants_heads for endpoint in endpoints)
+        keys = [endpoint.key_header for endpoint in endpoints]
         self.key_headers = frozenset([key for key in keys if key is not None])
         lookers = [each.wanted_headers for each in (self.access, self.observer) if each is not None]
         self.wanted_headers = WANTED_HEADERS.union(self.key_headers, self._protocols.headers, *lookers)
@@ -262,7 +301,7 @@ class App(AppLife):
 
     # -- the routes
 
-    def _make_routes(self) -> Routes:
+    def _make_routes(self, endpoints: Sequence[Endpoint], models: PredictRoutes) -> Routes:
         """Return, by path and method, what answers. Raises ValueError if two services share one."""
         pages = {
             b"/livez": self._pages.livez,
@@ -275,7 +314,7 @@ class App(AppLife):
             routes = of_pages(pages)
         else:
             routes = {**of_pages({**pages, **self._admin_pages}), **of_orders(self.admin.routes)}
-        add_models(routes, self.endpoints, self._models.predict, self._models.predict_list)
+        add_models(routes, endpoints, models.predict, models.predict_list)
         add_options(routes, self.root_path)
         return routes
 

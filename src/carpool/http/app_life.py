@@ -8,6 +8,7 @@ from typing import Any
 
 from carpool.errors import CarpoolError, Unavailable
 from carpool.http import asgi
+from carpool.http.codec import NotReady
 from carpool.http.endpoint import Endpoint
 from carpool.http.observer import Observer
 
@@ -23,17 +24,21 @@ class AppLife:
         endpoints: the services as the app serves them, in order.
         observer: watches requests and their answers; None if nothing asks for it.
         refusing: why requests are refused now; None while the services run.
+        coming: services that are being started while the others run, and are not served yet.
+        is_leaving: whether the app still answers, but will be drained in a moment.
     """
 
     def __init__(self, endpoints: list[Endpoint], observer: Observer | None) -> None:
         self.endpoints = endpoints
+        self.coming: list[Endpoint] = []
         self.observer = observer
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
-        self._draining = False
+        self._draining = self.is_leaving = False
         self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it
         self._starting: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
         self._at_stop: list[Callable[[], None]] = []
+        self._services_changed: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Start all services, also once more after a stop; until then requests are answered 503.
@@ -44,6 +49,10 @@ class AppLife:
         """
         await self._reset()
         await self._begin()
+
+    def announce_end(self) -> None:
+        """Have `/readyz` say from now on that the app drains, although it still answers."""
+        self.is_leaving = True
 
     def drain(self) -> None:
         """Answer new requests 503 from now on, and `/readyz`, too; those inside go on."""
@@ -60,11 +69,25 @@ class AppLife:
             end()
         for task in self._checks:
             task.cancel()
-        await asyncio.gather(*[endpoint.stop(drain) for endpoint in self.endpoints])
+        stops = [endpoint.stop(drain) for endpoint in self.endpoints]
+        await asyncio.gather(*stops, *[endpoint.stop(drain=False) for endpoint in self.coming])
 
     async def failed(self) -> None:
         """Wait, once the app has started, until none of its services can answer any more."""
-        await asyncio.gather(*[endpoint.handle.failed() for endpoint in self.endpoints if endpoint.handle is not None])
+        loop = asyncio.get_running_loop()
+        while healthy := [each.driver for each in self.endpoints if each.driver is not None and not each.has_failed]:
+            self._services_changed = loop.create_future()
+            failures = [asyncio.ensure_future(driver.failed()) for driver in healthy]
+            try:
+                await asyncio.wait([self._services_changed, *failures], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for failure in failures:
+                    failure.cancel()
+
+    def services_changed(self) -> None:
+        """Have it noticed that services were added or removed."""
+        if self._services_changed is not None and not self._services_changed.done():
+            self._services_changed.set_result(None)
 
     async def ensure_started(self, *, anew: bool = False) -> None:
         """Start the app unless it has been started, and wait until it is up.
@@ -134,13 +157,22 @@ class AppLife:
             endpoint.reset()
         self.refusing = Unavailable("the service is starting", code="starting")
         self._loop = self._starting = None
-        self._draining = False
+        self._draining = self.is_leaving = False
+
+    def unreadiness(self) -> NotReady | None:
+        """Return why requests should not be sent to the app now; None if they should."""
+        if self._draining or self.is_leaving:
+            return NotReady("draining")
+        problems = {endpoint.name: endpoint.problem for endpoint in self.endpoints if not endpoint.is_leaving}
+        models = {name: problem for name, problem in problems.items() if problem is not None}
+        if self.refusing is not None:
+            return NotReady("starting", models)
+        return NotReady("not_ready", models) if models else None
 
     def problem(self) -> str | None:
-        """Return why the app could not answer now; None if it could."""
-        if self.refusing is not None:
-            return str(self.refusing)
-        return next(filter(None, [endpoint.problem for endpoint in self.endpoints]), None)
+        """Return why the app could not answer now, in words; None if it could."""
+        unready = self.unreadiness()
+        return None if unready is None else str(unready)
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something done beside the requests, until the app stops."""

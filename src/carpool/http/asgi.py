@@ -19,6 +19,7 @@ from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, as_routes_are, too_large
 from carpool.http.exchange import Exchange, Head, HttpResponse
 from carpool.http.observer import Observer
+from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import SILENCE_S, HttpStream
 from carpool.logger import logger
 
@@ -38,6 +39,7 @@ class ServedApp(Protocol):
     access: Access | None
     observer: Observer | None
     refusing: CarpoolError | None
+    request_ids: RequestIds
 
     @property
     def is_elsewhere(self) -> bool:
@@ -213,7 +215,7 @@ async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -
     if response is not None:
         if app.observer is not None:
             response = app.observer.answering(exchange, response, monotonic())
-        sent = head.echoed(response.headers)
+        sent = head.echoed(response.headers, app.request_ids)
         await send_response(response, send, sent, head_only=head.method == b"HEAD")
 
 
@@ -332,7 +334,8 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
             if not stream.is_head_written:
                 stream.is_head_written = stream.has_begun = True
                 headers = [(b"content-type", framing.content_type), (b"x-content-type-options", b"nosniff")]
-                headers += exchange.head.echoed(framing.headers)
+                ids = exchange.app.request_ids if observer is None else None
+                headers += exchange.head.echoed(framing.headers, ids)
                 if observer is not None:
                     given = {name for name, _ in headers}
                     added = observer.headers(exchange, monotonic(), has_ended=False)

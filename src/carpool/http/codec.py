@@ -19,6 +19,7 @@ from carpool.errors import (
     InvalidRequest,
     ModelError,
     Overloaded,
+    Unavailable,
     ValidationError,
 )
 from carpool.foreign import text_of
@@ -104,12 +105,26 @@ class Refusal(CarpoolError):
         self.headers = headers
 
 
+class NotReady(Unavailable):
+    """Requests should not be sent to the server now, as `/readyz` tells.
+
+    Args:
+        code: one of `MESSAGES`.
+        models: by name, what keeps a model from answering.
+    """
+
+    def __init__(self, code: str, models: Mapping[str, str] | None = None) -> None:
+        self.models = dict(models or {})
+        super().__init__("; ".join(self.models.values()) or MESSAGES[code], code=code)
+
+
 class _Error(msgspec.Struct):
     code: str
     message: str
     request_id: str
     reason: str | msgspec.UnsetType = msgspec.UNSET  # why a request was refused with 429
     details: list[Detail] | msgspec.UnsetType = msgspec.UNSET  # what is wrong with an invalid item
+    models: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # what keeps each one from answering
 
 
 class _ErrorBody(msgspec.Struct):
@@ -158,7 +173,8 @@ def error_response(
     details: list[Detail] | msgspec.UnsetType = msgspec.UNSET
     if isinstance(error, ValidationError):
         details = sanitized(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
-    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, reason, details)))
+    models = error.models if isinstance(error, NotReady) and error.models else msgspec.UNSET
+    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, reason, details, models)))
     return HttpResponse(status, body, headers=tuple(headers))
 
 

@@ -46,6 +46,7 @@ class Endpoint:
         handle: the running service; None until it is started.
         driver: takes the service's requests; None until it is started.
         checked_at: when an example last ran through the service.
+        is_leaving: whether the service is being removed, and only answers what is inside.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Endpoint:
         self.handle: AsyncHandle | None = None
         self.driver: Driver | None = None
         self.checked_at = 0.0
+        self.is_leaving = False
 
     async def start(self) -> None:
         """Start the service; when this returns, its workers have run the examples."""
@@ -93,6 +95,11 @@ class Endpoint:
     def snapshot(self) -> ServiceSnapshot | None:
         """Return what the service has done so far; None while it is not running."""
         return None if self.driver is None else self.driver.snapshot()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the service cannot answer any more, or is not there for new requests."""
+        return self.is_leaving or (self.driver is not None and self.driver.has_failed)
 
     @property
     def problem(self) -> str | None:

@@ -4,9 +4,7 @@ other web frameworks.
 
 from __future__ import annotations
 
-import itertools
 import re
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -15,6 +13,7 @@ from carpool.foreign import text_of, traceback_of
 from carpool.http.asgi import Receive, Scope, Send, send_response
 from carpool.http.codec import error_response
 from carpool.http.exchange import HttpResponse
+from carpool.http.request_ids import RequestIds
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.service.checks import flag
@@ -41,11 +40,7 @@ class ErrorAnswers:
             raise ValueError(f"timeout_status must be 504 or 408, not {timeout_status!r}")
         self.timeout_status = timeout_status
         self._debug = flag("debug", debug)
-        self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
-
-    def new_id(self) -> str:
-        """Return the id of a request that its client has given none."""
-        return next(self._ids)
+        self.ids = RequestIds()
 
     def response(self, given_id: bytes, error: Exception, model: str = "", caller: str = "") -> HttpResponse:
         """Return the response to a request that ended with `error`; what a model raised is logged.
@@ -56,7 +51,7 @@ class ErrorAnswers:
             model: the name of the model that was asked, for the log; empty if it is not known.
             caller: the name of the key with which it was asked; empty if there is none.
         """
-        request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else next(self._ids)
+        request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else self.ids.new().decode()
         known = {"request_id": request_id, "model": model, "caller": caller}
         about = {name: value for name, value in known.items() if value}
         if isinstance(error, ModelError):

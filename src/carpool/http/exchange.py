@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import Framing, HttpStream, framed
 from carpool.http_request import Field
 from carpool.request import Lane, Request
@@ -172,15 +173,22 @@ class Head:
         given = self.headers.get(REQUEST_ID, b"")
         return given if _FIT_ID.fullmatch(given) else b""
 
-    def echoed(self, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the headers of an answer, with those of each answer to this head, and with the
-        client's id unless they have an id already.
+    def echoed(
+        self, headers: tuple[tuple[bytes, bytes], ...], ids: RequestIds | None
+    ) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers of an answer, with those of each answer to this head, and with an id.
+
+        Args:
+            headers: those that the answer has already; an id among them stands.
+            ids: gives an id where the client has given none; None where another one does that.
         """
         headers += self.extra
+        if any(name == REQUEST_ID for name, _ in headers):
+            return headers
         given = self.request_id
-        if given and all(name != REQUEST_ID for name, _ in headers):
-            return (*headers, (REQUEST_ID, given))
-        return headers
+        if not given and ids is not None:
+            given = ids.new()
+        return ((REQUEST_ID, given), *headers) if given else headers
 
 
 class Exchange(Request):

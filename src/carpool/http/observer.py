@@ -16,6 +16,7 @@ from carpool.clock import monotonic
 from carpool.http.compression import Compression
 from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse
 from carpool.http.notes import InStage, Notes
+from carpool.http.request_ids import RequestIds
 from carpool.logger import GuardedLogger
 from carpool.observe.log import printable
 
@@ -56,7 +57,7 @@ class Observer:
         tells_times: whether answers have `Server-Timing`.
         compression: compresses answers; None to leave them as they are.
         spans: makes spans; None for none.
-        new_id: returns the id of a request that has none.
+        ids: gives ids to requests that bring none.
 
     Attributes:
         wanted_headers: the headers that it looks at.
@@ -68,13 +69,13 @@ class Observer:
         tells_times: bool,
         compression: Compression | None,
         spans: SpanMaker | None,
-        new_id: Callable[[], str],
+        ids: RequestIds,
     ) -> None:
         self._share = share
         self._tells_times = tells_times
         self._compression = compression
         self._spans = spans
-        self._new_id = new_id
+        self._ids = ids
         self.wanted_headers = frozenset(
             {b"traceparent", b"tracestate", *((b"accept-encoding",) if compression is not None else ())}
         )
@@ -124,7 +125,7 @@ class Observer:
         notes = self._notes_of(exchange, now)
         headers = [(b"traceparent", b"00-%b-%b-01" % (notes.trace, notes.span))]
         if not notes.request_id:
-            notes.request_id = exchange.head.request_id or self._new_id().encode()
+            notes.request_id = exchange.head.request_id or self._ids.new()
         headers.append((REQUEST_ID, notes.request_id))
         if self._tells_times and has_ended:
             headers.append((b"server-timing", server_timing(notes, now)))
@@ -206,7 +207,7 @@ class Observer:
 
 
 def new_observer(
-    share: float, tells_times: bool, traces: bool, compression: Compression | None, new_id: Callable[[], str]
+    share: float, tells_times: bool, traces: bool, compression: Compression | None, ids: RequestIds
 ) -> Observer | None:
     """Return what watches requests by some settings; None if none of them asks for it.
 
@@ -222,7 +223,7 @@ def new_observer(
         from carpool.observe.tracing import Tracer  # it needs an extra
 
         spans = Tracer()
-    return Observer(share, tells_times, compression, spans, new_id)
+    return Observer(share, tells_times, compression, spans, ids)
 
 
 def server_timing(notes: Notes, now: float) -> bytes:

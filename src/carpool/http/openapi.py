@@ -263,9 +263,14 @@ def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
         "description": "Every fault of the item, with status 422.",
     }
     reason = {"enum": list(OVERLOAD_REASONS), "description": "Why the request was refused, with status 429."}
+    models = {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "What keeps each model that is not ready from answering, at /readyz.",
+    }
     error = {
         "type": "object",
-        "properties": {**strings, **more, "reason": reason, "details": details},
+        "properties": {**strings, **more, "reason": reason, "details": details, "models": models},
         "required": [*strings, *more],
     }
     return {"type": "object", "properties": {"error": error}, "required": ["error"]}

@@ -7,7 +7,6 @@ from typing import cast
 from carpool.clock import monotonic
 from carpool.http.answer_bytes import LAST_CHUNK, chunk, ends_with_answer
 from carpool.http.answer_writer import IN_PARTS, AnswerWriter
-from carpool.http.exchange import REQUEST_ID
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.server_state import ServerState
 from carpool.http.streaming import SILENCE_S, HttpStream
@@ -134,7 +133,7 @@ class PartWriter(AnswerWriter):
             self._state.common_headers(),
             b"content-type: %b\r\n" % framing.content_type,
         ]
-        headers = head.echoed(framing.headers) if head.extra or REQUEST_ID in head.headers else framing.headers
+        headers = head.echoed(framing.headers, self.app.request_ids if self._observer is None else None)
         if self._observer is not None:
             given = {name for name, _ in headers}
             added = self._observer.headers(exchange, monotonic(), has_ended=False)

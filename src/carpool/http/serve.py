@@ -26,7 +26,7 @@ from carpool.http.server_state import Limits
 from carpool.http.tls import Certificates
 from carpool.logger import logger
 from carpool.observe import log as log_lines
-from carpool.service.checks import at_least, seconds
+from carpool.service.checks import at_least, nonnegative_seconds, seconds
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
@@ -132,6 +132,7 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
     app.admin.rolling = settings.reload == "rolling"
     server = Server(app, limits=_limits(settings), listener=listener, tls=tls, admin=admin)
     server.watched = Path.cwd() if settings.watch else None
+    server.drain_delay_s = min(nonnegative_seconds("drain_delay_s", settings.drain_delay_s), _LONGEST_S)
     return server
 
 
@@ -324,7 +325,12 @@ def _own_metrics(app: App) -> Iterator[None]:
         return
     from carpool.observe.own_metrics import OwnMetricsOfWorkers
 
-    app.own_metrics = OwnMetricsOfWorkers()
+    try:
+        app.own_metrics = OwnMetricsOfWorkers()
+    except OSError as error:  # a root file system that is read-only, and nothing at /tmp
+        logger.warning("metrics of the models' own are not collected, as there is no folder for them: %s", error)
+        yield
+        return
     os.environ[FOLDER_VARIABLE] = app.own_metrics.folder
     try:
         yield

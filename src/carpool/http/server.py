@@ -61,6 +61,8 @@ class _Place:
         state = self.state = ServerState(self.app, limits)
         if self.app.access is not None:
             self.app.access.on_change.append(state.forget_heads)
+        if isinstance(self.app, App):
+            self.app.on_new_routes.append(state.routes_changed)
         create: Any = asyncio.get_running_loop().create_server
         if self.sock.family == socket.AF_UNIX:
             create = asyncio.get_running_loop().create_unix_server
@@ -100,6 +102,8 @@ class Server:
         sockets: what the server listens on; empty until `bind`.
         watched: the folder whose source files have the services reloaded when they change; None
             for none.
+        drain_delay_s: for how long requests are still served after SIGTERM, while `/readyz` says
+            already that the server drains.
     """
 
     def __init__(
@@ -124,6 +128,8 @@ class Server:
             self._places.append(_Place(admin[0], admin[1], None))
         self._looking: asyncio.TimerHandle | None = None
         self.watched: Path | None = None
+        self.drain_delay_s = 0.0
+        self._serves_until: float | None = None  # the end of that delay, by the loop's clock
         self._had_terminal = False
         self._beside: list[asyncio.Task[None]] = []  # reloads, and what watches for changes
 
@@ -191,6 +197,8 @@ class Server:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once.
 
+        After SIGTERM requests are served for `drain_delay_s` more.
+
         SIGHUP has the services load their models anew; see `AsyncHandle.reload`.
 
         Args:
@@ -224,6 +232,7 @@ class Server:
                     self._beside.append(loop.create_task(reload_on_change(self.app.admin, files)))
                 if await _done_first(asyncio.ensure_future(self.app.failed()), stopped):
                     raise Unavailable("no service can answer any more", code="stage_failed")
+                await self._serve_on()
         finally:
             systemd.notify("STOPPING=1")
             for task in self._beside:
@@ -262,9 +271,28 @@ class Server:
                     endpoint.handle.kill()
             logging.shutdown()  # write the lines that are still on their way
             os._exit(128 + number)
-        logger.info("%s: no new requests; finishing those inside", number.name)
-        self.app.drain()
+        if number == signal.SIGTERM and self.drain_delay_s > 0 and self.app.refusing is None:
+            self._announce_end()
+        else:
+            logger.info("%s: no new requests; finishing those inside", number.name)
+            self.app.drain()
         stopping.set()
+
+    def _announce_end(self) -> None:
+        """Tell probers and clients that the server is about to drain, and begin the delay."""
+        logger.info("SIGTERM: not ready any more; serving for %g s until requests are refused", self.drain_delay_s)
+        self._serves_until = asyncio.get_running_loop().time() + self.drain_delay_s
+        self.app.announce_end()
+        for place in self._places:
+            if place.state is not None:
+                place.state.announce_end()
+        systemd.notify("STOPPING=1")
+
+    async def _serve_on(self) -> None:
+        """Go on serving until the delay is over, if there is one."""
+        if self._serves_until is not None:
+            await asyncio.sleep(self._serves_until - asyncio.get_running_loop().time())
+            logger.info("no new requests; finishing those inside")
 
 
 def _has_terminal() -> bool:

@@ -69,10 +69,11 @@ class HttpHead(Head):
         is_http_1_0: whether the client speaks HTTP/1.0.
         good_headers: what a good answer has beside the usual headers and the body, as lines; None
             if that cannot be said in advance.
+        brings_id: whether the client has given its request an id that is fit.
         is_cut_short: whether the request was refused before all of it was read.
     """
 
-    __slots__ = ("good_headers", "is_cut_short", "is_http_1_0", "keep_alive", "length")
+    __slots__ = ("brings_id", "good_headers", "is_cut_short", "is_http_1_0", "keep_alive", "length")
 
     def __init__(
         self,
@@ -88,8 +89,9 @@ class HttpHead(Head):
         self.keep_alive = True
         self.is_http_1_0 = is_http_1_0
         self.good_headers: bytes | None = None
+        given = self.request_id if REQUEST_ID in headers else b""
+        self.brings_id = given != b""
         if method != b"HEAD" and not is_http_1_0:
-            given = self.request_id if REQUEST_ID in headers else b""
             self.good_headers = b"%b: %b\r\n" % (REQUEST_ID, given) if given else b""
         self.is_cut_short = False
 
@@ -127,7 +129,9 @@ class ServerState:
         kept_headers: the headers of a request that are not thrown away.
         heads: recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
             the same, so most requests need no parsing at all.
-        ok_prefixes: by content type, a good answer up to its length, for the present second.
+        ok_prefixes: by content type, a good answer up to the number in its id, for the present
+            second.
+        next_number: returns the number in the next id.
         memory: holds large bodies.
         bodies: the account of the bodies that are being received.
         is_draining: whether connections are to be closed after the answers that are owed.
@@ -141,7 +145,7 @@ class ServerState:
         self.limits = limits
         self._loop = asyncio.get_running_loop()
         self.connections: set[ConnectedClient] = set()
-        self.kept_headers = FRAMING_HEADERS | app.wanted_headers
+        self.kept_headers = {*FRAMING_HEADERS, *app.wanted_headers}
         self.heads: dict[bytes, HttpHead] = {}
         self.memory = Memory()
         largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
@@ -151,6 +155,7 @@ class ServerState:
         self._gathering: list[ConnectedClient] = []  # connections with parts to write at the end of this turn
         self._emptied: asyncio.Future[None] | None = None
         self.ok_prefixes: dict[bytes, bytes] = {}
+        self.next_number = app.request_ids.next_number
         self._common_headers = b""
 
     def remember(self, raw: bytes, head: HttpHead) -> None:
@@ -158,6 +163,11 @@ class ServerState:
         if len(self.heads) >= _MOST_KNOWN_HEADS:
             self.heads.clear()
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
+
+    def routes_changed(self) -> None:
+        """Judge all heads anew, and keep what new services look at."""
+        self.heads.clear()
+        self.kept_headers.update(self.app.wanted_headers)
 
     def forget_heads(self) -> None:
         """Forget all known heads: what was let in before may not be any more."""
@@ -192,9 +202,13 @@ class ServerState:
         for connection in gathering:
             connection.write_gathered()
 
+    def announce_end(self) -> None:
+        """Have each connection closed after its next answer, so that its client goes elsewhere."""
+        self.is_draining = True
+
     def drain(self) -> None:
         """Close idle connections now, and the others after the answers that are owed."""
-        self.is_draining = True
+        self.announce_end()
         for connection in list(self.connections):
             connection.drain()
 
@@ -226,9 +240,13 @@ class ServerState:
 
     def ok_prefix(self, content_type: bytes) -> bytes:
         """Make the entry of `ok_prefixes` for a content type."""
-        prefix = b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\ncontent-length: " % (self.common_headers(), content_type)
+        prefix = b"%b%b: %b" % (self.ok_start(content_type), REQUEST_ID, self.app.request_ids.start)
         self.ok_prefixes[content_type] = prefix
         return prefix
+
+    def ok_start(self, content_type: bytes) -> bytes:
+        """Return a good answer up to its content type."""
+        return b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\n" % (self.common_headers(), content_type)
 
     def _forget_second(self) -> None:
         self._common_headers = b""

@@ -8,10 +8,9 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.clock import monotonic
-from carpool.errors import Unavailable
 from carpool.http import openapi
 from carpool.http.access import Access
-from carpool.http.codec import Refusal, as_json
+from carpool.http.codec import NotReady, Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
 from carpool.http.overview import overview
@@ -47,8 +46,8 @@ class DescribedApp(ErrorResponder, Protocol):
     max_body_bytes: int
     routes: Routes
 
-    def problem(self) -> str | None:
-        """Return why the app could not answer now; None if it could."""
+    def unreadiness(self) -> NotReady | None:
+        """Return why requests should not be sent to the app now; None if they should."""
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something done beside the requests, until the app stops."""
@@ -78,32 +77,41 @@ class StatusPages:
         self._timeout_status = timeout_status
         self._document: bytes | None = None
 
+    def forget_document(self) -> None:
+        """Describe the addresses anew, since they have changed."""
+        self._document = None
+
     def livez(self, exchange: Exchange) -> None:
         """Tell that the process is alive."""
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))
 
     def readyz(self, exchange: Exchange) -> None:
         """Tell whether requests would be answered; after an idle time an example is tried first."""
-        stale = [endpoint for endpoint in self._app.endpoints if endpoint.is_stale(self.idle_check_s)]
-        problem = self._app.problem()
-        if problem is not None or not stale:
-            self._respond_readiness(exchange, problem)
+        stale = [endpoint for endpoint in self._served() if endpoint.is_stale(self.idle_check_s)]
+        unready = self._app.unreadiness()
+        if unready is not None or not stale:
+            self._respond_readiness(exchange, unready)
             return
         self._app.run_beside(self._try_examples(exchange, stale))
 
     async def _try_examples(self, exchange: Exchange, endpoints: list[Endpoint]) -> None:
-        problem: str | None = "the service is shutting down"
+        unready: NotReady | None = NotReady("draining")
         try:
             problems = await asyncio.gather(*[endpoint.try_example() for endpoint in endpoints])
-            problem = next(filter(None, problems), None)
+            found = zip([endpoint.name for endpoint in endpoints], problems, strict=True)
+            models = {name: problem for name, problem in found if problem is not None}
+            unready = NotReady("not_ready", models) if models else None
         finally:  # `stop` may cancel the check
-            self._respond_readiness(exchange, problem)
+            self._respond_readiness(exchange, unready)
 
-    def _respond_readiness(self, exchange: Exchange, problem: str | None) -> None:
-        if problem is None:
+    def _respond_readiness(self, exchange: Exchange, unready: NotReady | None) -> None:
+        if unready is None:
             exchange.respond(HttpResponse(200, b"ready\n", _TEXT_TYPE))
-        else:
-            exchange.respond(self._app.error(exchange.head, Unavailable(problem, code="not_ready")))
+            return
+        access = self._app.access
+        if access is not None and access.keys is not None and not exchange.head.caller:
+            unready = NotReady(unready.code)  # a prober without a key is not told what is served here
+        exchange.respond(self._app.error(exchange.head, unready))
 
     def metrics(self, exchange: Exchange) -> None:
         """Show the metrics, as Prometheus reads them."""
@@ -121,6 +129,10 @@ class StatusPages:
         body, content_type = prometheus.render(self._app.running_stats(), monotonic(), accept.decode("latin-1"), more)
         exchange.respond(HttpResponse(200, body, content_type.encode()))
 
+    def _served(self) -> list[Endpoint]:
+        """Return the services that take requests."""
+        return [endpoint for endpoint in self._app.endpoints if not endpoint.is_leaving]
+
     def overview(self, exchange: Exchange) -> None:
         """Show what the server has, in plain text."""
         root = self._app.root_path.encode()
@@ -131,7 +143,7 @@ class StatusPages:
         ]
         pages = sorted(path.decode() for path in shown)
         text = overview(
-            self._app.endpoints,
+            self._served(),
             pages,
             self._app.protocol_routes(),
             host=exchange.head.headers.get(b"host", b""),
@@ -149,7 +161,7 @@ class StatusPages:
         """Describe the addresses in OpenAPI."""
         if self._document is None:
             document = openapi.document(
-                self._app.endpoints,
+                self._served(),
                 self._timeout_status,
                 self._app.max_body_bytes,
                 self._app.root_path,

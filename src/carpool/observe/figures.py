@@ -46,6 +46,7 @@ def figures(services: Sequence[Stats], now: float) -> dict[str, Any]:
 def _service(stats: Stats, now: float) -> dict[str, Any]:
     return {
         "name": stats.name,
+        "run": stats.run,
         "outcomes": {**stats.outcomes, "cancelled": stats.cancelled},
         "in_flight": stats.pipeline.unanswered,
         "latency": _histogram(stats.latency),
@@ -79,9 +80,18 @@ def _stage(stage: StageStats, now: float) -> dict[str, Any]:
         "out_of_memory": stage.out_of_memory,
         "safe_batch_size": stage.safe_batch_size,
         "policy": why,
-        "decision": in_words(why, len(batcher.queue)),
+        "decision": _decision(stage, why),
         "cost": _cost(batcher.policy),
     }
+
+
+def _decision(stage: StageStats, why: dict[str, Any]) -> str:
+    """Say why the last batch of a stage went, or why none goes."""
+    if stage.roster is not None and stage.roster.failed:
+        return "it has failed, so no batch goes any more"
+    if "rule" in why and not stage.batch_sizes:
+        return "no batch has gone yet"
+    return in_words(why, len(stage.batcher.queue))
 
 
 def _worker(place: Any) -> dict[str, Any]:
@@ -150,13 +160,15 @@ def problems(before: dict[str, Any] | None, now: dict[str, Any]) -> list[dict[st
         now: the figures.
     """
     found: list[tuple[int, str, str]] = []
-    earlier = {} if before is None else {service["name"]: service for service in before["services"]}
+    earlier = {} if before is None else {service["run"]: service for service in before["services"]}
     for service in now["services"]:
         for stage in service["stages"]:
             found += _of_stage(service["name"], stage)
-        if service["name"] in earlier:
-            found += _of_traffic(earlier[service["name"]], service)
-    return [{"level": "bad" if rank == 0 else "warn", "text": text, "step": step} for rank, text, step in sorted(found)]
+    for service in now["services"]:  # what stages do explains what becomes of requests, so it comes first
+        if service["run"] in earlier:
+            found += _of_traffic(earlier[service["run"]], service)
+    found.sort(key=lambda each: each[0])
+    return [{"level": "bad" if rank == 0 else "warn", "text": text, "step": step} for rank, text, step in found]
 
 
 def _of_stage(model: str, stage: dict[str, Any]) -> list[tuple[int, str, str]]:
@@ -199,6 +211,8 @@ def _of_traffic(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[int, 
     counts = {outcome: n - before["outcomes"].get(outcome, 0) for outcome, n in now["outcomes"].items()}
     total = sum(counts.values())
     found = []
+    if any(stage["has_failed"] for stage in now["stages"]):
+        counts["unavailable"] = 0  # it is said of the stage that all requests are answered so
     for outcome, rank, text, step in (
         ("overloaded", 0, "are refused, since more come than can be served", "Add workers, or have clients send less."),
         ("expired", 0, "miss their deadline", "Look where the time goes below: in the queue, or in the model?"),
@@ -212,7 +226,7 @@ def _of_traffic(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[int, 
             found.append((rank, f"{_share(counts[outcome], total)} of the requests for {model} {text}.", step))
     for stage, old in zip(now["stages"], before["stages"], strict=True):
         died = stage.get("restarts", 0) - old.get("restarts", 0)
-        if died > 0:
+        if died > 0 and not stage["has_failed"]:
             found.append(
                 (
                     1,

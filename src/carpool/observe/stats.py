@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from math import inf
 
@@ -20,6 +21,8 @@ from carpool.observe.snapshot import ServiceSnapshot
 from carpool.observe.stage_stats import StageStats
 from carpool.observe.stream_stats import StreamStats, first_part_s
 from carpool.request import Request
+
+_runs = itertools.count()
 
 
 class Stats:
@@ -46,6 +49,7 @@ class Stats:
             in parts, the first part.
         latency: The time from admission to the answer, for answers without an error.
         last_ok_at: When the last answer without an error was given.
+        run: A number of these counters, which begin at 0, of their own in this process.
         stages: The counters of each stage.
     """
 
@@ -71,6 +75,7 @@ class Stats:
         self.within_slo = 0
         self.latency = Durations()
         self.last_ok_at = -inf
+        self.run = next(_runs)
         self.stages = [
             self.stage_stats(stage.name, pipeline, i, roster, single)
             for i, (stage, roster, single) in enumerate(zip(pipeline.batchers, rosters, singles, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,10 @@ def asked(port: int, data: bytes, method: str = "POST") -> Answer:
 
 
 def said(answer: Answer) -> tuple[int, dict[str, str], bytes]:
-    """What the app has said: without what each server adds of its own."""
+    """What the app has said: without what each server adds of its own, and without the number of the request."""
     own = {"date", "server", "connection"}
+    if re.fullmatch(r"[0-9a-f]{12}-[0-9]+", answer.headers.get("x-request-id", "")):
+        own.add("x-request-id")
     return answer.status, {name: value for name, value in answer.headers.items() if name not in own}, answer.body
 
 

@@ -13,7 +13,8 @@ function color(name) {
 function axes(isTime) {
   const axis = { stroke: () => color("soft"), grid: { stroke: () => color("line"), width: 1 }, ticks: { stroke: () => color("line") } };
   const x = isTime ? { ...axis, values: (_, splits) => splits.map((s) => (s === 0 ? "now" : `${s} s`)) } : axis;
-  return [x, { ...axis, size: 52 }];
+  const wide = (values) => 20 + 7 * Math.max(...values.map((value) => value.length));
+  return [x, { ...axis, size: (_, values) => Math.max(52, values ? wide(values) : 0) }];
 }
 
 function plot(box, series, isTime) {

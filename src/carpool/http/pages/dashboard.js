@@ -83,7 +83,7 @@ function stageView(parent, name) {
   const cost = chart(charts, "Learned time of a batch by its size, ms", curve);
   const tables = article.appendChild(element("div", { class: "tables" }));
   return {
-    decision, tile, queue, times, sizes, cost,
+    article, decision, tile, queue, times, sizes, cost,
     reasons: table(tables, "Why batches went"),
     workers: table(tables, "Workers"),
   };
@@ -93,9 +93,27 @@ function series(pick) {
   return history.slice(1).map((now, i) => pick(history[i], now));
 }
 
+/** The services that are served now, and no others: they come and go while the server runs. */
+function keepViewsOf(services) {
+  for (const [run, view] of views) {
+    if (services.some((service) => service.run === run)) continue;
+    view.section.remove();
+    views.delete(run);
+  }
+}
+
+/** Pairs of moments one after the other, in which nothing has happened before the service was there. */
+function pairs(now) {
+  const found = (moment) => moment.services.find((service) => service.run === now.run);
+  return series((earlier, later) => {
+    const b = found(later) ?? now;
+    return [found(earlier) ?? b, b, later.time - earlier.time];
+  });
+}
+
 function showService(now, before) {
-  if (!views.has(now.name)) views.set(now.name, serviceView(now.name));
-  const view = views.get(now.name);
+  if (!views.has(now.run)) views.set(now.run, serviceView(now.name));
+  const view = views.get(now.run);
   const delta = differences(before, now);
   const { tile } = view;
   tile("Requests a second", number(delta.rate));
@@ -111,32 +129,33 @@ function showService(now, before) {
     tile("Part to part, p95", milliseconds(quantile(delta.part, 0.95)));
     tile("Rows", number(now.streams.rows));
   }
-  const named = (moment) => moment.services.find((service) => service.name === now.name) ?? now;
-  const each = series((a, b) => differences(named(a), named(b), b.time - a.time));
+  const moments = pairs(now);
+  const each = moments.map(([a, b, seconds]) => differences(a, b, seconds));
   const times = history.slice(1).map((moment) => moment.time - history.at(-1).time);
   view.rate([times, each.map((d) => d.okRate), each.map((d) => d.lostRate)]);
   view.latency([times, ...[0.5, 0.95, 0.99].map((q) => each.map((d) => 1000 * quantile(d.latency, q)))]);
   view.lost(Object.entries(now.outcomes).filter(([, n]) => n > 0).map(([outcome, n]) => [outcome.replaceAll("_", " "), number(n)]));
-  now.stages.forEach((stage, i) => showStage(view, stage, before.stages[i] ?? stage, times, (moment) => named(moment).stages[i] ?? stage));
+  now.stages.forEach((stage, i) => showStage(view, stage, before.stages[i] ?? stage, times, moments.map(([a, b]) => [a.stages[i], b.stages[i]])));
 }
 
-function showStage(service, now, before, times, staged) {
+function showStage(service, now, before, times, moments) {
   if (!service.stages.has(now.name)) service.stages.set(now.name, stageView(service.section, now.name));
   const view = service.stages.get(now.name);
   const delta = differences(before, now);
   const ready = now.workers.filter((worker) => worker.state === "ready").length;
   setText(view.decision, now.decision);
+  view.article.classList.toggle("failed", now.has_failed);
   const { tile } = view;
   tile("Waiting", number(now.queued));
   tile("Time in the queue, p95", milliseconds(quantile(delta.queue, 0.95)));
-  tile("Mean batch size", number(delta.meanBatch));
+  tile("Mean batch size", number(delta.meanBatch || NaN));
   tile("Time of a batch, p95", milliseconds(quantile(delta.compute, 0.95)));
   tile("Workers ready", `${ready} of ${now.workers.length}`, ready < now.workers.length);
   tile("Restarts", number(now.restarts));
   tile("Idle gap, mean", milliseconds(delta.idleGap));
   if (now.padding) tile("Padding", fraction(now.padding / (now.items + now.padding)));
-  const each = series((a, b) => differences(staged(a), staged(b)));
-  view.queue([times, history.slice(1).map((moment) => staged(moment).queued)]);
+  const each = moments.map(([a, b]) => differences(a, b));
+  view.queue([times, moments.map(([, b]) => b.queued)]);
   view.times([times, each.map((d) => 1000 * d.meanQueue), each.map((d) => 1000 * d.meanCompute)]);
   view.sizes(each.map((d) => d.sizes));
   view.cost(now.cost);
@@ -164,8 +183,9 @@ function show(message) {
   if (history.length > KEPT) history.shift();
   const from = history.findLast((moment) => figures.time - moment.time >= WINDOW) ?? history[0];
   showVerdict(problems, figures);
+  keepViewsOf(figures.services);
   for (const service of figures.services) {
-    const before = from.services.find((other) => other.name === service.name) ?? service;
+    const before = from.services.find((other) => other.run === service.run) ?? service;
     service.seconds = Math.max(figures.time - from.time, 1e-9);
     showService(service, before);
   }
