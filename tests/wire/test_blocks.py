@@ -63,6 +63,8 @@ def test_parts_in_a_block_are_those_of_a_report_without_one(values: list[object]
 def test_parts_that_are_scalars_are_two_buffers() -> None:
     """However many tokens a step makes, its report is the head and one array."""
     frame = Frame(FrameKind.PARTS, 1, list(range(33)), bytes(33), payloads=[b"head", *range(32)])
-    assert len(data_of(frame)) < len(data_of(Frame(FrameKind.PARTS, 1, frame.ids, frame.formats, payloads=[b"head"] * 33)))
+    assert len(data_of(frame)) < len(
+        data_of(Frame(FrameKind.PARTS, 1, frame.ids, frame.formats, payloads=[b"head"] * 33))
+    )
     (read,) = receive(FrameReader(), data_of(frame))
     assert read.payloads == [b"head", *range(32)]
