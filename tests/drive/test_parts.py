@@ -340,7 +340,7 @@ def test_parts_stay_in_order_when_the_loop_is_late_to_read_them(model: Any) -> N
             async def stand_still() -> None:
                 for _ in range(2):
                     await asyncio.sleep(0.05)
-                    time.sleep(0.25)
+                    time.sleep(0.25)  # noqa: ASYNC251
 
             await asyncio.gather(read(), read(), stand_still())
 
