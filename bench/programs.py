@@ -48,6 +48,10 @@ PROGRAMS = (
     Program("shapes.keys", 0.5, "thousands of keys: what a round costs, and what affinity saves"),
     Program("shapes.http", 8, "texts of different length for a real model, beside other servers", "minilm, infinity"),
     Program("steps.decoder", 2, "a small decoder: every step shared, beside whole batches", "torch"),
+    Program(
+        "steps.llama", 2, "a decoder of Hugging Face: every step shared, beside `generate()`", "torch, transformers"
+    ),
+    Program("steps.equality", 4, "whether streams in a crowd equal themselves alone, by type", "torch, transformers"),
     Program("steps.overhead", 1, "what carpool costs a step of a model, beside a bare loop"),
     Program("steps.sse", 18, "server-sent events, beside other servers", "for some rows: peers"),
     Program("steps.leaving", 1.5, "clients that leave a stream, or do not read theirs"),

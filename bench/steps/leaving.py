@@ -4,8 +4,8 @@ carpool alone, over HTTP with server-sent events; steps of 5 ms (asleep) in a wo
 
 * `leaving`: a stage with room for a single stream. A client asks for a stream of 10 s and closes
   its connection after 0.3 s; at the same moment another one asks, and what counts is how long its
-  first part takes. A part made for nobody is `stray`. At the end the server is left alone for a
-  second, and its processor time is told.
+  first part takes. Parts made for a client that has left are `stray`, counted by the server. At
+  the end the server is left alone for a second, and its processor time is told.
 * `not reading`: 15 clients read parts of 4 kB in a closed loop, without and then with four more
   that never read. Both have the same set of rows. What counts are the rate of the 15, and the
   memory of the server and its worker (their own pages, after the round).
@@ -14,9 +14,11 @@ carpool alone, over HTTP with server-sent events; steps of 5 ms (asleep) in a wo
 from __future__ import annotations
 
 import argparse
+import re
 import socket
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -71,8 +73,15 @@ def first_after_leaving(port: int) -> float:
     began = time.perf_counter()
     leaver.close()
     with ask(port, 3) as follower:
-        until_first(follower)
+        until_first(follower)  # after the step under way, which made a part of the one who left
         return time.perf_counter() - began
+
+
+def stray_parts(port: int) -> float:
+    """How many parts were made for clients that had left, by the server's metrics."""
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=30) as answer:
+        found = re.findall(r"^carpool_stray_parts_total\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
+    return sum(map(float, found))
 
 
 def leaving(rounds: int) -> Iterator[Row]:
@@ -82,9 +91,15 @@ def leaving(rounds: int) -> Iterator[Row]:
         while time.monotonic() < until:
             with ask(server.port, 3) as first:
                 until_first(first)
-        taken = [first_after_leaving(server.port) for _ in range(rounds)]
+        taken, strays = [], []
+        for _ in range(rounds):
+            before = stray_parts(server.port)
+            taken.append(first_after_leaving(server.port))
+            strays.append(stray_parts(server.port) - before)
         idle = server.idle_share(1)
     yield Row("the next one's first part", "ms", [each * 1e3 for each in taken], "2 steps + 3 ms = 13")
+    yield Row("the most stray parts of one who has left", "parts", [max(strays)], "at most 2")
+    yield Row("stray parts of one who has left", "parts", strays, "1")
     yield Row("processor time afterwards", "% of a core", [idle * 100], "0")
 
 

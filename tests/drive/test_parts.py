@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, Unavailable
+from carpool.core.running_set import Part
 from carpool.drive.parts import PAUSE_BYTES
 from carpool.drive.steps import _parts_of, _plain_parts
 from carpool.wire import order as wire
@@ -324,6 +325,28 @@ def test_streams_go_on_when_their_worker_hangs() -> None:
         assert guilty[:-1] == up_to(5) and isinstance(guilty[-1], carpool.CarpoolError)
 
 
+@pytest.mark.parametrize("model", [Counting, Resuming])
+def test_parts_stay_in_order_when_the_loop_is_late_to_read_them(model: Any) -> None:
+    """A worker that seems to hang, as the loop stood still, is caught up with; no part overtakes another."""
+
+    async def main() -> None:
+        stage = Stage(model, max_batch_size=4, max_batch_time_s=0.1, kwargs={"step_s": 0.001})
+        async with Service(stage).run_async() as s:
+
+            async def read() -> None:
+                async with s.predict_stream(600) as parts:
+                    assert [part async for part in parts] == up_to(600)
+
+            async def stand_still() -> None:
+                for _ in range(2):
+                    await asyncio.sleep(0.05)
+                    time.sleep(0.25)  # noqa: ASYNC251
+
+            await asyncio.gather(read(), read(), stand_still())
+
+    asyncio.run(main())
+
+
 @pytest.mark.slow
 def test_what_must_not_run_twice_does_not() -> None:
     """With `idempotent=False` no stream of a lost worker starts again or is resumed."""
@@ -427,7 +450,8 @@ def test_plain_parts_are_those_that_are_read_one_by_one(said: list[tuple[int, in
     kinds = [kind for _, kind in dict(said).items()]
     frame = wire.parts_frame(1, wire.ReportHead(), ids, kinds, [b"%d" % id for id in ids])
     plain = _plain_parts(frame, wire.read_report(frame))
-    assert plain is None or plain == _parts_of(frame, wire.read_report(frame), {})
+    said = _parts_of(frame, wire.read_report(frame), {})
+    assert plain is None or (list(map(Part, plain.ids, plain.values)), []) == (said.parts, said.returned)
     assert (plain is None) == bool(set(kinds) - {wire.MORE})
 
 

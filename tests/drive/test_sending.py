@@ -1,4 +1,4 @@
-"""What a worker process is sent: frames that fit into the socket go in one go, all others in parts."""
+"""What goes to a worker process and comes from it: frames go in one go or in parts, and are heard in their order."""
 
 from __future__ import annotations
 
@@ -74,3 +74,25 @@ def test_frames_in_one_go_and_in_parts_are_the_same_bytes(plan: list[tuple[list[
     joined = arrived(frames, reads, one_go_below=framesocket.LARGE)
     assert joined == arrived(frames, reads, one_go_below=0)
     assert joined == b"".join([bytes(part) for frame in frames for part in encode(frame)])
+
+
+def test_catching_up_amid_frames_lets_none_overtake_another() -> None:
+    """Whoever catches up while frames are delivered is told that there were some, and reads no further ones."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    heard: list[int] = []
+
+    def hear(frame: Frame) -> None:
+        if not heard:
+            theirs.sendall(b"".join(encode(Frame(FrameKind.CALL, 4))))
+            heard.append(frame.batch_id)
+            assert connection.catch_up()
+        else:
+            heard.append(frame.batch_id)
+
+    with ours, theirs, patch.object(framesocket.asyncio, "get_running_loop", return_value=Writers()):
+        connection = FrameSocket(ours, hear, print)
+        theirs.sendall(b"".join(b"".join(encode(Frame(FrameKind.CALL, i))) for i in (1, 2, 3)))
+        assert connection.read() and heard == [1, 2, 3]
+        assert connection.catch_up() and heard == [1, 2, 3, 4]
+        assert not connection.catch_up()

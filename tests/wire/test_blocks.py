@@ -1,4 +1,4 @@
-"""A batch that is written as one block is read as the items that it would be without a block."""
+"""Items that are written as one block are read as the items that they would be without a block."""
 
 from __future__ import annotations
 
@@ -43,3 +43,28 @@ def test_a_block_holds_the_items_of_a_frame_without_one(values: list[object], ki
         data = data_of(frame)
     (without,) = receive(FrameReader(), data)
     assert [seen(load(p)) for p in with_block.payloads] == [seen(load(p)) for p in without.payloads]
+
+
+@PROPERTY
+@given(st.one_of(st.lists(scalars, max_size=6), batches), st.integers(1, 200))
+def test_parts_in_a_block_are_those_of_a_report_without_one(values: list[object], most: int) -> None:
+    """A report with a block is read as the same parts as one that has none, in whatever pieces it comes."""
+    n = 1 + len(values)
+    frame = Frame(FrameKind.PARTS, 1, list(range(n)), bytes(n), payloads=[b"head", *map(dump, values)])
+    with mock.patch.object(wire, "_as_block_behind", return_value=wire._NOT_A_BLOCK):
+        data = data_of(frame)
+    (without,) = receive(FrameReader(), data)
+    data, reader = data_of(frame), FrameReader()
+    (with_block,) = [got for at in range(0, len(data), most) for got in receive(reader, data[at : at + most])]
+    assert [seen(load(p)) for p in with_block.payloads[1:]] == [seen(load(p)) for p in without.payloads[1:]]
+    assert with_block.payloads[0] == without.payloads[0] == b"head"
+
+
+def test_parts_that_are_scalars_are_two_buffers() -> None:
+    """However many tokens a step makes, its report is the head and one array."""
+    frame = Frame(FrameKind.PARTS, 1, list(range(33)), bytes(33), payloads=[b"head", *range(32)])
+    assert len(data_of(frame)) < len(
+        data_of(Frame(FrameKind.PARTS, 1, frame.ids, frame.formats, payloads=[b"head"] * 33))
+    )
+    (read,) = receive(FrameReader(), data_of(frame))
+    assert read.payloads == [b"head", *range(32)]

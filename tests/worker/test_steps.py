@@ -13,7 +13,7 @@ from carpool.call.retry import Failed, Retrier, run_now
 from carpool.parts import END, Last
 from carpool.wire import order as wire
 from carpool.worker.generators import BatchGenerators, ItemGenerators
-from carpool.worker.steps import Out, Row, Runner
+from carpool.worker.steps import Lineup, Out, PlainOuts, Row, Runner
 
 
 class Counting:
@@ -412,7 +412,7 @@ def test_scalars_are_taken_like_all_else(given: list[Any]) -> None:
     """The fast path for scalars says the same of them as the slow one."""
 
     class Slow(Runner):
-        def _take_plain(self, rows: list[Row], parts: list[Any]) -> list[Out] | None:
+        def _take_plain(self, lineup: Lineup, parts: list[Any]) -> PlainOuts | None:
             return None
 
     heard: list[list[Any]] = []
@@ -423,7 +423,7 @@ def test_scalars_are_taken_like_all_else(given: list[Any]) -> None:
             for part in given:
                 row.state = [1, 0]
                 runner._model.open.append(row.state)  # type: ignore[attr-defined]
-                plain = runner._take_plain([row], [part])
+                plain = runner._take_plain(Lineup([row]), [part])
                 outs += plain or []
                 if plain is None and part is not None:
                     run_now(runner._take(row, part, outs))

@@ -68,6 +68,9 @@ class SetReport(NamedTuple):
         seen: the number of the last order that it has followed.
         stopped: whether it waits for an order.
         parts: what has come of its streams; those that made no part are left out.
+        ids: in the place of `parts`, where nothing has come but parts of streams that go on: the
+            ids of these.
+        values: their parts.
         rows: how many streams were stepped; 0 if there was no step.
         step_s: seconds that the step took.
         length: units of work of the streams that were started before it; 0 if none was.
@@ -85,6 +88,8 @@ class SetReport(NamedTuple):
     length: int = 0
     start_s: float = 0.0
     returned: Sequence[int] = ()
+    ids: Sequence[int] = ()
+    values: Sequence[object] = ()
 
 
 def stream_of(request: Request) -> Stream:

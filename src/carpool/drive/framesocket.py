@@ -83,6 +83,7 @@ class FrameSocket:
         self._unread = b""
 
         self._reader = FrameReader()
+        self._is_delivering = False  # `on_frame` is called, perhaps for the first of several frames
         self._loop.add_reader(sock.fileno(), self._readable)
 
     # -- sending
@@ -185,6 +186,7 @@ class FrameSocket:
             if n == 0:
                 self.close("it closed its connection", self._broken)  # whoever asks first is told of an error
                 return False
+            self._is_delivering = True
             for frame in self._reader.received(n):
                 self.on_frame(frame)
         except BlockingIOError:
@@ -197,7 +199,17 @@ class FrameSocket:
                 self._last_frame = _LastFrame.UNREAD  # the kernel resets if anything was left to read in its socket
             self.close(f"its connection broke: {error}", error)
             return False
+        finally:
+            self._is_delivering = False
         return True
+
+    def catch_up(self) -> bool:
+        """Read what has come already, and report whether there was anything.
+
+        Amid the delivery of frames there is, and nothing is read: what comes later must not be
+        heard before them.
+        """
+        return self._is_delivering or self.read()
 
     def close(self, why: str, error: Exception | None = None) -> None:
         """End the connection and tell `on_end`, unless that has been done.

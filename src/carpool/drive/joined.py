@@ -86,7 +86,7 @@ class JoinedWorker:
 
     def catch_up(self) -> bool:
         """Read what it has sent already, and report whether there was anything."""
-        return self._connection.read()
+        return self._connection.catch_up()
 
     def listen_to(self, on_frame: Callable[[Frame], None]) -> None:
         """Call another function with what it sends from now on."""

@@ -115,10 +115,6 @@ class LoopTurn:
             except BaseException as error:  # say, no memory for its message: the other batches go on
                 self._could_not_run(batch, error)
         self._is_handing_over = False
-        for stage, place in todo.kill:
-            self._give_up(stage, place, late_s)
-        for stage, place in todo.drained:
-            cast(DrainingExecutor, self.executors[stage]).drained(place)
         if todo.orders:
             self.stats.ordered(todo.orders, self.clock())
             if self.stats.refusals.is_due:
@@ -130,6 +126,10 @@ class LoopTurn:
                 request.tell_part(part.part if type(part) is Carried else part)
             except BaseException:  # the other callers have their parts all the same
                 logger.exception("a part of the answer of %r could not be delivered to its caller", request)
+        for stage, place in todo.kill:  # after the parts, as what this worker still says is told at once
+            self._give_up(stage, place, late_s)
+        for stage, place in todo.drained:
+            cast(DrainingExecutor, self.executors[stage]).drained(place)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:

@@ -160,7 +160,7 @@ class WorkerProcess:
 
     def catch_up(self) -> bool:
         """Read what it has sent already, and report whether there was anything."""
-        return self._connection.read()
+        return self._connection.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
         """Let a process that hangs write down where it stands, for a second, then kill it.

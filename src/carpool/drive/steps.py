@@ -112,7 +112,7 @@ class StepPool(WorkerPool):
         if self._before_reply is not None:
             self._before_reply()
         members = running.members
-        parts, returned = _plain_parts(frame, report) or _parts_of(frame, report, members)
+        parts, returned, ids, values = _plain_parts(frame, report) or _parts_of(frame, report, members)
         if report.stepped or report.started:
             self.roster.finished_batch()
             if self.count_calls is not None:
@@ -120,7 +120,9 @@ class StepPool(WorkerPool):
         length = self._length_started(place, frame.batch_id)
         done = (report.stepped, report.step_s, length, report.start_s)
         try:
-            self._driver.reported(SetReport(self.stage, place, frame.batch_id, report.stopped, parts, *done, returned))
+            self._driver.reported(
+                SetReport(self.stage, place, frame.batch_id, report.stopped, parts, *done, returned, ids, values)
+            )
         except ValueError as error:
             raise FrameError(str(error)) from error
 
@@ -200,8 +202,25 @@ def _length(request: Request) -> int:
     return 1 if request.stream is None else request.stream.length
 
 
-def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Request]) -> tuple[list[Part], list[int]]:
-    """Return what a worker says of its streams, and the ids of those that it gives back.
+class _Said(NamedTuple):
+    """What a worker says of its streams.
+
+    Attributes:
+        parts: what has come of them.
+        returned: the ids of those that it gives back.
+        ids: in the place of `parts`, where nothing has come but parts of streams that go on: the
+            ids of these.
+        values: their parts.
+    """
+
+    parts: Sequence[Part]
+    returned: Sequence[int]
+    ids: Sequence[int] = ()
+    values: Sequence[object] = ()
+
+
+def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Request]) -> _Said:
+    """Return what a worker says of its streams.
 
     Raises:
         FrameError: it says what cannot be.
@@ -229,10 +248,10 @@ def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Reque
             _add(parts, Part(id, _unpacked(payload, members.get(id)), last=True))
         else:
             _add(parts, Part(id, error=outcome.unpack_error(kind, payload, causes.get(i))))
-    return parts, returned
+    return _Said(parts, returned)
 
 
-def _plain_parts(frame: Frame, report: wire.ReportHead) -> tuple[list[Part], list[int]] | None:
+def _plain_parts(frame: Frame, report: wire.ReportHead) -> _Said | None:
     """Return the parts of a report that has nothing else; None if it has.
 
     Fast path of `_parts_of`: the same outcome, see tests/drive/test_parts.py.
@@ -240,9 +259,7 @@ def _plain_parts(frame: Frame, report: wire.ReportHead) -> tuple[list[Part], lis
     formats = frame.formats
     if report.buffers or formats.count(wire.MORE) != len(formats):
         return None
-    parts = list(map(Part, frame.ids, frame.payloads))
-    del parts[0]
-    return parts, []
+    return _Said((), (), frame.ids[1:], frame.payloads[1:])
 
 
 def _add(parts: list[Part], part: Part) -> None:

@@ -239,7 +239,7 @@ class _Worker:
         returned = method(*arguments)
         return await self._retrier.resolve(returned) if hasattr(returned, "__await__") else returned
 
-    async def follow(self, order: OrderHead, joining: Sequence[_Stream], xs: Sequence[Any]) -> list[Out]:
+    async def follow(self, order: OrderHead, joining: Sequence[_Stream], xs: Sequence[Any]) -> Sequence[Out]:
         """Let streams leave, join, rest and go on, and return what has come of it."""
         rows = []
         for stream in joining:
@@ -250,11 +250,11 @@ class _Worker:
         self.streams.update((stream.id, stream) for stream in joining)
         return self._checked(await self._runner.follow(order, rows), order.leave)
 
-    async def step(self) -> list[Out]:
+    async def step(self) -> Sequence[Out]:
         """Make one step of all streams that do not rest, and return what has come of it."""
         return self._checked(await self._runner.step(), ())
 
-    def _checked(self, outs: list[Out], left: Sequence[int]) -> list[Out]:
+    def _checked(self, outs: Sequence[Out], left: Sequence[int]) -> Sequence[Out]:
         """Return what has come of the streams, unless a method has raised."""
         if self._watched.raised is None:
             return outs
@@ -417,7 +417,7 @@ class _Check:
 
     # -- comparing
 
-    def _hear(self, worker: _Worker, outs: list[Out]) -> None:
+    def _hear(self, worker: _Worker, outs: Sequence[Out]) -> None:
         """Compare what has come of streams with what it should have been."""
         for out in outs:
             stream = worker.streams[out.row.id]

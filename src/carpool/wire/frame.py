@@ -9,7 +9,8 @@
 
 Items that are arrays of one shape and dtype form a block of two buffers, which are their common
 head and the elements of all of them (`arrays.py`), with no counts in the table. Plain scalars in a
-batch or a reply form a block of one buffer (`scalars.py`).
+batch or a reply form a block of one buffer (`scalars.py`). In a report on a step the first item
+says what was done and has a buffer of its own; scalars behind it form a block of a second one.
 
 A whole batch is one frame, and thus one write and one read each way. The reader hands out the
 memory to receive into (`get_buffer`) and is told how many bytes came (`received`), as in
@@ -49,6 +50,7 @@ _TABLE_OF_ONE = {kind: struct.Struct(table) for kind, table in ((4, "<Q1sId1s"),
 _NO_BLOCK: Final = 0
 _ARRAYS: Final = 1
 _SCALARS: Final = 2
+_SCALARS_BEHIND: Final = 3  # the first item
 _NOT_A_BLOCK: Final[tuple[int, Sequence[Buffer]]] = (_NO_BLOCK, ())
 
 
@@ -141,8 +143,14 @@ def encode(frame: Frame) -> list[Buffer]:
         one = _encode_one(frame, payloads[0])
         if one is not None:
             return [one]
-    cannot_be_block = n < 2 or (type(payloads) is list and payloads and type(payloads[0]) is bytes)
-    block, buffers = _NOT_A_BLOCK if cannot_be_block else _as_block(payloads)
+    if n < 2:
+        block, buffers = _NOT_A_BLOCK
+    elif kind == FrameKind.PARTS:
+        block, buffers = _as_block_behind(payloads)
+    elif type(payloads) is list and payloads and type(payloads[0]) is bytes:
+        block, buffers = _NOT_A_BLOCK
+    else:
+        block, buffers = _as_block(payloads)
     if block:
         counts, has_counts = range(len(payloads)), False
     else:
@@ -158,7 +166,10 @@ def encode(frame: Frame) -> list[Buffer]:
             f"the parts of a message do not match: {n} ids, {len(counts)} payloads of {m} buffers,"
             f" {len(frame.formats)} formats, {len(frame.accepts)} accepts and {len(frame.deadlines)} deadlines"
         )
-    lengths = [buffer.nbytes if type(buffer) is memoryview else len(buffer) for buffer in buffers]
+    if m < _MANY or memoryview in set(map(type, buffers)):
+        lengths = [buffer.nbytes if type(buffer) is memoryview else len(buffer) for buffer in buffers]
+    else:
+        lengths = list(map(len, buffers))
     length = sum(lengths)
     if length > MAX_FRAME_BYTES or n > MAX_ITEMS or m > MAX_BUFFERS:
         raise _over_limit(n, m, length, MAX_FRAME_BYTES)
@@ -208,6 +219,19 @@ def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
             return _ARRAYS, [block.head, block.elements]
     elif are_scalars(payloads):
         return _SCALARS, [pack(payloads)]
+    return _NOT_A_BLOCK
+
+
+def _as_block_behind(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
+    """Return the payloads behind the first one as a block of scalars; no block if they are not.
+
+    Fast path of `parts_of` and, at the other end, of reading parts one by one: the same parts, see
+    tests/wire/test_blocks.py.
+    """
+    if len(payloads) > 1 and type(payloads[1]) in SCALARS and type(payloads[0]) is bytes:
+        values = payloads[1:]
+        if SCALARS.issuperset(map(type, values)):
+            return _SCALARS_BEHIND, [payloads[0], pack(values)]
     return _NOT_A_BLOCK
 
 
@@ -337,12 +361,12 @@ class FrameReader:
         if have < _HEADER.size:
             return None
         magic, version, kind, block, n, m, batch, length, busy_s, waited_s = _HEADER.unpack_from(self._scratch, at)
-        if magic != MAGIC or version != VERSION or kind not in _KINDS or block > _SCALARS:
+        if magic != MAGIC or version != VERSION or kind not in _KINDS or block > _SCALARS_BEHIND:
             raise FrameError(
                 f"the bytes are not a carpool frame of version {VERSION}: they begin with {magic!r}, version {version},"
                 f" kind {kind}, block {block}"
             )
-        if block and not (m == 2 <= n if block == _ARRAYS else m == 1 < n and kind in _HAVE_SCALARS):
+        if block and not _can_be_block(kind, block, n, m):
             raise FrameError(f"a frame of kind {kind} cannot have a block of {n} items in {m} buffers")
         if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
             raise _over_limit(n, m, length, self._max_bytes)
@@ -543,13 +567,22 @@ def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
     return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _open_block(block: int, parts: list[Buffer], n: int) -> Block | Scalars:
+def _can_be_block(kind: int, block: int, n: int, m: int) -> bool:
+    """Report whether a frame can have a block of a kind, by its numbers of items and buffers."""
+    if block == _SCALARS:
+        return m == 1 < n and kind in _HAVE_SCALARS
+    return m == 2 <= n and (block == _ARRAYS or kind == FrameKind.PARTS)
+
+
+def _open_block(block: int, parts: list[Buffer], n: int) -> Sequence[Payload]:
     """Return the payloads of the items in a block.
 
     Raises:
         FrameError: the buffers are not such a block.
     """
     try:
+        if block == _SCALARS_BEHIND:
+            return [parts[0], *unpack(parts[1], n - 1)]
         return unpack(parts[0], n) if block == _SCALARS else Block(parts[0], parts[1], n)
     except ValueError as error:
         raise FrameError(f"a block of {n} items cannot be read: {error}") from None

@@ -14,7 +14,7 @@ and whether the worker waits for another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
@@ -28,14 +28,14 @@ from carpool.faults import WorkerPoints
 from carpool.forms import Form
 from carpool.hints import schema
 from carpool.wire import order as wire
-from carpool.wire import payload
+from carpool.wire import payload, scalars
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, size_of
 from carpool.worker.answer import BatchAnswerer, ExampleError, as_bytes
 from carpool.worker.generators import BatchGenerators, ItemGenerators
 from carpool.worker.reports import FailureReports, clear_own_frames, outcome_of
-from carpool.worker.steps import Measures, Out, Row, Runner, StepModel
+from carpool.worker.steps import Lineup, Measures, Out, PlainOuts, Row, Runner, StepModel
 
 MOST_PART_BYTES = 64 * 2**20
 """The most bytes of one part, so that a frame can hold those of some streams."""
@@ -191,7 +191,7 @@ class StepAnswerer:
         rows, outs = await self._rows_of(joining)
         return order, [*outs, *await self._runner.follow(order, rows)]
 
-    async def step(self) -> list[Out]:
+    async def step(self) -> Sequence[Out]:
         """Make one step, and return what has come of it."""
         return await self._runner.step()
 
@@ -235,13 +235,13 @@ class StepAnswerer:
 
     # -- what goes back
 
-    async def pack(self, outs: list[Out]) -> Packed:
+    async def pack(self, outs: Sequence[Out]) -> Packed:
         """Return what has come of streams as it is sent.
 
         A stream whose part cannot be packed fails, and leaves the set.
         """
         packed = Packed(self._same_process)
-        if self._pack_plain(outs, packed):
+        if not outs or self._pack_plain(outs, packed):
             return packed
         for out in outs:
             if out.row.id in packed.failed:
@@ -257,29 +257,29 @@ class StepAnswerer:
             packed.fail(row.id, value)
         return packed
 
-    def _pack_plain(self, outs: list[Out], packed: Packed) -> bool:
+    def _pack_plain(self, outs: Sequence[Out], packed: Packed) -> bool:
         """Add what has come if it is parts only, all in one encoding; report whether it was so.
 
         Fast path of `_pack_one`: the same outcome, see tests/worker/test_fast_paths.py.
         """
-        if not outs:
-            return True
-        kinds = bytearray([out.kind for out in outs])
-        accept = outs[0].row.accept
-        if (
-            kinds.count(wire.MORE) != len(kinds)
-            or [out.row.accept for out in outs].count(accept) != len(kinds)
-            or (self._keeps and (accept != OBJECT or self._postprocesses))
-        ):
-            return False
-        try:
-            payloads = list(map(self._part_encoders[accept], [out.value for out in outs]))
-            if max(map(size_of, payloads)) > MOST_PART_BYTES:
+        if type(outs) is not PlainOuts:
+            if any(out.kind != wire.MORE for out in outs):
                 return False
-        except BaseException:  # `_pack_one` finds out whose it is
+            outs = PlainOuts(Lineup([out.row for out in outs]), [out.value for out in outs])
+        accept, values = outs.lineup.accept, outs.values
+        if accept < 0 or (self._keeps and (accept != OBJECT or self._postprocesses)):
             return False
-        packed.kinds, packed.payloads = kinds, payloads
-        packed.ids = [out.row.id for out in outs]
+        payloads: Any = None
+        if accept == OBJECT:
+            payloads = scalars.as_scalars(values, set(map(type, values)))
+        if payloads is None:
+            try:
+                payloads = list(map(self._part_encoders[accept], values))
+                if max(map(size_of, payloads)) > MOST_PART_BYTES:
+                    return False
+            except BaseException:  # `_pack_one` finds out whose it is
+                return False
+        packed.kinds, packed.payloads, packed.ids = bytearray(len(values)), payloads, outs.lineup.ids
         return True
 
     async def _pack_one(self, out: Out, packed: Packed) -> None:
@@ -334,7 +334,7 @@ class StepAnswerer:
             for i, value in zip(places, values, strict=True):
                 self._check_example(i, value)
             rows = [Row(i, value, OBJECT, wire.PARTS) for i, value in zip(places, values, strict=True)]
-            outs = await self._runner.follow(_NO_ORDER, rows)
+            outs: Sequence[Out] = await self._runner.follow(_NO_ORDER, rows)
             measures, least_s = self.take_measures(), inf
             while True:
                 for out in outs:
@@ -382,7 +382,7 @@ async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, 
     order = _NO_ORDER
     idle_since, waited_s = monotonic(), 0.0
     while True:
-        outs: list[Out] = []
+        outs: Sequence[Out] = ()
         while waits or not order.is_whole or await link.has_news():
             frame = await link.receive()
             if frame is None:
@@ -395,9 +395,10 @@ async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, 
             waits = False
             announcer.begin(frame.batch_id)
             order, followed = await answerer.follow(frame)
-            outs += followed
+            outs = [*outs, *followed]
         if answerer.has_running:
-            outs += await answerer.step()
+            stepped = await answerer.step()
+            outs = [*outs, *stepped] if outs else stepped
         packed = await answerer.pack(outs)
         stops = order.ask == EVERY_STEP or (order.ask == ON_LEAVING and packed.has_ends)
         waits = stops or not answerer.has_running

@@ -16,7 +16,7 @@ Each method of the user's is called here, and guarded. What it raises ends as fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from carpool.call.oom import release_memory
@@ -109,6 +109,57 @@ class Out(NamedTuple):
         return self.kind != wire.MORE
 
 
+class Lineup:
+    """The rows of one step, and what is the same in every step of theirs.
+
+    Attributes:
+        rows: the rows.
+        states: their states.
+        ids: their streams.
+        accept: the encoding that all of their callers want; -1 if they differ.
+        all_take_parts: whether all of their callers take parts, and nothing else.
+    """
+
+    __slots__ = ("accept", "all_take_parts", "ids", "rows", "states")
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self.states = [row.state for row in rows]
+        self.ids = [row.id for row in rows]
+        accepts = {row.accept for row in rows}
+        self.accept = accepts.pop() if len(accepts) == 1 else -1
+        self.all_take_parts = [row.takes for row in rows].count(wire.PARTS) == len(rows)
+
+
+class PlainOuts(Sequence[Out]):
+    """What has come of a step that gave every row a part to be sent as it is, with more to come.
+
+    Args:
+        lineup: the rows.
+        values: their parts.
+
+    Attributes:
+        lineup: the rows.
+        values: their parts.
+    """
+
+    __slots__ = ("lineup", "values")
+
+    def __init__(self, lineup: Lineup, values: list[Any]) -> None:
+        self.lineup = lineup
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, i: Any) -> Any:
+        return list(self)[i]
+
+    def __iter__(self) -> Iterator[Out]:
+        for row, value in zip(self.lineup.rows, self.values, strict=True):
+            yield Out(row, wire.MORE, value, value)
+
+
 class Measures:
     """What was done since the last report.
 
@@ -171,6 +222,7 @@ class Runner:
         self._has_apart = False  # some rows are stepped apart from the others
         self._running: dict[int, Row] = {}
         self._paused: dict[int, Row] = {}
+        self._lineup: Lineup | None = None  # all of `_running`, until it changes
 
     @property
     def has_running(self) -> bool:
@@ -193,18 +245,26 @@ class Runner:
                 await self._refill(row, outs)
         lost = {out.row.id for out in outs}
         outs += await self._begin([row for row in joining if row.id not in lost] if lost else joining)
-        _move(order.pause, self._running, self._paused)
-        _move(order.resume, self._paused, self._running)
+        if order.pause or order.resume:
+            _move(order.pause, self._running, self._paused)
+            _move(order.resume, self._paused, self._running)
+            self._lineup = None
         self._charge_since(began)
         return outs
 
-    async def step(self) -> list[Out]:
+    async def step(self) -> Sequence[Out]:
         """Make one step of all streams that are not paused, and return what has come of them."""
         began = self._begin_boundary()
         self._steps += 1
-        rows = list(self._running.values())
-        outs = await (self._step_apart(rows) if self._has_apart else self._step(rows))
-        self._charge_since(began)
+        outs: Sequence[Out]
+        if self._has_apart:
+            outs = await self._step_apart(list(self._running.values()))
+        else:
+            if self._lineup is None:
+                self._lineup = Lineup(list(self._running.values()))
+            outs = await self._step(self._lineup)
+        if self._has_run_again:
+            self._charge_since(began)
         return outs
 
     async def leave(self, id: int) -> None:
@@ -239,6 +299,7 @@ class Runner:
                 states = await self._call(model.resume, items, [list(row.raw) for row in rows])
             else:
                 states = await self._call(self._model.start, items)
+            self._lineup = None
             for row, state in zip(rows, as_results(states, n), strict=True):
                 row.state = state
                 row.begun, row.begun_parts = self._steps, row.n_parts
@@ -271,13 +332,13 @@ class Runner:
 
     # -- stepping
 
-    async def _step(self, rows: list[Row]) -> list[Out]:
+    async def _step(self, lineup: Lineup) -> Sequence[Out]:
         began = self._retrier.clock()
-        n = len(rows)
+        rows, n = lineup.rows, len(lineup.rows)
         try:
             if self._in_step is not None:
                 self._in_step()
-            parts = as_results(await self._call(self._model.step, [row.state for row in rows]), n)
+            parts = as_results(await self._call(self._model.step, lineup.states[:]), n)
         except BaseException as error:
             if self._retrier.is_fatal(error):
                 raise
@@ -285,7 +346,7 @@ class Runner:
         else:
             self.measures.stepped += n
             self.measures.step_s += self._retrier.clock() - began
-            plain = self._take_plain(rows, parts)
+            plain = self._take_plain(lineup, parts)
             if plain is not None:
                 return plain
             outs: list[Out] = []
@@ -308,7 +369,7 @@ class Runner:
         self._has_apart = halves.keys() != {0}
         outs: list[Out] = []
         for half in halves.values():
-            outs += await self._step(half)
+            outs += await self._step(Lineup(half))
         return outs
 
     def _missed(self, row: Row) -> int:
@@ -342,7 +403,7 @@ class Runner:
                 outs += await self._begin(half)
                 half = [row for row in half if row.id in self._running]
                 self._set_apart(half, missed)
-                outs += await self._step(half)
+                outs += await self._step(Lineup(half))
         return outs
 
     def _set_apart(self, half: list[Row], missed: dict[int, int]) -> None:
@@ -428,24 +489,22 @@ class Runner:
         if is_last:
             await self._end(row, outs)
 
-    def _take_plain(self, rows: list[Row], parts: list[Any]) -> list[Out] | None:
-        """Take a step that gave a scalar for each row, all of them sent as parts; None if not.
+    def _take_plain(self, lineup: Lineup, parts: Any) -> PlainOuts | None:
+        """Take a step that gave a part for each row, all of them sent as they are; None if not.
 
         Fast path of `_take`: the same outcome, see tests/worker/test_steps.py.
         """
-        if (
-            self._postprocess is not None
-            or not SCALARS.issuperset(map(type, parts))
-            or None in parts
-            or [row.takes for row in rows].count(wire.PARTS) != len(rows)
-        ):
+        if self._postprocess is not None or not lineup.all_take_parts or type(parts) is not list:
             return None
+        if not _PLAIN.issuperset(map(type, parts)):
+            return None
+        rows = lineup.rows
         for row in rows:
             row.n_parts += 1
         if self._can_resume:
             for row, part in zip(rows, parts, strict=True):
                 row.raw.append(part)
-        return [_new(Out, (row, wire.MORE, part, part)) for row, part in zip(rows, parts, strict=True)]
+        return PlainOuts(lineup, parts)
 
     async def _refill(self, row: Row, outs: list[Out]) -> None:
         """Make the parts anew that another worker has given, since the whole answer needs them."""
@@ -506,6 +565,7 @@ class Runner:
 
     async def _stop(self, row: Row) -> None:
         """Take a row out of the set, and have the model let go of its state."""
+        self._lineup = None
         if self._running.pop(row.id, None) is None:
             self._paused.pop(row.id, None)
         state, row.state = row.state, None
@@ -519,7 +579,8 @@ class Runner:
             logger.error("stop of a model raised, and its state may not be free:\n%s", traceback_of(error).rstrip())
 
 
-_new: Final = tuple.__new__  # half the time of calling a class of tuples
+_PLAIN: Final = (SCALARS - {type(None)}) | {bytes, dict, list, tuple}
+"""Types of what can only be a part: neither None, `Last` or `END` nor an exception."""
 
 
 def _move(ids: Sequence[int], source: dict[int, Row], target: dict[int, Row]) -> None:

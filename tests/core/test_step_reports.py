@@ -1,0 +1,106 @@
+"""Reports of nothing but parts are taken in one go: beside the slow path, which takes any report."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.pipeline import Pipeline
+from carpool.core.running_set import Part, SetReport
+from carpool.core.step_reports import StepReports
+from carpool.request import Request, Stream
+from tests.support.properties import PROPERTY
+from tests.support.steps import stepper
+
+STREAMS = 4
+Event = tuple[str, Any]
+
+ids = st.integers(1, STREAMS)
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("report"), st.lists(ids, min_size=1, max_size=STREAMS, unique=True)),
+        st.tuples(st.just("leave"), ids),
+        st.tuples(st.just("pause"), ids),
+        st.tuples(st.just("go on"), ids),
+        st.tuples(st.just("wait"), st.sampled_from([0.25, 1.0, 8.0])),
+    ),
+    max_size=12,
+)
+
+
+def seen(requests: list[Request]) -> list[Any]:
+    """All that a report can change in streams."""
+    return [
+        (
+            *(request.state, request.deadline, request.stream.parts, request.stream.heard, request.stream.next_due),
+            *(request.stream.kept, request.stream.kept_bytes, str(request.error)),
+        )
+        for request in requests
+        if request.stream is not None
+    ]
+
+
+def history(happened: list[Event], collected: int, goal: float | None, resumable: bool, is_plain: bool) -> list[Any]:
+    """What a pipeline has said to all that has happened, with reports in either form."""
+    stage = stepper(rows=STREAMS, resumable=resumable, silence_s=5.0, measure=lambda part: 7)
+    stage.policy.part_slo_s = goal
+    pipeline = Pipeline([stage])
+    pipeline.worker_ready(0, 0)
+    requests = [Request(i, inf) for i in range(STREAMS)]
+    for i, request in enumerate(requests):
+        request.stream = Stream(is_collected=i == collected, until=6.0 if i == 1 else inf)
+    pipeline.submit(0.0, requests)
+    pipeline.poll(0.0)
+    now, said = 0.0, []
+    for what, value in happened:
+        if what == "wait":
+            now += value
+        elif what == "report":
+            values = [b"part %d" % id for id in value]
+            both = (value, values) if is_plain else ((), ())
+            parts = [] if is_plain else list(map(Part, value, values))
+            report = SetReport(0, 0, stage.sets[0].number, False, parts, STREAMS, 0.25, 0, 0.0, (), *both)
+            try:
+                pipeline.reported(now, report)
+            except ValueError as error:
+                said.append(str(error))
+        elif what == "leave":
+            pipeline.cancel(now, requests[value - 1])
+        else:
+            pipeline.pause(now, requests[value - 1], what == "pause")
+        todo = pipeline.poll(now)
+        said.append(([(request.id, part) for request, part in todo.parts], todo.wake_at, seen(requests)))
+        said.append((stage.stray_parts, stage.parts, stage.attention_at, stage.times.usual_s, stage.queue.nbytes))
+    return said
+
+
+@PROPERTY
+@given(events, st.integers(0, STREAMS), st.sampled_from([None, 0.5]), st.booleans())
+def test_parts_are_taken_together_as_one_by_one(
+    happened: list[Event], collected: int, goal: float | None, resumable: bool
+) -> None:
+    """Whatever has left, pauses or is collected, a report of parts means the same in both forms."""
+    both = [history(happened, collected, goal, resumable, is_plain) for is_plain in (True, False)]
+    assert both[0] == both[1]
+
+
+def test_the_fast_path_is_taken() -> None:
+    """A report of nothing but parts of streams that run is not taken one by one."""
+
+    class Plain(StepReports):
+        def _take_parts(self, *arguments: Any) -> None:
+            raise AssertionError("parts were taken one by one")
+
+    stage = stepper()
+    stage.__class__ = type("PlainStepper", (type(stage),), {"_take_parts": Plain._take_parts})
+    pipeline = Pipeline([stage])
+    pipeline.worker_ready(0, 0)
+    request = Request(0, inf)
+    request.stream = Stream()
+    pipeline.submit(0.0, [request])
+    pipeline.poll(0.0)
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, rows=1, step_s=1.0, ids=[request.id], values=[b"1"]))
+    assert list(pipeline.poll(1.0).parts) == [(request, b"1")]
