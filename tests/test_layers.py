@@ -82,8 +82,8 @@ def test_declaring_a_service_imports_nothing_that_runs_one() -> None:
     """A worker process, which imports the module that declares a service, does not load asyncio and the drivers."""
     program = "import sys, carpool, carpool.worker.main; carpool.Service(carpool.Stage(len)); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    heavy = [name for name in found if name.startswith(("carpool.drive", "carpool.core", "carpool.http.", "asyncio"))]
-    assert heavy == []
+    heavy = {name for name in found if name.startswith(("carpool.drive", "carpool.core", "carpool.http.", "asyncio"))}
+    assert heavy <= {"carpool.core", "carpool.core.running_set"}  # what orders to workers are made of
 
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:

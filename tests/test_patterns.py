@@ -49,7 +49,8 @@ def uses() -> Iterator[Use]:
         for function, node in calls(ast.parse(source), "module"):
             methods: tuple[str, ...] = (node.func.attr,)  # type: ignore[attr-defined]
             if methods == ("compile",):
-                (name,) = re.findall(rf"^(\w+)(?:: Final)? = {re.escape(ast.unparse(node.func))}\(", line_of(source, node), re.M)
+                compiled = re.escape(ast.unparse(node.func))
+                (name,) = re.findall(rf"^(\w+)(?:: Final)? = {compiled}\(", line_of(source, node), re.M)
                 methods = tuple(sorted(set(re.findall(rf"\b{name}\.(\w+)\(", source))))
             pattern = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
             yield Use(f"{path.stem}.{function}", methods, pattern)  # type: ignore[arg-type]
