@@ -19,7 +19,7 @@ from tests.support.http.wire import Wire
 
 LARGE = b"x" * LARGE_BODY
 _DATE = re.compile(rb"date: [^\r]*\r\n")
-_ID = re.compile(rb"[0-9a-f]{8}-[0-9]+")
+_ID = re.compile(rb"[0-9a-f]{12}-[0-9]+")
 
 
 @dataclass(frozen=True)

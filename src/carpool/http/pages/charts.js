@@ -29,7 +29,11 @@ function plot(box, series, isTime) {
   };
   const made = new uPlot(options, [[], ...series.map(() => [])], box);
   new ResizeObserver(() => made.setSize({ width: Math.max(box.clientWidth, 100), height: HEIGHT - 30 })).observe(box);
-  restyled.push(() => made.redraw());
+  restyled.push(() => {
+    made.redraw();
+    const markers = [...made.root.querySelectorAll(".u-marker")].slice(-series.length);
+    markers.forEach((marker, i) => (marker.style.borderColor = series[i].stroke()));
+  });
   return made;
 }
 

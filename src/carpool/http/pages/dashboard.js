@@ -80,7 +80,7 @@ function stageView(parent, name) {
   const queue = chart(charts, "Waiting requests", lines, ["in the queue"]);
   const times = chart(charts, "Mean time, ms", lines, ["in the queue", "of a batch"]);
   const sizes = chart(charts, "Batch sizes of the last five minutes", heat);
-  const cost = chart(charts, "Learned time of a batch by its size, ms", curve);
+  const cost = chart(charts, "Learned time by batch size, ms", curve);
   const tables = article.appendChild(element("div", { class: "tables" }));
   return {
     article, decision, tile, queue, times, sizes, cost,
