@@ -83,3 +83,14 @@ def test_shapes_that_the_model_pads_to_cost_the_same() -> None:
     assert cost.seconds(3, 10) == cost.seconds(4, 16) == pytest.approx(1e-3 + 64e-5, rel=0.05)
     assert cost.seconds(5, 40) == cost.seconds(8, 64)
     assert [padded(value, [16, 64]) for value in (1, 16, 17, 64, 100)] == [16, 16, 64, 64, 64]
+
+
+@pytest.mark.parametrize("allowed_lengths", [None, [16, 64, 256]])
+def test_the_seconds_of_items_are_their_sum(allowed_lengths: list[int] | None) -> None:
+    """The seconds of several items are the sum of what each of them takes."""
+    cost = LengthCost(None, allowed_lengths)
+    for n in (1, 4, 16, 32):
+        for length in (5, 20, 100, 250):
+            cost.add(n, length, 2e-3 + 20e-6 * n * length + 1e-7 * n * length * length)
+    lengths = [3, 17, 80, 200]
+    assert cost.items_s(lengths) == pytest.approx(sum(cost.item_s(length) for length in lengths))

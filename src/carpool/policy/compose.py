@@ -182,8 +182,8 @@ class Composer:
             choice: the batch that would go.
             waiting: how many requests wait, those of the batch included.
         """
-        item_s = self._cost.item_s
-        beyond_s = max(0.0, choice.seconds - sum([item_s(request.length) for request in choice.requests]))
+        items_s = self._cost.items_s([request.length for request in choice.requests])
+        beyond_s = max(0.0, choice.seconds - items_s)
         return lambda more: beyond_s * (1.0 - sqrt(waiting / (waiting + more)))
 
     def keeps_plain_order(self, queue: QueueView, limit: int) -> bool:

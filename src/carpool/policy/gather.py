@@ -165,6 +165,8 @@ class Gather:
             left_s = saved_s(more) - (until - now) if more > 0.0 else 0.0
             if left_s > most_s:
                 most_s, best = left_s, until
+            if returned >= self._answered:
+                break  # all are back by then, and longer windows bring no more
         return best
 
     @property

@@ -75,6 +75,14 @@ class LengthCost(CostLevel):
         _, b, c, e = self._weights
         return (b * length + c * length * length + e) * self.level
 
+    def items_s(self, lengths: Sequence[int]) -> float:
+        """Return the sum of the seconds of items, each in a batch of its own length."""
+        if self._lengths is not None:
+            lengths = [padded(length, self._lengths) for length in lengths]
+        _, b, c, e = self._weights
+        squares = sum([length * length for length in lengths]) if c else 0
+        return (b * sum(lengths) + c * squares + e * len(lengths)) * self.level
+
     def seconds(self, n: float, length: float) -> float:
         """Return the expected seconds of a batch of `n` items, the longest of this length."""
         if self._counts is not None:
