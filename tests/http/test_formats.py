@@ -10,7 +10,10 @@ import msgspec
 import pytest
 
 from carpool import Service, Stage
+from carpool.errors import InvalidRequest
 from carpool.http.app import App
+from carpool.http.codec import Formats
+from carpool.model import AnyModel
 from tests.support.http import routed
 from tests.support.http.front import chunked, post
 from tests.support.http.net import Client, Gate, RunningServer, serving, waiting
@@ -240,3 +243,23 @@ def test_a_415_names_all_that_is_read(server: RunningServer, path: str, kinds: l
     assert set(kinds) <= set(named), named
     for kind in named:
         assert send(server, path, b"abc", kind.replace("*", "x")).status != 415, kind
+
+
+def lengths(bodies: list[bytes]) -> list[int]:
+    return [len(body) for body in bodies]
+
+
+def numbers(xs: list[float]) -> list[float]:
+    return xs
+
+
+@pytest.mark.parametrize(("model", "wanted"), [(lengths, "application/octet-stream"), (numbers, "application/json")])
+def test_a_forgotten_type_is_told_as_the_option_of_curl(model: AnyModel, wanted: str) -> None:
+    """What curl sends as a form, since it was told no type, is 415 with the header to add."""
+    stage = Stage(model, max_batch_size=4)
+    formats = Formats(stage.traits, stage.traits)
+    with pytest.raises(InvalidRequest, match=f"curl sends unless .* add -H 'Content-Type: {wanted}'") as refused:
+        formats.choose(b"application/x-www-form-urlencoded", None)
+    assert refused.value.status == 415
+    with pytest.raises(InvalidRequest, match="it reads application/json"):
+        formats.choose(b"x/y", None)

@@ -35,6 +35,7 @@ _JSON_TYPES = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
 _RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
 _TEXT_TYPES = re.compile(rb"text/.+")
+_CURLS_OWN = b"application/x-www-form-urlencoded"
 _MOST_LENGTH_DIGITS = 20  # enough for any body that there could be
 _UNWANTED = re.compile(rb";\s*q\s*=\s*0(\.0*)?\s*(;|$)")
 _MOST_CACHED = 256
@@ -271,6 +272,12 @@ class Formats:
         elif self._reads_as_it_is(kind, parameters):
             return RAW
         text = f"the model does not read this content type; it reads {self._all_read}"
+        if kind == _CURLS_OWN:
+            wanted = self.readable[-1] if self._raw_in or self._text_in else "application/json"
+            text = (
+                f"the model does not read {kind.decode()}, which curl sends unless it is told the type:"
+                f" add -H 'Content-Type: {wanted}'"
+            )
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
 
     def _reads_as_it_is(self, kind: bytes, parameters: bytes) -> bool:
