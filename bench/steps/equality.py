@@ -114,7 +114,7 @@ async def kill_now_and_then(s: Any, mean_s: float, dice: random.Random) -> int:
     with suppress(asyncio.CancelledError):
         while True:
             await asyncio.sleep(mean_s * dice.uniform(0.7, 1.3))
-            while not any(len(running) for running in s.running_driver.pipeline.stepper.sets.values()):
+            while not any(map(len, s.running_driver.pipeline.stepper.sets.values())):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             for process in every_process().values():
                 if process.parent == os.getpid() and is_worker(process.pid):

@@ -32,7 +32,7 @@ from typing import Final
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
-from carpool.wire.scalars import SCALARS, Scalars, are_scalars, pack, unpack
+from carpool.wire.scalars import SCALARS, are_scalars, pack, unpack
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
