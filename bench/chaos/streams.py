@@ -151,7 +151,7 @@ class Client:
 
 
 def _failure(said: Any, n: int) -> str:
-    """Return the code of an error, and behind it what it says and how many tokens came before it."""
+    """Return the code of an error, after how many tokens it came, and what it says."""
     return f"{said['error']['code']}: after {n} tokens: {said['error']['message']}"
 
 
