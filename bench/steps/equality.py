@@ -113,9 +113,11 @@ async def kill_now_and_then(s: Any, mean_s: float, dice: random.Random) -> int:
     killed = 0
     with suppress(asyncio.CancelledError):
         while True:
-            await asyncio.sleep(mean_s * dice.uniform(0.7, 1.3))
             while not can_be_killed(s):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+            await asyncio.sleep(mean_s * dice.uniform(0.7, 1.3))
+            if not can_be_killed(s):
+                continue
             for process in every_process().values():
                 if process.parent == os.getpid() and is_worker(process.pid):
                     os.kill(process.pid, signal.SIGKILL)
