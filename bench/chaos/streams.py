@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench import PYTHONPATH, ROOT
 from bench.chaos.stream_services import WORKERS, following, padded
@@ -92,7 +93,7 @@ class Client:
             except (Wrong, OSError, EOFError, ValueError) as error:
                 end = f"{type(error).__name__}: {error}"
             self._tally.ends[service, end.partition(":")[0]] += 1
-            if end not in _ENDS[service]:
+            if end.partition(":")[0] not in _ENDS[service]:
                 self._tally.wrongs.append(f"{service}, {kind}, {item}: {end}")
 
     async def _ask(self, service: str, kind: str, item: list[int]) -> str:
@@ -105,7 +106,7 @@ class Client:
             writer.write(head.encode() + body)
             status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])
             if status != 200:
-                return str(json.loads(await reader.read())["error"]["code"])
+                return _failure(json.loads(await reader.read()), 0)
             if kind == "collects":
                 return self._check_whole(item, json.loads(await reader.read()))
             return await self._read(reader, kind, item)
@@ -126,7 +127,7 @@ class Client:
         heard = time.monotonic()
         async for event, said in _events(reader):
             if event == "error":
-                return str(said["error"]["code"])  # type: ignore[index]
+                return _failure(said, n)
             if event == "end":
                 if said != {"parts": n} or n != item[1]:
                     raise Wrong(f"the end {said} after {n} tokens of {item[1]}")
@@ -147,6 +148,11 @@ class Client:
             raise Wrong(f"{said!r:.40} in the place of {token}")
         self._tally.tokens += 1
         return token
+
+
+def _failure(said: Any, n: int) -> str:
+    """Return the code of an error, after how many tokens it came, and what it says."""
+    return f"{said['error']['code']}: after {n} tokens: {said['error']['message']}"
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[tuple[str, object]]:

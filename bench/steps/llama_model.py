@@ -1,8 +1,8 @@
 """A Llama of Hugging Face, with random weights: as a model of steps, and as padded `generate()`.
 
-8 layers of 512, and no download. `train` makes a small one that has learned a text. An item is `{"ids": [...], "n": tokens}`;
-decoding is greedy and no token ends an answer, so both models say how many tokens they are asked
-for.
+8 layers of 512, and no download. `train` makes a small one that has learned a text. An item is
+`{"ids": [...], "n": tokens}`; decoding is greedy and no token ends an answer, so both models say
+as many tokens as they are asked for.
 """
 
 from __future__ import annotations

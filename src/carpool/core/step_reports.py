@@ -140,10 +140,10 @@ class StepReports(StageStreams):
         oldest = now - _LATEST * pace_s if self.policy.part_slo_s else now
         until, attention_at = now + self._silence_s, self.attention_at
         for request, stream in zip(requests, streams, strict=True):
-            stream.parts += 1
-            if stream.parts == 1:
-                self.times.learn(now - stream.joined)
             stream.heard = now
+            if not stream.parts:
+                self.times.learn(now - stream.joined)
+            stream.parts += 1
             if not stream.is_paused:
                 due = stream.next_due
                 stream.next_due = (due if oldest <= due < inf else now) + pace_s
