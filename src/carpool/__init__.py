@@ -124,9 +124,7 @@ def __getattr__(name: str) -> Any:
     models and services, for nothing that runs them.
     """
     if name in _WHERE:
-        found = getattr(importlib.import_module(_WHERE[name]), name)
-        globals()[name] = found
-        return found
+        return getattr(importlib.import_module(_WHERE[name]), name)
     if name in _FOLDERS:
         return importlib.import_module(f"carpool.{name}")
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

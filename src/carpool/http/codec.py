@@ -276,7 +276,7 @@ class Formats:
             wanted = self.readable[-1] if self._raw_in or self._text_in else "application/json"
             text = (
                 f"the model does not read {kind.decode()}, which curl sends unless it is told the type:"
-                f" add -H 'Content-Type: {wanted}'"
+                f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"
             )
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
 
