@@ -275,7 +275,7 @@ class Formats:
         if kind == _CURLS_OWN:
             wanted = self.readable[-1] if self._raw_in or self._text_in else "application/json"
             text = (
-                f"the model does not read {kind.decode()}, which curl sends unless it is told the type:"
+                "the model does not read what curl sends unless it is told the type:"
                 f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"
             )
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
