@@ -19,6 +19,7 @@ from carpool.batch_function.base import Settings, invoker_of
 from carpool.batch_function.threads import ThreadBatch
 from carpool.clock import VirtualClock
 from carpool.core.batcher import Batcher
+from carpool.core.queue import Queue
 from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import Sleep
 from carpool.policy import BY_NAME, Adaptive, Decision, Greedy, Policy, Static
@@ -239,9 +240,9 @@ def test_a_policy_of_ones_own_is_asked_and_told_step_by_step() -> None:
     f = carpool.batch(policy=Late())(same)
     assert f(1) == 1
     assert 1 in asked
-    heard = Batcher("f", Listening(), None)._policy_knows_lone  # type: ignore[arg-type]
+    heard = Batcher("f", Listening(), Queue())._policy_knows_lone
     assert not heard
-    assert Batcher("f", Greedy(), None)._policy_knows_lone  # type: ignore[arg-type]
+    assert Batcher("f", Greedy(), Queue())._policy_knows_lone
 
 
 def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.LogCaptureFixture) -> None:

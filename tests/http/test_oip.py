@@ -183,6 +183,11 @@ def test_rows_that_lie_apart_are_one_tensor(ours: int, is_binary: bool) -> None:
         assert json.loads(answer.body)["outputs"][0]["data"] == (rows * 2).ravel().tolist()
 
 
+def items_of_requests() -> list[Any]:
+    """What this process holds of requests of several items."""
+    return [each for each in gc.get_objects() if isinstance(each, ExchangeItems | ExchangeItem)]
+
+
 @pytest.mark.parametrize("path", ["/v2/models/rows/infer", "/models/rows/predict/many"])
 def test_what_is_answered_is_let_go_at_once(doors: Any, path: str) -> None:
     """Items and answers of a request are free once it is answered: nothing of them waits until the
@@ -190,12 +195,13 @@ def test_what_is_answered_is_let_go_at_once(doors: Any, path: str) -> None:
     """
     running = doors[0]
     gc.collect()
+    before = items_of_requests()  # of other tests in this process, whose apps may still run
     gc.disable()
     try:
         body: Any = [[1, 2]] * 3 if path.endswith("many") else {"inputs": [{**X, "data": [1, 2]}]}
         for _ in range(3):
             assert ask(running.port, path, body).status == 200
-        running.wait_until(lambda: not any(isinstance(each, ExchangeItems | ExchangeItem) for each in gc.get_objects()))
+        running.wait_until(lambda: len(items_of_requests()) == len(before))
     finally:
         gc.enable()
 
