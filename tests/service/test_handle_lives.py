@@ -26,7 +26,7 @@ from carpool.core.life import LifeState
 from carpool.drive import loop_thread
 from carpool.drive.batches import BatchPool
 from carpool.policy.base import Decision
-from carpool.service import handle
+from carpool.service import thread_handle
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.loops import on_a_loop
@@ -639,7 +639,7 @@ def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch
     """If the loop stands still `close` says so, and can be called again; worker processes are ended
     meanwhile.
     """
-    monkeypatch.setattr(handle, "_SILENT_S", 0.5)
+    monkeypatch.setattr(thread_handle, "_SILENT_S", 0.5)
     stages = (
         Stage(echo, max_batch_size=8),
         Stage(echo_async, name="loop", run_in="loop", max_batch_size=8, policy=Blocking()),
