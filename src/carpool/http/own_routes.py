@@ -98,8 +98,7 @@ class _Reading:
     def __init__(self, parts: AsyncIterator[Any]) -> None:
         self._parts = parts
         self._stack = AsyncExitStack()
-        self._first: Any = None
-        self._is_first_taken = True
+        self._first: list[Any] = []  # what `begin` has waited for, until it is taken
         self._coming: asyncio.Future[Any] | None = None
 
     async def begin(self) -> None:
@@ -108,14 +107,12 @@ class _Reading:
             self._parts = await self._stack.enter_async_context(self._parts)
         elif isinstance(self._parts, AsyncGenerator):
             self._stack.push_async_callback(self._parts.aclose)
-        self._first = await self.next()
-        self._is_first_taken = False
+        self._first.append(await self.next())
 
     async def next(self) -> Any:
         """Return the next part, `_END`, or `_SILENCE` if nothing has come for `SILENCE_S`."""
-        if not self._is_first_taken:
-            self._is_first_taken = True
-            return self._first
+        if self._first:
+            return self._first.pop()
         if self._coming is None:
             self._coming = asyncio.ensure_future(_next_of(self._parts))
         await asyncio.wait((self._coming,), timeout=SILENCE_S)

@@ -50,7 +50,7 @@ _LONGEST_TEXT = 1000
 
 
 class ActorWorker:
-    """One worker on a cluster; see `Worker` in worker_pool.py.
+    """One worker on a cluster; see `Worker` in drive/worker.py.
 
     Args:
         session: the connection to the cluster.
