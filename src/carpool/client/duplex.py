@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -111,11 +112,13 @@ class Duplex:
                 await self._read()
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the connection. What is not sent yet is not wanted any more."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
-        self._writer.close()
+        self._writer.transport.abort()  # close() would wait for a server that has ceased to read
+        with suppress(OSError):
+            await self._writer.wait_closed()
 
     async def _read(self) -> None:
         """Read a piece of the answer, or raise what the input has raised."""
