@@ -397,21 +397,21 @@ def test_a_server_that_gives_up_says_so() -> None:
 def test_a_server_that_has_ceased_to_read_is_let_go() -> None:
     """Whoever stops in the middle of a bulk request leaves no connection open, sent or not."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        with carpool.Client(f"http://127.0.0.1:{sock.getsockname()[1]}") as client:
-            results = client.predict_many("x" * 10_000 for _ in itertools.count())
-            taking = threading.Thread(target=next, args=(results,))
-            taking.start()
-            connection, _ = sock.accept()
-            with connection:
-                connection.sendall(LINES + b"2\r\n1\n\r\n")
-                taking.join(PATIENCE_S)
-                time.sleep(0.05)  # the buffers of both sides fill up
-                results.close()
-                client.close()  # nobody is left who could send the rest
-                connection.settimeout(PATIENCE_S)
-                with suppress(ConnectionResetError):
-                    while connection.recv(1 << 20):
-                        pass
+        client = carpool.Client(f"http://127.0.0.1:{sock.getsockname()[1]}")
+        results = client.predict_many("x" * 10_000 for _ in itertools.count())
+        taking = threading.Thread(target=next, args=(results,))
+        taking.start()
+        connection, _ = sock.accept()
+        with connection:
+            connection.sendall(LINES + b"2\r\n1\n\r\n")
+            taking.join(PATIENCE_S)
+            time.sleep(0.05)  # the buffers of both sides fill up
+            results.close()
+            client.close()  # nobody is left who could send the rest
+            connection.settimeout(PATIENCE_S)
+            with suppress(ConnectionResetError):
+                while connection.recv(1 << 20):
+                    pass
 
 
 # -- the budget
