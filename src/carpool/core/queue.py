@@ -254,9 +254,7 @@ class Queue:
             if len(taken) >= n:
                 break
         self._put_in_order(served)
-        for request in taken:
-            request.state = RUNNING
-        self._count_off(taken)
+        self._set_running(taken)
         return taken
 
     def pick(self, requests: Sequence[Request], now: float) -> list[Request]:
@@ -266,7 +264,6 @@ class Queue:
         """
         by_lane: dict[Lane, list[Request]] = {}
         for request in requests:
-            request.state = RUNNING
             by_lane.setdefault(request.lane, []).append(request)
         for lane, of_lane in by_lane.items():
             lane_queue = self._lanes[lane]
@@ -278,7 +275,7 @@ class Queue:
             if not lane_queue.live:
                 self._close(lane)
         self._put_in_order(list(by_lane))
-        self._count_off(requests)
+        self._set_running(requests)
         return list(requests)
 
     @property
@@ -402,10 +399,11 @@ class Queue:
                 self.lengths_vary = self.lengths_vary or self._length > 0
                 self._length = request.length
 
-    def _count_off(self, taken: Sequence[Request]) -> None:
-        """Take requests that are now running off the sums."""
+    def _set_running(self, taken: Sequence[Request]) -> None:
+        """Note that requests are now running, and take them off the sums."""
         nbytes = size = 0
         for request in taken:
+            request.state = RUNNING
             nbytes += request.nbytes
             size += request.size
         self.count -= len(taken)

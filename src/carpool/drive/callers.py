@@ -11,7 +11,9 @@ from carpool.clock import Clock
 from carpool.errors import DeadlineExceeded, ModelError
 from carpool.foreign import as_model_error, text_of
 from carpool.request import DONE, Request
+from carpool.wire import scalars
 from carpool.wire.payload import dump, load, size_of
+from carpool.wire.scalars import SCALARS, SHORT_SCALARS
 
 GRACE_S = 1.0
 """How long after a deadline a thread waits for the loop to report it."""
@@ -40,7 +42,11 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
         raise
     except BaseException as error:
         raise as_model_error(error, "an item that is pickled") from error
-    request = Request(item, deadline, None, len(item) if type(item) is bytes else size_of(item))
+    if type(item) is bytes:
+        nbytes = len(item)
+    else:
+        nbytes = scalars.BYTES if type(item) in SHORT_SCALARS else size_of(item)
+    request = Request(item, deadline, None, nbytes)
     if weigh is not None:
         weigh(request, x)
     request.patient = True
@@ -56,6 +62,8 @@ def result_of(request: Request) -> Any:
 
 def load_result(payload: object) -> Any:
     """Return a result, or a part of one, as an object; raise `ModelError` if it cannot be read."""
+    if type(payload) in SCALARS:
+        return payload  # as `load` does, without a call
     try:
         return load(payload)  # type: ignore[arg-type]
     except BaseException as error:  # its class may have a `__setstate__`, which is the user's

@@ -276,7 +276,11 @@ class ThreadStream:
                 while results:
                     result = results.popleft()
                     shared.n_taken += 1
-                    if shared.is_feeder_waiting and shared.n_read - shared.n_taken <= self._window.limit // 2:
+                    if (
+                        shared.is_feeder_waiting
+                        and shared.n_read - shared.n_taken <= self._window.limit // 2
+                        and not shared.room.is_set()  # it takes a while until the feeder runs
+                    ):
                         shared.room.set()
                     if type(result) is _Raised:
                         result = with_cause(result.error)

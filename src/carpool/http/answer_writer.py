@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from carpool.clock import monotonic
 from carpool.http.answer_bytes import start_of_answer
 from carpool.http.answer_queue import AnswerQueue
-from carpool.http.exchange import HttpResponse
+from carpool.http.exchange import Ask, HttpResponse
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ServerState
@@ -133,16 +133,13 @@ class AnswerWriter(asyncio.Protocol, ABC):
         tests/http/test_known_heads.py.
         """
         queue, head, state, transport = self._queue, exchange.head, self._state, self._transport
-        ask = head.ask
         body: Any = exchange.result
         more = head.good_headers
         if (
             len(queue.given) != 1
             or queue.waiting
-            or ask is None
-            or ask.framing is not None
-            or type(body) is CheckedResponse
             or more is None
+            or type(body) is CheckedResponse
             or self._is_half_closed
             or state.is_draining
             or len(body) >= LARGE_BODY
@@ -151,11 +148,12 @@ class AnswerWriter(asyncio.Protocol, ABC):
         ):
             return False
         queue.given.clear()
-        prefix = state.ok_prefixes.get(ask.content_type) or state.ok_prefix(ask.content_type)
+        content_type = cast(Ask, head.ask).content_type
+        prefix = state.ok_prefixes.get(content_type) or state.ok_prefix(content_type)
         if not more:
             transport.write(b"%b%d\r\ncontent-length: %d\r\n\r\n%b" % (prefix, state.next_number(), len(body), body))
         elif head.brings_id:
-            bare = state.ok_start(ask.content_type)
+            bare = state.ok_start(content_type)
             transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (bare, more, len(body), body))
         else:
             n = state.next_number()

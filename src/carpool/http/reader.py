@@ -235,13 +235,14 @@ class RequestReader:
         if not head.keep_alive:
             head.good_headers = None
         self._refusal = self._app.admit(head)
-        if self._app.observer is not None:
+        ask = head.ask
+        if ask is None or ask.framing is not None or self._app.observer is not None:
             head.good_headers = None  # its answers take the long way
         elif head.extra:
             head.add_to_good_answers(head.extra)
         has_body = head.length > 0 or b"transfer-encoding" in headers
         if self._refusal is None:
-            self._is_bulk = head.ask is not None and head.ask.is_bulk
+            self._is_bulk = ask is not None and ask.is_bulk
             if has_body:
                 self._expect_body(head)
             if self._is_bulk:

@@ -67,8 +67,8 @@ class HttpHead(Head):
         length: of the body in bytes, if the head says it; 0 otherwise.
         keep_alive: whether the connection stays open after the answer.
         is_http_1_0: whether the client speaks HTTP/1.0.
-        good_headers: what a good answer has beside the usual headers and the body, as lines; None
-            if that cannot be said in advance.
+        good_headers: what a model's good, whole answer has beside the usual headers and the body,
+            as lines; None if that cannot be said in advance, or the answer is another one.
         brings_id: whether the client has given its request an id that is fit.
         is_cut_short: whether the request was refused before all of it was read.
     """

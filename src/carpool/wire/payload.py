@@ -20,7 +20,7 @@ import msgspec
 
 from carpool.wire import arrays, scalars
 from carpool.wire.memory import Memory
-from carpool.wire.scalars import LEAST_INT, LONGEST_TEXT, MOST_INT, SCALARS, Scalar
+from carpool.wire.scalars import LEAST_INT, LONGEST_TEXT, MOST_INT, SCALARS, SHORT_SCALARS, Scalar
 
 Buffer = bytes | bytearray | memoryview
 Payload = Buffer | list[Buffer] | Scalar
@@ -65,12 +65,10 @@ def without_adapter(format: int) -> tuple[int, int]:
 def dump(value: Any) -> Payload:
     """Return `value` as a payload for another of our processes. Raises what pickling raises."""
     kind = type(value)
+    if kind is float or (kind is int and LEAST_INT <= value <= MOST_INT):
+        return value  # type: ignore[no-any-return]
     if kind in SCALARS:
-        if kind is str:
-            is_plain = len(value) < LONGEST_TEXT and value.isascii()
-        else:
-            is_plain = kind is not int or LEAST_INT <= value <= MOST_INT
-        if is_plain:
+        if kind is not int and (kind is not str or (len(value) < LONGEST_TEXT and value.isascii())):
             return value  # type: ignore[no-any-return]
         try:
             return scalars.pack(value)
@@ -169,10 +167,12 @@ def size_of(payload: Payload) -> int:
     """Return how many bytes `payload` holds; for a scalar, the most that it takes in a message."""
     if type(payload) is bytes:
         return len(payload)
+    if type(payload) in SHORT_SCALARS:
+        return scalars.BYTES
+    if type(payload) is str:
+        return scalars.BYTES + len(payload)
     if type(payload) is list:
         return sum([_nbytes(part) for part in payload])
-    if type(payload) in SCALARS:
-        return scalars.BYTES + (len(payload) if type(payload) is str else 0)
     return _nbytes(payload)  # type: ignore[arg-type]
 
 

@@ -20,6 +20,9 @@ Scalar = float | int | str | bool | None
 SCALARS: Final = frozenset({int, float, str, bool, type(None)})
 """The types of scalars; all of them are immutable."""
 
+SHORT_SCALARS: Final = frozenset({int, float, bool, type(None)})
+"""The types of scalars that never take more than `BYTES` bytes."""
+
 LONGEST_TEXT: Final = 64 * 1024
 """Characters; longer texts are packed one by one."""
 
