@@ -58,6 +58,8 @@ def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
             assert "retry-after" in answer.headers
             running.wait_until(lambda: running.app.endpoints[0].driver is not None)
             assert models_of(probe(running, "/readyz")) == {"slow": "slow is starting"}
+            own = probe(running, "/models/slow/ready")
+            assert (own.status, code_of(own), models_of(own)) == (503, "starting", {"slow": "slow is starting"})
             gate.open()
             start.result(PATIENCE_S)
         assert probe(running, "/readyz").status == 200
@@ -72,11 +74,11 @@ async def test_while_it_drains() -> None:
     wire = front.connect()
     wire.send(get("/readyz"))
     front.app.drain()
-    wire.send(get("/readyz") + get("/livez"))
+    wire.send(get("/readyz") + get("/livez") + get(f"/models/{front.app.endpoints[0].name}/ready"))
     await turns()
     answers = wire.answers()
-    assert [a.status for a in answers] == [200, 503, 200]
-    assert code_of(answers[1]) == "draining"
+    assert [a.status for a in answers] == [200, 503, 200, 503]
+    assert code_of(answers[1]) == code_of(answers[3]) == "draining"
 
 
 def test_without_a_worker() -> None:
@@ -92,9 +94,9 @@ def test_without_a_worker() -> None:
         assert predict(running.port, 1.0).status == 200
 
 
-def test_a_model_that_is_not_ready_is_named(tmp_path: Path) -> None:
-    """`/readyz` names the models that cannot answer and says why, but not to a prober without the
-    key that everybody else needs.
+def test_one_model_does_not_make_the_others_unready(tmp_path: Path) -> None:
+    """`/readyz` is ready while some model answers and names those that do not, but not to a prober
+    without the key that everybody else needs; each model has a page of its own.
     """
     keys = tmp_path / "keys"
     keys.write_text("alice:a-long-enough-key\n")
@@ -104,7 +106,29 @@ def test_a_model_that_is_not_ready_is_named(tmp_path: Path) -> None:
         with Client(running.port) as client:
             told = client.ask(get("/readyz", key), "GET")
             untold = client.ask(get("/readyz"), "GET")
-        assert models_of(told) == {"fragile": "fragile no longer answers its example"}
+            own = client.ask(get("/models/fragile/ready", key), "GET")
+            of_other = client.ask(get("/models/scale/ready", key), "GET")
+            without_key = client.ask(get("/models/fragile/ready"), "GET")
+        problem = "fragile no longer answers its example"
+        assert (told.status, told.body) == (200, f"ready\nnot ready: {problem}\n".encode())
+        assert (untold.status, untold.body) == (200, b"ready\n")
+        assert (own.status, code_of(own), models_of(own)) == (503, "not_ready", {"fragile": problem})
+        assert (of_other.status, of_other.body) == (200, b"ready\n")
+        assert without_key.status == 401
+
+
+def test_no_model_is_ready(tmp_path: Path) -> None:
+    """Once no model answers, `/readyz` is 503, and tells why only to whom it may."""
+    keys = tmp_path / "keys"
+    keys.write_text("alice:a-long-enough-key\n")
+    one, two = (Service(models.Fragile, name=name) for name in ("one", "two"))
+    with serving(App(one, two, idle_check_s=0.0, api_keys=keys, open_readyz=True)) as running:
+        for name in ("one", "two"):
+            predict(running.port, "break", f"/models/{name}/predict", "X-API-Key: a-long-enough-key")
+        with Client(running.port) as client:
+            told = client.ask(get("/readyz", "X-API-Key: a-long-enough-key"), "GET")
+            untold = client.ask(get("/readyz"), "GET")
+        assert models_of(told) == {name: f"{name} no longer answers its example" for name in ("one", "two")}
         assert (untold.status, code_of(untold)) == (503, "not_ready")
         assert "models" not in json.loads(untold.body)["error"]
 

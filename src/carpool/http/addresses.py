@@ -74,6 +74,11 @@ def predict_path(name: str) -> str:
     return f"/models/{quote(name, safe='')}/predict"
 
 
+def ready_path(name: str) -> str:
+    """Return the path at which one asks whether a service would answer."""
+    return f"/models/{quote(name, safe='')}/ready"
+
+
 def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
     """Yield the addresses of a service.
 

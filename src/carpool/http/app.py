@@ -21,10 +21,12 @@ from carpool.errors import CarpoolError
 from carpool.foreign import text_of, traceback_of
 from carpool.http import asgi
 from carpool.http.access import Access, new_access
+from carpool.http.addresses import ready_path
 from carpool.http.admin import Admin
 from carpool.http.admission import HeadAdmission, count_refusal
 from carpool.http.app_life import AppLife
 from carpool.http.assets import pages_at
+from carpool.http.codec import as_routes_are
 from carpool.http.compression import new_compression
 from carpool.http.dashboard import Dashboard
 from carpool.http.endpoint import Endpoint
@@ -309,6 +311,7 @@ class App(AppLife):
             b"/openapi.json": self._pages.openapi,
             **dict(pages_at(b"/docs")),
             b"/": self._pages.overview,
+            **{as_routes_are(ready_path(each.name).encode()): self._pages.ready_page(each) for each in endpoints},
         }
         if self._has_admin_address:
             routes = of_pages(pages)

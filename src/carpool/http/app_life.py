@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from carpool.errors import CarpoolError, Unavailable
@@ -159,19 +159,31 @@ class AppLife:
         self._loop = self._starting = None
         self._draining = self.is_leaving = False
 
-    def unreadiness(self) -> NotReady | None:
-        """Return why requests should not be sent to the app now; None if they should."""
+    @property
+    def served(self) -> list[Endpoint]:
+        """The services that take requests."""
+        return [endpoint for endpoint in self.endpoints if not endpoint.is_leaving]
+
+    def problems(self) -> dict[str, str]:
+        """Return what keeps services from answering now, by their names."""
+        problems = {endpoint.name: endpoint.problem for endpoint in self.served}
+        return {name: problem for name, problem in problems.items() if problem is not None}
+
+    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
+        """Return why no request should be sent to the app now; None if one service would answer.
+
+        Args:
+            problems: what keeps services from answering.
+        """
         if self._draining or self.is_leaving:
             return NotReady("draining")
-        problems = {endpoint.name: endpoint.problem for endpoint in self.endpoints if not endpoint.is_leaving}
-        models = {name: problem for name, problem in problems.items() if problem is not None}
         if self.refusing is not None:
-            return NotReady("starting", models)
-        return NotReady("not_ready", models) if models else None
+            return NotReady("starting", problems)
+        return NotReady("not_ready", problems) if len(problems) == len(self.served) else None
 
     def problem(self) -> str | None:
-        """Return why the app could not answer now, in words; None if it could."""
-        unready = self.unreadiness()
+        """Return why no service of the app could answer now, in words; None if one could."""
+        unready = self.unreadiness(self.problems())
         return None if unready is None else str(unready)
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:

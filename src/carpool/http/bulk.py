@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.exchange import Ask, Exchange, HttpResponse
-from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.http.items import ExchangeItems
 from carpool.http.many import entry_of
 from carpool.http.streaming import HttpStream
 from carpool.request import DONE, Request
@@ -32,32 +32,23 @@ _SPACE: Final = ord(" ")
 Soon = Callable[[Callable[[], None]], object]
 
 
-class BulkItem(ExchangeItem):
+class BulkItem(Request):
     """A line of a bulk request.
 
-    Args:
-        whole: the bulk request.
-        ask: what is asked of which model.
-        line: the item.
-        deadline: of the item.
+    There are millions, so `BulkItems` makes them without a constructor of their own, in its loop.
+
+    Attributes:
+        whole: all lines.
     """
 
-    __slots__ = ()
+    __slots__ = ("whole",)
 
     whole: BulkItems
-
-    def __init__(self, whole: BulkItems, ask: Ask, line: bytes, deadline: float) -> None:
-        Request.__init__(self, line, deadline, None, len(line))  # there are millions, and `super` takes time
-        self.whole = whole
-        self.format = ask.format
-        self.accept = ask.accept
-        self.lane = ask.lane
-        self.bulk = self.patient = True
 
     def tell(self) -> None:
         """Have the answers that are there written at the end of this turn."""
         whole = self.whole
-        if not whole.is_flush_due and whole.is_first_done:
+        if not whole.is_flush_due and whole.inside[0].state == DONE:
             whole.flush_soon()
 
 
@@ -73,6 +64,7 @@ class BulkItems(ExchangeItems):
         soon: has something called at the end of this turn of the loop.
 
     Attributes:
+        inside: the items that have no answer yet, or whose answers are not written, in their order.
         is_flush_due: whether answers are written at the end of this turn of the loop.
     """
 
@@ -92,8 +84,8 @@ class BulkItems(ExchangeItems):
         self._has_input_ended = False
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
-        # the answers: of items inside, in their order
-        self._inside: deque[BulkItem] = deque()
+        # the answers
+        self.inside: deque[BulkItem] = deque()
         self.is_flush_due = False
         self._is_paused = False
         self._has_ended = False
@@ -144,11 +136,6 @@ class BulkItems(ExchangeItems):
             self._exchange.end_of_input_unread()
             self.flush_soon()
 
-    @property
-    def is_first_done(self) -> bool:
-        """Whether the answer is there that is to be written next."""
-        return self._inside[0].state == DONE
-
     def _take_line(self) -> None:
         """Complete the line whose pieces have come."""
         if self._pieces:
@@ -164,13 +151,14 @@ class BulkItems(ExchangeItems):
 
     def _submit(self) -> None:
         """Submit lines that wait, as far as there is room."""
-        ask, lines, inside, new = self._ask, self._lines, self._inside, []
+        ask, lines, inside, new = self._ask, self._lines, self.inside, []
         closed = self._driver.pipeline.closed_because
         if lines and closed is not None:
             self.break_off(closed)
             return
         limit = min(self._window.limit, self._most)
         deadline = self._driver.clock() + ask.timeout_s
+        format, accept, lane = ask.format, ask.accept, ask.lane
         while lines and len(inside) < limit:
             line = lines.popleft()
             if len(line) > self._longest:
@@ -181,7 +169,10 @@ class BulkItems(ExchangeItems):
             if len(line) >= LARGE:
                 self._window.narrow(len(line))
                 limit = min(self._window.limit, self._most)
-            item = BulkItem(self, ask, line, deadline)
+            item = BulkItem(line, deadline, None, len(line))
+            item.whole = self
+            item.format, item.accept, item.lane = format, accept, lane
+            item.bulk = item.patient = True
             inside.append(item)
             if ask.endpoint.weigher is None or self._is_weighed(item, line):
                 new.append(item)
@@ -209,9 +200,9 @@ class BulkItems(ExchangeItems):
         """Give up everything: the client has left."""
         self._has_input_ended = self._has_ended = True
         self._lines.clear()
-        for item in self._inside:
+        for item in self.inside:
             self._driver.cancel(item)
-        self._inside.clear()
+        self.inside.clear()
 
     def pause(self, is_paused: bool) -> None:
         """Write nothing and take nothing for a client that does not take its answers, or go on."""
@@ -230,7 +221,7 @@ class BulkItems(ExchangeItems):
         self.is_flush_due = False
         if self._is_paused or self._has_ended:
             return
-        inside = self._inside
+        inside = self.inside
         written: list[bytes] = []
         while inside and inside[0].state == DONE:
             item = inside.popleft()

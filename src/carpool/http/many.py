@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.hints import nesting, schema
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.request import Request
 from carpool.wire.payload import JSON, MSGPACK
 from carpool.wire.response import CheckedResponse
 
@@ -60,7 +61,7 @@ class ItemList(ExchangeItems):
         self._exchange.respond(HttpResponse(200, body, self._ask.content_type))
 
 
-def entry_of(item: ExchangeItem, ask: Ask, head: Head) -> bytes:
+def entry_of(item: Request, ask: Ask, head: Head) -> bytes:
     """Return an item's result, or an object with its error, as it is written among others.
 
     Args:

@@ -10,7 +10,7 @@ import msgspec
 
 from carpool.errors import OVERLOAD_REASONS
 from carpool.hints import schema
-from carpool.http.addresses import MANY, Address, predict_path
+from carpool.http.addresses import MANY, Address, predict_path, ready_path
 from carpool.http.codec import MESSAGES, as_json
 from carpool.http.protocol_lists import ShownRoute, operations_of
 from carpool.version import __version__
@@ -102,7 +102,7 @@ def document(
         },
         **({"servers": [{"url": root_path}]} if root_path else {}),
         **({"security": [{"bearer": []}, {"key": []}]} if needs_key else {}),
-        "paths": {**paths, **_operations(), **operations_of(of_protocols, _PARAMETERS, timeout_status)},
+        "paths": {**paths, **_operations(endpoints), **operations_of(of_protocols, _PARAMETERS, timeout_status)},
         "components": {
             **({"securitySchemes": _SECURITY} if needs_key else {}),
             "schemas": {
@@ -276,11 +276,17 @@ def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
     return {"type": "object", "properties": {"error": error}, "required": ["error"]}
 
 
-def _operations() -> dict[str, Any]:
-    """Return the pages that every app has."""
+def _operations(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the pages that every app has, and those of its models."""
     plain = {"text/plain": {"schema": {"type": "string"}}}
     live = {"200": {"description": "The process is up.", "content": plain}}
-    ready = {"200": {"description": "The models answer.", "content": plain}, "503": _error("not_ready", retry=True)}
+    ready, ready_model = [
+        {"200": {"description": f"{what} answers.", "content": plain}, "503": _error("not_ready", retry=True)}
+        for what in ("A model", "The model")
+    ]
+    of_models = [
+        (ready_path(each.name), f"ready_{each.name}", f"Readiness of {each.name}", ready_model) for each in endpoints
+    ]
     metrics = {"200": {"description": "Metrics for Prometheus.", "content": plain}}
     itself = {"200": {"description": "This document.", "content": {"application/json": {}}}}
     return {
@@ -294,6 +300,7 @@ def _operations() -> dict[str, Any]:
             ),
             ("/livez", "livez", "Liveness", live),
             ("/readyz", "readyz", "Readiness", ready),
+            *of_models,
             ("/metrics", "metrics", "Metrics", metrics),
             ("/openapi.json", "openapi", "OpenAPI document", itself),
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.clock import monotonic
@@ -15,7 +16,7 @@ from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
 from carpool.http.overview import overview
 from carpool.http.protocol_lists import ShownRoute
-from carpool.http.routes import Routes
+from carpool.http.routes import Route, Routes
 from carpool.observe.stats import Stats
 
 if TYPE_CHECKING:
@@ -46,8 +47,15 @@ class DescribedApp(ErrorResponder, Protocol):
     max_body_bytes: int
     routes: Routes
 
-    def unreadiness(self) -> NotReady | None:
-        """Return why requests should not be sent to the app now; None if they should."""
+    @property
+    def served(self) -> list[Endpoint]:
+        """The services that take requests."""
+
+    def problems(self) -> dict[str, str]:
+        """Return what keeps services from answering now, by their names."""
+
+    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
+        """Return why no request should be sent to the app now; None if one service would answer."""
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something done beside the requests, until the app stops."""
@@ -86,32 +94,59 @@ class StatusPages:
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))
 
     def readyz(self, exchange: Exchange) -> None:
-        """Tell whether requests would be answered; after an idle time an example is tried first."""
-        stale = [endpoint for endpoint in self._served() if endpoint.is_stale(self.idle_check_s)]
-        unready = self._app.unreadiness()
-        if unready is not None or not stale:
-            self._respond_readiness(exchange, unready)
-            return
-        self._app.run_beside(self._try_examples(exchange, stale))
+        """Tell whether requests to some model would be answered, and which models do not answer."""
+        self._find_problems(self._app.served, partial(self._respond_readiness, exchange))
 
-    async def _try_examples(self, exchange: Exchange, endpoints: list[Endpoint]) -> None:
-        unready: NotReady | None = NotReady("draining")
+    def ready_page(self, endpoint: Endpoint) -> Route:
+        """Return the page that tells whether requests to one model would be answered."""
+        return lambda exchange: self._find_problems([endpoint], partial(self._respond_model, exchange, endpoint.name))
+
+    def _find_problems(self, endpoints: Sequence[Endpoint], tell: Callable[[dict[str, str]], None]) -> None:
+        """Tell what keeps models from answering, by their names.
+
+        Those of `endpoints` that have had no good answer for some time answer an example first.
+        """
+        problems = self._app.problems()
+        idle = [each for each in endpoints if each.name not in problems and each.is_stale(self.idle_check_s)]
+        if idle and self._app.unreadiness(problems) is None:
+            self._app.run_beside(self._try_examples(idle, tell))
+        else:
+            tell(problems)
+
+    async def _try_examples(self, endpoints: Sequence[Endpoint], tell: Callable[[dict[str, str]], None]) -> None:
+        found: Sequence[str | None] = ()
         try:
-            problems = await asyncio.gather(*[endpoint.try_example() for endpoint in endpoints])
-            found = zip([endpoint.name for endpoint in endpoints], problems, strict=True)
-            models = {name: problem for name, problem in found if problem is not None}
-            unready = NotReady("not_ready", models) if models else None
+            found = await asyncio.gather(*[endpoint.try_example() for endpoint in endpoints])
         finally:  # `stop` may cancel the check
-            self._respond_readiness(exchange, unready)
+            tried = {each.name: problem for each, problem in zip(endpoints, found, strict=False) if problem is not None}
+            tell({**self._app.problems(), **tried})
 
-    def _respond_readiness(self, exchange: Exchange, unready: NotReady | None) -> None:
-        if unready is None:
-            exchange.respond(HttpResponse(200, b"ready\n", _TEXT_TYPE))
+    def _respond_readiness(self, exchange: Exchange, problems: dict[str, str]) -> None:
+        unready = self._app.unreadiness(problems)
+        if unready is not None:
+            self._respond_unready(exchange, unready)
             return
-        access = self._app.access
-        if access is not None and access.keys is not None and not exchange.head.caller:
-            unready = NotReady(unready.code)  # a prober without a key is not told what is served here
-        exchange.respond(self._app.error(exchange.head, unready))
+        text = "ready\n"
+        if self._may_be_told_models(exchange):
+            text += "".join([f"not ready: {problem}\n" for problem in problems.values()])
+        exchange.respond(HttpResponse(200, text.encode(), _TEXT_TYPE))
+
+    def _respond_model(self, exchange: Exchange, name: str, problems: dict[str, str]) -> None:
+        unready = self._app.unreadiness(problems)
+        if (unready is None or unready.code != "draining") and name in problems:
+            unready = NotReady("not_ready" if unready is None else unready.code, {name: problems[name]})
+        if unready is not None:
+            self._respond_unready(exchange, unready)
+        else:
+            exchange.respond(HttpResponse(200, b"ready\n", _TEXT_TYPE))
+
+    def _respond_unready(self, exchange: Exchange, unready: NotReady) -> None:
+        told = unready if self._may_be_told_models(exchange) else NotReady(unready.code)
+        exchange.respond(self._app.error(exchange.head, told))
+
+    def _may_be_told_models(self, exchange: Exchange) -> bool:
+        """Report whether a prober may know what is served here: it has a key, or none is needed."""
+        return not self._needs_key or exchange.head.caller != ""
 
     def metrics(self, exchange: Exchange) -> None:
         """Show the metrics, as Prometheus reads them."""
@@ -129,10 +164,6 @@ class StatusPages:
         body, content_type = prometheus.render(self._app.running_stats(), monotonic(), accept.decode("latin-1"), more)
         exchange.respond(HttpResponse(200, body, content_type.encode()))
 
-    def _served(self) -> list[Endpoint]:
-        """Return the services that take requests."""
-        return [endpoint for endpoint in self._app.endpoints if not endpoint.is_leaving]
-
     def overview(self, exchange: Exchange) -> None:
         """Show what the server has, in plain text."""
         root = self._app.root_path.encode()
@@ -143,7 +174,7 @@ class StatusPages:
         ]
         pages = sorted(path.decode() for path in shown)
         text = overview(
-            self._served(),
+            self._app.served,
             pages,
             self._app.protocol_routes(),
             host=exchange.head.headers.get(b"host", b""),
@@ -161,7 +192,7 @@ class StatusPages:
         """Describe the addresses in OpenAPI."""
         if self._document is None:
             document = openapi.document(
-                self._served(),
+                self._app.served,
                 self._timeout_status,
                 self._app.max_body_bytes,
                 self._app.root_path,
