@@ -264,6 +264,7 @@ class Queue:
         """
         by_lane: dict[Lane, list[Request]] = {}
         for request in requests:
+            request.state = RUNNING  # a lane tells by it which of its entries are gone
             by_lane.setdefault(request.lane, []).append(request)
         for lane, of_lane in by_lane.items():
             lane_queue = self._lanes[lane]
