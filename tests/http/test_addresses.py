@@ -49,6 +49,7 @@ def test_the_first_page_says_what_is_where(port: int) -> None:
         "  POST /models/scale/predict/many  (a list of items)",
         "  POST /predict",
         "  POST /predict/many  (a list of items)",
+        "  GET /models/scale/ready",
         "  curl --json 1.5 test/models/scale/predict",
         "",
         "GET /dashboard /docs /livez /metrics /openapi.json /readyz",

@@ -64,6 +64,8 @@ def test_every_address_is_there() -> None:
         "/predict/many",
         "/models/scale/predict/many",
         "/models/two%20steps/predict/many",
+        "/models/scale/ready",
+        "/models/two%20steps/ready",
         "/",
         "/livez",
         "/readyz",

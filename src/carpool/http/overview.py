@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from carpool.http.addresses import ready_path
 from carpool.http.codec import as_json
 from carpool.http.openapi import examples_of
 from carpool.http.protocol_lists import ShownRoute, lines_of
@@ -57,6 +58,7 @@ def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
         yield f"{endpoint.name}: {' -> '.join(stage.name for stage in endpoint.service.stages)}"
         for address in endpoint.addresses:
             yield f"  POST {address.path}{'  (a list of items)' if address.is_list else ''}"
+        yield f"  GET {ready_path(endpoint.name)}"
         url, body = f"{base}{endpoint.addresses[0].path}", _body(endpoint.service)
         yield f"  curl {key}{body} {url}"
         if endpoint.service.stages[-1].traits.in_parts:

@@ -22,7 +22,9 @@ from carpool.observe.stats import Stats
 if TYPE_CHECKING:
     from carpool.observe.own_metrics import OwnMetricsOfWorkers
 
-_NOT_SHOWN = re.compile(rb"/?|/(dashboard|docs)/.*")  # the page that lists them, and files of pages
+_NOT_SHOWN = re.compile(rb"/?|/(dashboard|docs)/.*|/models/.*")
+"""The page that lists them, files of pages, and those that are listed below their model."""
+
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 
 
