@@ -151,42 +151,51 @@ class BulkItems(ExchangeItems):
 
     def _submit(self) -> None:
         """Submit lines that wait, as far as there is room."""
-        ask, lines, inside, new = self._ask, self._lines, self.inside, []
         closed = self._driver.pipeline.closed_because
-        if lines and closed is not None:
+        if self._lines and closed is not None:
             self.break_off(closed)
             return
-        limit = min(self._window.limit, self._most)
-        deadline = self._driver.clock() + ask.timeout_s
-        format, accept, lane = ask.format, ask.accept, ask.lane
-        while lines and len(inside) < limit:
-            line = lines.popleft()
-            if len(line) > self._longest:
-                self.break_off(self._too_long())
-                break
-            if not line or (line[0] <= _SPACE and line.isspace()):
-                continue
-            if len(line) >= LARGE:
-                self._window.narrow(len(line))
-                limit = min(self._window.limit, self._most)
-            item = BulkItem(line, deadline, None, len(line))
-            item.whole = self
-            item.format, item.accept, item.lane = format, accept, lane
-            item.bulk = item.patient = True
-            inside.append(item)
-            if ask.endpoint.weigher is None or self._is_weighed(item, line):
-                new.append(item)
+        inside = self.inside
+        new = self._new_items()
         if new:
+            inside += new
+            if self._ask.endpoint.weigher is not None:
+                new = [item for item in new if self._is_weighed(item)]
             self._driver.submit_all(new)
         if inside and inside[0].state == DONE:
             self.flush_soon()
 
-    def _is_weighed(self, item: BulkItem, line: bytes) -> bool:
+    def _new_items(self) -> list[BulkItem]:
+        """Make items of the lines that wait, as far as there is room."""
+        ask, lines, most, new = self._ask, self._lines, self._most, list[BulkItem]()
+        format, accept, lane = ask.format, ask.accept, ask.lane
+        deadline = self._driver.clock() + ask.timeout_s
+        n_inside, longest_usual = len(self.inside), min(self._longest, LARGE - 1)
+        room = min(self._window.limit, most) - n_inside
+        while lines and len(new) < room:
+            line = lines.popleft()
+            if not line or (line[0] <= _SPACE and line.isspace()):
+                continue
+            n = len(line)
+            if n > longest_usual:
+                if n > self._longest:
+                    self.break_off(self._too_long())
+                    break
+                self._window.narrow(n)
+                room = min(self._window.limit, most) - n_inside
+            item = BulkItem(line, deadline, None, n)
+            item.whole = self
+            item.format, item.accept, item.lane = format, accept, lane
+            item.bulk = item.patient = True
+            new.append(item)
+        return new
+
+    def _is_weighed(self, item: BulkItem) -> bool:
         """Weigh an item; report whether it can be, else it has failed."""
         weigher, format = self._ask.endpoint.weigher, self._ask.format
         assert weigher is not None
         try:
-            weigher.weigh_encoded(item, line, format if format < CUSTOM else without_adapter(format)[0])
+            weigher.weigh_encoded(item, item.item, format if format < CUSTOM else without_adapter(format)[0])
         except CarpoolError as error:
             item.error = error
             item.state = DONE
