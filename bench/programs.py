@@ -75,6 +75,7 @@ STARTED_BY_OTHERS = {
     "peers.servers.async_batcher_function": "peers.inprocess",
     "peers.servers.bare_echo": "peers.http",
     "peers.servers.batched_function": "peers.inprocess",
+    "peers.servers.behind_nginx": "peers.http",
     "peers.servers.carpool_function": "peers.inprocess",
     "peers.servers.carpool_pipeline": "peers.process",
     "peers.servers.litserve_server": "peers.http",

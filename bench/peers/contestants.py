@@ -7,6 +7,7 @@ is `echo` with a model that takes its time, and each server is told the SLO of 6
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Literal
 
 from bench import PYTHONPATH, ROOT
 from bench.peers.install import python_of, versions
+from bench.peers.locks import KEY, certificate, key_file
 
 Workload = Literal["echo", "raw", "sleep"]
 
@@ -29,6 +31,8 @@ NAMES = (
     "ray",
     "carpool:greedy",
 )
+LOCKED = ("carpool_keys", "carpool_tls", "mosec_behind_nginx")
+"""Servers that ask for a key, or speak TLS."""
 RAW_BODY = bytes(range(250)) * 24_000  # 6 MB
 
 
@@ -40,6 +44,7 @@ class Exchange:
     body: bytes
     answer: object
     content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +56,45 @@ class Launch:
     exchange: Exchange
     env: dict[str, str] = field(default_factory=dict)
     directory: Path = SERVERS
+    scheme: Literal["http", "https"] = "http"
 
 
 def launch(name: str, workload: Workload) -> Launch | None:
     """How to start this contestant for a workload, or None if it cannot serve it.
 
     `carpool:greedy` has another policy than the default; `mosec:5` waits for up to 5 ms, and in
-    `mosec:5:64` only 64 requests may wait.
+    `mosec:5:64` only 64 requests may wait. `carpool_keys` asks for a key, `carpool_tls` speaks TLS,
+    and `mosec_behind_nginx` has nginx do that.
     """
     peer, _, option = name.partition(":")
     if peer == "litserve" and workload == "raw":
         return None  # it reads every body as JSON or as a form
-    return Launch(
+    known, _, how = peer.partition("_") if peer in LOCKED else (peer, "", "")
+    plain = Launch(
         name=name,
-        command=command(peer, workload, option),
-        exchange=exchanges(peer)[workload],
-        env=environment(peer, option),
-        directory=ROOT if peer == "carpool" else SERVERS,
+        command=command(known, workload, option),
+        exchange=exchanges(known)[workload],
+        env=environment(known, option),
+        directory=ROOT if known == "carpool" else SERVERS,
     )
+    return locked(plain, how) if how else plain
+
+
+def locked(plain: Launch, how: str) -> Launch:
+    """How to start a server that asks for a key, or speaks TLS."""
+    match how:
+        case "keys":
+            keys = [f"--api-keys={key_file()}"]
+            exchange = replace(plain.exchange, headers={"Authorization": f"Bearer {KEY}"})
+            return replace(plain, command=[*plain.command, *keys], exchange=exchange)
+        case "tls":
+            cert, key = certificate()
+            options = [f"--tls-cert={cert}", f"--tls-key={key}"]
+            return replace(plain, command=[*plain.command, *options], scheme="https")
+        case _:
+            before = [sys.executable, "behind_nginx.py", "{port}", *map(str, certificate())]
+            behind = ["{behind}" if word == "{port}" else word for word in plain.command]
+            return replace(plain, command=[*before, *behind], scheme="https")
 
 
 def serving(target: str, exchange: Exchange | None = None) -> Launch:
@@ -148,4 +174,8 @@ def exchanges(peer: str) -> dict[Workload, Exchange]:
 def is_installed(name: str) -> bool:
     """Whether the contestant can be started at all."""
     peer = name.partition(":")[0]
+    if peer in LOCKED:
+        peer = peer.partition("_")[0]
+    if name == "mosec_behind_nginx" and not shutil.which("nginx"):
+        return False
     return peer == "carpool" or bool(versions(peer))

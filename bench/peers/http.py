@@ -18,6 +18,12 @@ it reads every body as JSON or as a form.
 * `wrk` is a closed loop in one thread and takes a core of its own: with two cores it slows all
   servers, the fast ones most.
 
+`carpool_keys` asks for an API key, `carpool_tls` speaks TLS, and `mosec_behind_nginx` has nginx do
+that. What each of these costs, and how TLS of our own stands beside TLS by nginx:
+
+    python -m bench.peers.http --peers carpool_keys,carpool_tls
+    python -m bench.peers.http --ours carpool_tls --peers mosec_behind_nginx
+
 A quick look:
 
     python -m bench.peers.http --peers mosec,bare_echo --rounds 3 --seconds 2
@@ -33,7 +39,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from bench.peers import contestants
-from bench.peers.contestants import NAMES, Launch, Workload
+from bench.peers.contestants import LOCKED, NAMES, Launch, Workload
 from bench.peers.install import PACKAGES, not_installed, versions
 from bench.tools import options, wrk
 from bench.tools.comparison import compare, one_table, say, take_turns
@@ -183,7 +189,7 @@ def entry(row: Row) -> Facts:
 
 def arguments() -> argparse.Namespace:
     parser = options.parser(__doc__)
-    options.add_names(parser, "--peers", NAMES, "who is compared")
+    options.add_names(parser, "--peers", (*NAMES, *LOCKED), "who is compared", default=",".join(NAMES))
     parser.add_argument("--ours", default="carpool", help="who is set beside them; default: %(default)s")
     parser.add_argument("--connections", default="1,16,64,256", help="separated by commas; default: %(default)s")
     options.add_names(parser, "--workloads", ("echo", "raw"), "what is asked; raw gives the row of 6 MB")
@@ -191,8 +197,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="start each server anew for its turn, in any case")
     options.add_measuring(parser, rounds=7, seconds=3)
     given = parser.parse_args()
-    if given.ours not in ("carpool", *NAMES):
-        parser.error(f"unknown: {given.ours}; choose from carpool, {', '.join(NAMES)}")
+    if given.ours not in (known := ("carpool", *NAMES, *LOCKED)):
+        parser.error(f"unknown: {given.ours}; choose from {', '.join(known)}")
     if problem := wrk.missing():
         parser.error(problem)
     return given

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -37,7 +38,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}{self.launch.exchange.path}"
+        return f"{self.launch.scheme}://{HOST}:{self.port}{self.launch.exchange.path}"
 
     def cpu_s(self) -> float:
         """Processor time used so far by the server and everything it started."""
@@ -127,7 +128,7 @@ def wait_until_right(launch: Launch, port: int, process: subprocess.Popen[bytes]
         if process.poll() is not None:
             raise NotServing(f"{launch.name} ended with status {process.returncode}:\n{tail(log)}")
         try:
-            status, body = ask(port, launch.exchange)
+            status, body = ask(port, launch.exchange, launch.scheme)
         except (OSError, http.client.HTTPException) as error:
             problem = repr(error)
         else:
@@ -138,10 +139,14 @@ def wait_until_right(launch: Launch, port: int, process: subprocess.Popen[bytes]
     raise NotServing(f"{launch.name} was not ready after {START_TIMEOUT_S} s ({problem}):\n{tail(log)}")
 
 
-def ask(port: int, exchange: Exchange) -> tuple[int, bytes]:
+def ask(port: int, exchange: Exchange, scheme: str = "http") -> tuple[int, bytes]:
     """One request on a connection of its own: status and body."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=10)
-    headers = {"Content-Type": exchange.content_type, "Accept": exchange.content_type}
+    if scheme == "https":
+        anybody = ssl._create_unverified_context()  # as wrk does: the certificate is one of ours
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(HOST, port, timeout=10, context=anybody)
+    else:
+        connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    headers = {"Content-Type": exchange.content_type, "Accept": exchange.content_type, **exchange.headers}
     try:
         connection.request("POST", exchange.path, body=exchange.body, headers=headers)
         response = connection.getresponse()

@@ -18,8 +18,7 @@ from bench.tools.server import Server
 # wrk counts every answer as a request and a status of 400 or more as an error besides.
 SCRIPT = """
 wrk.method = "POST"
-wrk.headers["Content-Type"] = "%(content_type)s"
-wrk.headers["Accept"] = "%(content_type)s"
+%(headers)s
 local file = io.open("%(body)s", "rb")
 wrk.body = file:read("*all")
 file:close()
@@ -65,7 +64,9 @@ def run(server: Server, *, connections: int, seconds: int) -> Run:
     with tempfile.TemporaryDirectory(prefix="cb-wrk-") as folder:
         body, script = Path(folder, "body"), Path(folder, "post.lua")
         body.write_bytes(exchange.body)
-        script.write_text(SCRIPT % {"content_type": exchange.content_type, "body": body})
+        headers = {"Content-Type": exchange.content_type, "Accept": exchange.content_type, **exchange.headers}
+        lines = "\n".join([f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items()])
+        script.write_text(SCRIPT % {"headers": lines, "body": body})
         # By default wrk calls an answer that takes 2 s a failure; the slowest peers need that long.
         pace = ["-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s"]
         load = ["wrk", *pace, "-s", str(script), server.url]
