@@ -43,7 +43,9 @@ def test_all_is_well(server: RunningServer, path: str, text: bytes) -> None:
 
 
 def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While starting a server is live from the first moment, and ready when all services are."""
+    """While starting a server is live from the first moment, and ready when all services are; those
+    that are up already are asked at once.
+    """
     monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
     running = RunningServer(App(models.scale, models.slow_to_load))
     running.listen()
@@ -60,6 +62,14 @@ def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
             assert models_of(probe(running, "/readyz")) == {"slow": "slow is starting"}
             own = probe(running, "/models/slow/ready")
             assert (own.status, code_of(own), models_of(own)) == (503, "starting", {"slow": "slow is starting"})
+            assert probe(running, "/models/scale/ready").status == 200
+            assert predict(running.port, 1.0).status == 200
+            of_slow = predict(running.port, 1.0, "/models/slow/predict")
+            assert (of_slow.status, code_of(of_slow)) == (503, "starting")
+            by_protocol = [
+                predict(running.port, {"instances": [1.0]}, f"/v1/models/{name}:predict") for name in ("scale", "slow")
+            ]
+            assert [answer.status for answer in by_protocol] == [200, 503]
             gate.open()
             start.result(PATIENCE_S)
         assert probe(running, "/readyz").status == 200

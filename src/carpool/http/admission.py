@@ -38,13 +38,14 @@ class AdmittingApp(ErrorResponder, Protocol):
         max_body_bytes: size of the largest request body.
         accepts_compressed: whether compressed request bodies are read.
         observer: watches requests and their answers; None if nothing asks for it.
-        refusing: why requests are refused now; None while the services run.
     """
 
     max_body_bytes: int
     accepts_compressed: bool
     observer: Observer | None
-    refusing: CarpoolError | None
+
+    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
+        """Return why a request to a model is refused now; None if it is not."""
 
     def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
         """Return the response to a request that is broken off after its admission, and count it."""
@@ -125,6 +126,7 @@ class HeadAdmission:
             raise too_large(self._app.max_body_bytes)
         if head.method != b"POST":
             return
+        self._check_taken(None)
         self._check_coding(headers)
         head.route = self._expanding(headers, head.route)
         timeout, priority = headers.get(b"x-request-timeout-ms"), headers.get(b"x-request-priority")
@@ -132,10 +134,14 @@ class HeadAdmission:
             inf if timeout is None else _seconds(timeout), DEFAULT_LANE if priority is None else _lane(priority)
         )
 
+    def _check_taken(self, endpoint: Endpoint | None) -> None:
+        """Raise `CarpoolError` if no request to a model is taken now."""
+        refusal = self._app.refusal_of(endpoint)
+        if refusal is not None:
+            raise copy.copy(refusal)  # each raise adds its frames to the traceback of what it raises
+
     def _check_coding(self, headers: Mapping[bytes, bytes], *, is_bulk: bool = False) -> None:
-        """Raise `CarpoolError` if no request is taken now, or none in this coding."""
-        if self._app.refusing is not None:
-            raise copy.copy(self._app.refusing)  # each raise adds its frames to the traceback of what it raises
+        """Raise `CarpoolError` if a body in this coding is not read."""
         coding = headers.get(b"content-encoding", b"identity")
         if coding == b"identity":
             return
@@ -161,6 +167,7 @@ class HeadAdmission:
     def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
         """Read what is asked of a model off a request's headers."""
         headers, formats = head.headers, address.formats
+        self._check_taken(endpoint)
         self._check_coding(headers, is_bulk=is_bulk)
         usual, framing = DEFAULT_LANE, None
         sent, wanted = headers.get(b"content-type"), headers.get(b"accept")

@@ -10,6 +10,7 @@ from carpool.errors import CarpoolError, Unavailable
 from carpool.http import asgi
 from carpool.http.codec import NotReady
 from carpool.http.endpoint import Endpoint
+from carpool.http.exchange import ServedModel
 from carpool.http.observer import Observer
 
 
@@ -23,7 +24,8 @@ class AppLife:
     Attributes:
         endpoints: the services as the app serves them, in order.
         observer: watches requests and their answers; None if nothing asks for it.
-        refusing: why requests are refused now; None while the services run.
+        refusing: why requests are refused that `refusal_of` does not except; None while all
+            services run.
         coming: services that are being started while the others run, and are not served yet.
         is_leaving: whether the app still answers, but will be drained in a moment.
     """
@@ -122,17 +124,31 @@ class AppLife:
     async def _start(self) -> None:
         try:
             if not self._draining:
-                await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
-                if self.observer is not None:
-                    for endpoint in self.endpoints:
-                        if endpoint.driver is not None:
-                            self.observer.watch(endpoint.driver)
+                await asyncio.gather(*[self._start_service(endpoint) for endpoint in self.endpoints])
             if self._draining:
                 raise Unavailable("the service was closed while it was starting", code="draining")
         except BaseException:
             await self.stop(drain=False)
             raise
         self.refusing = None
+
+    async def _start_service(self, endpoint: Endpoint) -> None:
+        await endpoint.start()
+        if self.observer is not None and endpoint.driver is not None:
+            self.observer.watch(endpoint.driver)
+
+    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
+        """Return why a request is refused now; None if it is not.
+
+        While the app starts, a service that is up does not wait for those that are still loading.
+
+        Args:
+            endpoint: whom the request asks; None if its body will say.
+        """
+        if self.refusing is None or self._draining:
+            return self.refusing
+        asked = self.endpoints if endpoint is None else [endpoint]
+        return self.refusing if all(each.driver is None for each in asked) else None
 
     @property
     def is_elsewhere(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.errors import CarpoolError, InvalidRequest
+from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import as_model_error, traceback_of
 from carpool.http.codec import Refusal, allow, as_routes_are
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
@@ -168,8 +168,12 @@ class ProtocolRoutes:
         """Hand the items of a submission to the driver of their model."""
         model = next(each for each in self._endpoints if each is submission.model)
         driver, ask = model.driver, exchange.head.ask
-        if driver is None or ask is None:
-            raise InvalidRequest("items are submitted by POST, to a service that runs")
+        if ask is None:
+            raise InvalidRequest("items are submitted by POST")
+        if driver is None:
+            starting = Unavailable(f"{model.name} is starting", code="starting")
+            exchange.respond(self._responder.error(exchange.head, starting))
+            return
         most = driver.pipeline.batchers[0].queue.max_size
         try:
             if len(submission.items) > most:

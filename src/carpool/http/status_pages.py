@@ -135,10 +135,11 @@ class StatusPages:
 
     def _respond_model(self, exchange: Exchange, name: str, problems: dict[str, str]) -> None:
         unready = self._app.unreadiness(problems)
-        if (unready is None or unready.code != "draining") and name in problems:
-            unready = NotReady("not_ready" if unready is None else unready.code, {name: problems[name]})
-        if unready is not None:
+        if unready is not None and unready.code == "draining":
             self._respond_unready(exchange, unready)
+        elif name in problems:
+            code = "not_ready" if unready is None else unready.code
+            self._respond_unready(exchange, NotReady(code, {name: problems[name]}))
         else:
             exchange.respond(HttpResponse(200, b"ready\n", _TEXT_TYPE))
 
