@@ -20,7 +20,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
-from typing import cast
 
 from carpool.core.lane_queue import LaneQueue
 from carpool.core.levels import BY_KEY, Levels, LevelsOf
@@ -155,7 +154,7 @@ class Queue:
         The bounds are not looked at: ask `has_room` before, where requests may be refused.
         """
         lane: Lane | None = None
-        lane_queue = cast(LaneQueue, None)  # set together with `lane`
+        lane_queue: LaneQueue = None  # type: ignore[assignment] # set together with `lane`
         nbytes = size = joined = 0
         for request in requests:
             if request.lane is not lane:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from carpool.clock import monotonic
 from carpool.http.answer_bytes import start_of_answer
 from carpool.http.answer_queue import AnswerQueue
-from carpool.http.exchange import Ask, HttpResponse
+from carpool.http.exchange import HttpResponse
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ServerState
@@ -148,7 +148,8 @@ class AnswerWriter(asyncio.Protocol, ABC):
         ):
             return False
         queue.given.clear()
-        content_type = cast(Ask, head.ask).content_type
+        assert head.ask is not None  # or it had no good headers
+        content_type = head.ask.content_type
         prefix = state.ok_prefixes.get(content_type) or state.ok_prefix(content_type)
         if not more:
             transport.write(b"%b%d\r\ncontent-length: %d\r\n\r\n%b" % (prefix, state.next_number(), len(body), body))
