@@ -41,6 +41,7 @@ ROUND_S = 10.0  # for which clients ask, before all of them wait for the last an
 SLEEP_S = 2.0  # of a client in mid-stream
 STOPPED_S = 3.0  # of a worker, which is longer than it may be silent
 RSS_GROWTH = 64 * 2**20
+MOST_COLLECTED = 100  # tokens of a whole answer: it begins anew with each worker lost, and a long one may never end
 KINDS = {"reads": 50, "leaves": 20, "sleeps": 8, "collects": 22}
 """How often each kind of client comes, in parts of a hundred."""
 
@@ -99,6 +100,8 @@ class Client:
             item = [self._dice.randrange(10**9), 1 + int(self._dice.expovariate(1 / 100)), 0]
             if kind == "sleeps":
                 item[1:] = [100, 32 * 1024]
+            elif kind == "collects":
+                item[1] = min(item[1], MOST_COLLECTED)
             try:
                 async with asyncio.timeout(PATIENCE_S + SLEEP_S):
                     end = await self._ask(service, kind, item)
