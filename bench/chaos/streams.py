@@ -2,8 +2,10 @@
 
 A real server with two services, one whose model can resume and one whose cannot, clients that read
 to the end, leave early, sleep in mid-stream or take whole answers, and a nemesis that kills and
-stops workers. Each client computes its tokens by itself. The exit code is 1 if a token is wrong,
-missing or double, an answer ends in a way that it must not, or something is left in the end.
+stops workers. Each client computes its tokens by itself. Clients come in rounds: now and then none
+asks until the last answer has ended, as newcomers move on what else might stand still for ever. The
+exit code is 1 if a token is wrong, missing or double, an answer ends in a way that it must not, or
+something is left in the end.
 
     python -m bench.chaos.streams --minutes 20
 """
@@ -35,11 +37,17 @@ from bench.tools.server import HOST, NotServing, Started, started, tail
 CLIENTS = 40
 PATIENCE_S = 60.0  # a client that hears nothing for so long has found a hang
 START_S, SETTLE_S = 60.0, 20.0
+ROUND_S = 10.0  # for which clients ask, before all of them wait for the last answer
 SLEEP_S = 2.0  # of a client in mid-stream
 STOPPED_S = 3.0  # of a worker, which is longer than it may be silent
 RSS_GROWTH = 64 * 2**20
+MOST_COLLECTED = 100  # tokens of a whole answer: it begins anew with each worker lost, and a long one may never end
 KINDS = {"reads": 50, "leaves": 20, "sleeps": 8, "collects": 22}
 """How often each kind of client comes, in parts of a hundred."""
+
+_BLAMED = "two workers of stage "
+"""How an error begins that tells that a stream was found guilty. Its code depends on how the second
+worker was lost: one that was stopped is given up like one that hangs, which exceeds a deadline."""
 
 _ENDS = {
     "resuming": {"whole", "left", "request_crashed_worker"},
@@ -62,6 +70,7 @@ class Tally:
         tokens: how many were checked.
         faults: by kind.
         longest_s: the longest silence that a reading client of a whole answer has heard.
+        began: when the first of it may have been seen.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -69,6 +78,12 @@ class Tally:
     tokens: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     longest_s: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def age_s(self) -> float:
+        """For how many seconds it has been kept."""
+        return time.monotonic() - self.began
 
 
 class Client:
@@ -85,6 +100,8 @@ class Client:
             item = [self._dice.randrange(10**9), 1 + int(self._dice.expovariate(1 / 100)), 0]
             if kind == "sleeps":
                 item[1:] = [100, 32 * 1024]
+            elif kind == "collects":
+                item[1] = min(item[1], MOST_COLLECTED)
             try:
                 async with asyncio.timeout(PATIENCE_S + SLEEP_S):
                     end = await self._ask(service, kind, item)
@@ -94,7 +111,7 @@ class Client:
                 end = f"{type(error).__name__}: {error}"
             self._tally.ends[service, end.partition(":")[0]] += 1
             if end.partition(":")[0] not in _ENDS[service]:
-                self._tally.wrongs.append(f"{service}, {kind}, {item}: {end}")
+                self._tally.wrongs.append(f"at {self._tally.age_s:.1f} s: {service}, {kind}, {item}: {end}")
 
     async def _ask(self, service: str, kind: str, item: list[int]) -> str:
         """Return how the answer has ended."""
@@ -152,7 +169,10 @@ class Client:
 
 def _failure(said: Any, n: int) -> str:
     """Return the code of an error, after how many tokens it came, and what it says."""
-    return f"{said['error']['code']}: after {n} tokens: {said['error']['message']}"
+    code, message = said["error"]["code"], said["error"]["message"]
+    if message.startswith(_BLAMED):
+        code = "request_crashed_worker"
+    return f"{code}: after {n} tokens: {message}"
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[tuple[str, object]]:
@@ -240,10 +260,14 @@ async def soak(server: Started, log: Path, seconds: float, seed: int) -> Tally:
         ]
     )
     before = _rss(server.process.pid)
-    until = time.monotonic() + seconds
-    clients = [Client(server.port, random.Random(f"{seed} {i}"), tally).run(until) for i in range(CLIENTS)]
+    tally.began = time.monotonic()
+    until = tally.began + seconds
+    clients = [Client(server.port, random.Random(f"{seed} {i}"), tally) for i in range(CLIENTS)]
     telling = asyncio.ensure_future(_tell(tally, seconds))
-    await asyncio.gather(_harm(server, random.Random(f"{seed} nemesis"), until, tally), *clients)
+    harming = asyncio.ensure_future(_harm(server, random.Random(f"{seed} nemesis"), until, tally))
+    while (now := time.monotonic()) < until:
+        await asyncio.gather(*[client.run(min(until, now + ROUND_S)) for client in clients])
+    await harming
     telling.cancel()
     tally.wrongs += await _left_inside(server.port)
     grown = _rss(server.process.pid) - before
@@ -257,11 +281,9 @@ async def soak(server: Started, log: Path, seconds: float, seed: int) -> Tally:
 
 
 async def _tell(tally: Tally, seconds: float) -> None:
-    began = time.monotonic()
     while True:
         await asyncio.sleep(15)
-        gone = time.monotonic() - began
-        print(f"{gone:.0f} of {seconds:.0f} s: {tally.tokens:,} tokens, {dict(tally.faults)}", flush=True)
+        print(f"{tally.age_s:.0f} of {seconds:.0f} s: {tally.tokens:,} tokens, {dict(tally.faults)}", flush=True)
 
 
 def main() -> int:

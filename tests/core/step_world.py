@@ -272,6 +272,8 @@ class StepWorld:
 
     def poll(self) -> float:
         todo = self.pipeline.poll(self.now)
+        for request, part in todo.parts:  # some may be of streams that join another worker in this very poll
+            request.tell_part(part)
         for order in todo.orders:
             worker = self.workers[order.place]
             worker.inbox.append(order)
@@ -283,8 +285,6 @@ class StepWorld:
                 assert self.spec.idempotent or listener.tells == 1
                 assert self.spec.resumable or not stream_of(request).parts
                 assert stream_of(request).kept == listener.heard
-        for request, part in todo.parts:
-            request.tell_part(part)
         for request in todo.answer:
             request.tell()
         for stage, place in todo.drained:
@@ -341,8 +341,9 @@ class StepWorld:
             held = set(worker.states)
             resting = {id for id, state in worker.states.items() if state.paused}
             for order in worker.inbox:
-                held = (held - set(order.leave)) | {request.id for request in order.join}
-                resting = (resting | set(order.pause)) - set(order.resume)
+                stayed = held - set(order.leave)
+                held = stayed | {request.id for request in order.join}
+                resting = ((resting & stayed) | (held & set(order.pause))) - set(order.resume)
             assert running.members.keys() >= held  # the others have ended, and their report is on its way
             assert {id for id in held if stream_of(running.members[id]).is_resting} == resting & held
             if running.suspect is not None:

@@ -551,6 +551,41 @@ def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
     assert runs.state == QUEUED and runs.losses == 0
 
 
+def cleared_for_a_suspect() -> tuple[Pipeline, Request, Request, int]:
+    """A pipeline whose only stream that runs rests, so that the suspect which waits may join its set, and the place of
+    that set; no other request waits.
+    """
+    pipeline = Pipeline([stepper(rows=4, resumable=True)])
+    pipeline.worker_ready(0, 0)
+    pipeline.worker_ready(0, 1)
+    (suspect,) = submitted(pipeline, 0.0, 1)
+    lost = only_order(pipeline, 0.0).place
+    (runs,) = submitted(pipeline, 0.0, 1)
+    place = only_order(pipeline, 0.0).place
+    pipeline.worker_lost(1.0, 0, lost)
+    assert only_order(pipeline, 1.0).pause == [runs.id]
+    return pipeline, suspect, runs, place
+
+
+def test_a_set_that_was_cleared_for_a_suspect_goes_on_when_another_worker_takes_it() -> None:
+    """Even if nothing else waits then, and no other request ever comes."""
+    pipeline, suspect, runs, place = cleared_for_a_suspect()
+    pipeline.worker_ready(0, 2)
+    orders = {order.place: order for order in pipeline.poll(1.5).orders}
+
+    assert orders[2].join == [suspect]
+    assert orders[place].resume == [runs.id]
+
+
+def test_a_set_that_was_cleared_for_a_suspect_goes_on_when_the_caller_of_it_leaves() -> None:
+    """Even if nothing else waits then, and no other request ever comes."""
+    pipeline, suspect, runs, place = cleared_for_a_suspect()
+    pipeline.cancel(1.5, suspect)
+    order = only_order(pipeline, 1.5)
+
+    assert (order.place, order.resume) == (place, [runs.id])
+
+
 def test_a_suspect_joins_no_set_that_would_run_out_of_memory() -> None:
     """Those that rest hold memory, too: it waits for a set with room, as all others do."""
     stage = stepper(rows=4, resumable=True)

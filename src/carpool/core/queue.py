@@ -122,9 +122,9 @@ class Queue:
 
     @property
     def next_is_suspect(self) -> bool:
-        """Whether the next request is a suspect, which must not share a batch."""
+        """Whether a request waits and the next one is a suspect, which must not share a batch."""
         order = self._order
-        return len(order) > 0 and type(order[0].key) is Suspect
+        return self.count > 0 and type(order[0].key) is Suspect  # an empty lane of suspects may be left
 
     def has_room(self, nbytes: int, requests: int = 1) -> bool:
         """Report whether `requests` more, with `nbytes` in all, are within both bounds."""
