@@ -107,7 +107,7 @@ def test_settings_in_the_files_exist(tmp_path: Path) -> None:
         lines = [line for line in (DEPLOY / name).read_text().splitlines() if "docker" not in line]
         ours = [line for line in lines if re.search(r"carpool|serve|CMD|- --", line) and "HEALTHCHECK" not in line]
         for flag in re.findall(r"(--[a-z-]+)", "\n".join(ours)):
-            if flag not in ("--from", "--no-cache-dir", "--live"):
+            if flag not in ("--from", "--no-cache-dir", "--live", "--model"):
                 assert flag in flags, (name, flag)
 
 

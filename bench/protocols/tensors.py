@@ -119,7 +119,7 @@ MAKERS: dict[str, Callable[[], Door]] = {
     "oip-10-rows": lambda: of_oip("oip, 10 rows", "carpool", list(IMAGES.shape)),
     "oip-json": lambda: of_json("oip, json", "carpool"),
     "mosec": of_mosec,
-    "mlserver-json": lambda: of_json("mlserver, json", "mlserver"),
+    "mlserver-json": lambda: of_json("mlserver, json (binary: 500 in 1.7.1)", "mlserver"),
 }
 USUAL = "oip,oip-10-rows"
 
@@ -191,7 +191,14 @@ class Asker:
             return
 
     def turn(self, requests: int) -> Turn:
-        """Ask one request after the other."""
+        """Ask one request after the other, on a new connection.
+
+        The server may have closed the former one, idle during the turns of others, as uvicorn does
+        after 5 s.
+        """
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         cpu_s, began = self._server.tree.cpu_s(), time.perf_counter()
         for _ in range(requests):
             self.ask()

@@ -228,6 +228,25 @@ def test_a_client_waits_until_a_server_is_ready(connect: Any) -> None:
             client.predict(1)
 
 
+def test_a_client_waits_for_its_own_model() -> None:
+    """A client of a model waits until this one can answer, and not until any can."""
+    with serving(App(models.scale, Service(models.Fragile, name="fragile"), idle_check_s=0.0)) as running:
+        url = f"http://127.0.0.1:{running.port}"
+        with carpool.Client(url) as of_any, carpool.Client(url, model="fragile") as of_fragile:
+            of_fragile.wait_until_ready(timeout_s=PATIENCE_S)
+            with pytest.raises(carpool.ModelError):
+                of_fragile.predict("break")
+            of_any.wait_until_ready(timeout_s=PATIENCE_S)
+            with pytest.raises(carpool.DeadlineExceeded, match=r"was not ready within 0\.3 s: .*not ready"):
+                of_fragile.wait_until_ready(timeout_s=0.3)
+
+
+def test_a_client_waits_for_a_model_that_is_not_there(connect: Any) -> None:
+    """A server without the model is not ready for the client; the text says what is not there."""
+    with connect(model="none") as client, pytest.raises(carpool.DeadlineExceeded, match="/models/none/ready"):
+        client.wait_until_ready(timeout_s=0.3)
+
+
 def test_tasks_have_the_same(running: RunningServer) -> None:
     """The client for tasks does all of it, many at a time."""
 
@@ -300,6 +319,17 @@ def answer(status: int, body: Any, *headers: str) -> bytes:
 
 def error(code: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": "no", "request_id": "r1"}}
+
+
+def test_an_older_server_tells_of_itself_only() -> None:
+    """Where models have no readiness of their own, that of the server is asked, if it has the model."""
+    refused = [answer(404, error("not_found")), answer(405, error("method_not_allowed"))]
+    unready = answer(503, error("starting"))
+    answers = [*refused, unready, *refused, answer(200, "ready")]
+    with scripted(*answers) as server, carpool.Client(server.url, model="one") as client:
+        client.wait_until_ready(timeout_s=PATIENCE_S)
+        asked = [request.split()[1] for request in server.requests]
+        assert asked == [b"/models/one/ready", b"/models/one/predict", b"/readyz"] * 2
 
 
 def test_what_was_not_run_is_sent_again() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from tests.support.http.by_hand import ask
 from tests.support.loops import on_a_loop
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def double(xs: list[float]) -> list[float]:
@@ -107,3 +111,30 @@ async def test_an_app_that_runs_on_another_loop_is_a_mistake() -> None:
     with pytest.raises(RuntimeError, match="another event loop"):
         await asyncio.to_thread(lambda: asyncio.run(ask(app, b"1")))
     await app.stop()
+
+
+def test_an_app_that_was_stopped_is_let_go() -> None:
+    """An app that was stopped is collected although a request of a batch that was never answered
+    refers to it.
+    """
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def block(x: float) -> None:
+        has_begun.set()
+        may_end.wait(PATIENCE_S)
+
+    async def live_and_stop() -> weakref.ref[App]:
+        app = App(Service(Stage(block, run_in="thread"), name="block"))
+        await app.start()
+        asking = asyncio.ensure_future(ask(app, b"1"))
+        await asyncio.to_thread(has_begun.wait, PATIENCE_S)
+        driver = app.endpoints[0].driver
+        assert driver is not None
+        await driver.stop(drain=False, grace_s=0.05)  # as `app.stop` does, but it gives the worker 5 s
+        await app.stop(drain=False)
+        assert (await asking)[0] == 503
+        may_end.set()
+        return weakref.ref(app)
+
+    gone = asyncio.run(live_and_stop())
+    wait_until(lambda: gc.collect() >= 0 and gone() is None)

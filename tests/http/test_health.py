@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from carpool import Service
 from carpool.cli.health_command import health
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.listener import UnixListener
 from carpool.http.server import Server
 from tests.support.http import models
-from tests.support.http.net import RunningServer
+from tests.support.http.net import RunningServer, predict, serving
 
 KEY = "a-long-enough-key"
 
@@ -49,8 +50,10 @@ def test_a_server_from_its_start_to_its_end(
         assert status_of(capsys, url, key_file=mine) == (0, f"{url} is ready")
         status, told = status_of(capsys, url)
         assert (status, told.partition(",")[0]) == (1, f"{url} is not ready: it needs a key: set CARPOOL_KEY")
+        told = f"{url} is not ready for scale: it needs a key: set CARPOOL_KEY, or give --key-file"
+        assert status_of(capsys, url, model="scale") == (1, told)
         monkeypatch.setenv("CARPOOL_KEY", KEY)
-        assert status_of(capsys, url)[0] == 0
+        assert status_of(capsys, url)[0] == status_of(capsys, url, model="scale")[0] == 0
         running.call(running.app.announce_end)
         assert status_of(capsys, url) == (1, f"{url} is not ready: The service is shutting down")
     finally:
@@ -58,6 +61,25 @@ def test_a_server_from_its_start_to_its_end(
     status, told = status_of(capsys, url)
     assert (status, "\n" in told) == (1, False)
     assert told.startswith(f"carpool: {url} does not answer: ")
+
+
+def test_one_model_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server is ready while one of its models is, with a line for the other one; --model asks for
+    one of them.
+    """
+    fragile = Service(models.Fragile, name="fra/gile")
+    with serving(App(models.scale, fragile, idle_check_s=0.0)) as running:
+        url = f"http://127.0.0.1:{running.port}"
+        assert status_of(capsys, url) == (0, f"{url} is ready")
+        predict(running.port, "break", "/models/fra%2Fgile/predict")
+        problem = "fra/gile no longer answers its example"
+        assert status_of(capsys, url) == (0, f"{url} is ready\nnot ready: {problem}")
+        assert status_of(capsys, url, model="scale") == (0, f"{url} is ready for scale")
+        assert status_of(capsys, url, model="fra/gile") == (1, f"{url} is not ready for fra/gile: {problem}")
+        missing = f"{url} is not ready for x: it has no such model, or is no carpool server"
+        assert status_of(capsys, url, model="x") == (1, missing)
+        status, told = status_of(capsys, url, model="scale", live=True)
+        assert (status, told) == (2, "carpool: --live is about the process: leave --model out, or --live")
 
 
 def test_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 from cyclopts import Parameter
 
@@ -12,10 +13,17 @@ from carpool.cli.server_keys import server_key
 from carpool.plain_request import NoAnswer, PlainAnswer, send
 
 _OK = 200
+_UNAUTHORIZED = 401
+_MISSING = 404
+_ABOUT_OTHERS = "not ready: "
 _ADVICE = {
-    401: "it needs a key: set CARPOOL_KEY, give --key-file, or serve with --open-readyz",
-    404: "there is no carpool server: say where it listens",
+    _UNAUTHORIZED: "it needs a key: set CARPOOL_KEY, give --key-file, or serve with --open-readyz",
+    _MISSING: "there is no carpool server: say where it listens",
     421: "it does not answer to this name: use one that its --allow-host has",
+}
+_ADVICE_ABOUT_A_MODEL = {
+    _UNAUTHORIZED: "it needs a key: set CARPOOL_KEY, or give --key-file",
+    _MISSING: "it has no such model, or is no carpool server",
 }
 
 
@@ -23,13 +31,15 @@ def health(
     url: str = "http://127.0.0.1:8000",
     /,
     *,
+    model: str | None = None,
     live: Annotated[bool, Parameter(negative=())] = False,
     key_file: Path | None = None,
     timeout_s: float = 8.0,
 ) -> None:
     """Ask a server whether it is ready, for HEALTHCHECK and other probes that run a command.
 
-    It prints one line. The exit status is 0 if the server is ready, and 1 if it is not.
+    The exit status is 0 if some model would answer, and 1 if none would. One line says which; where
+    it is 0, there is another line for each model that would not answer.
 
     Example: carpool health unix:/run/carpool/admin.sock
 
@@ -37,6 +47,8 @@ def health(
     ----------
     url:
         Where the server is, or its admin address, which may be unix:PATH.
+    model:
+        Ask whether this model would answer, whatever becomes of the others.
     live:
         Ask only whether the process is up, which needs no key: for whatever ends those that fail.
     key_file:
@@ -44,24 +56,38 @@ def health(
     timeout_s:
         For how long the server may be silent. It may try an example first, for up to 5 s.
     """
-    path = "/livez" if live else "/readyz"
+    if live and model is not None:
+        fail("--live is about the process: leave --model out, or --live")
+    wanted, path = _question(model, live=live)
     try:
         answer = send(url, "GET", path, key=server_key(key_file), timeout_s=timeout_s)
     except NoAnswer as error:
         fail(f"{url} does not answer: {error}", FAILED)
     except OSError as error:
         fail(str(error), FAILED)
-    wanted = "live" if live else "ready"
     if answer.status != _OK:
-        print(f"{url} is not {wanted}: {_why(answer)}")
+        print(f"{url} is not {wanted}: {_why(answer, model)}")
         raise SystemExit(FAILED)
     print(f"{url} is {wanted}")
+    for line in answer.body.decode(errors="replace").splitlines():
+        if line.startswith(_ABOUT_OTHERS):
+            print(line)
 
 
-def _why(answer: PlainAnswer) -> str:
+def _question(model: str | None, *, live: bool) -> tuple[str, str]:
+    """Return what a server is to be, and the path at which it says whether it is."""
+    if live:
+        return "live", "/livez"
+    if model is None:
+        return "ready", "/readyz"
+    return f"ready for {model}", f"/models/{quote(model, safe='')}/ready"
+
+
+def _why(answer: PlainAnswer, model: str | None) -> str:
     """Return why a server is not ready: what it says itself, if it is one of ours."""
-    if answer.status in _ADVICE:
-        return _ADVICE[answer.status]
+    advice = _ADVICE if model is None else {**_ADVICE, **_ADVICE_ABOUT_A_MODEL}
+    if answer.status in advice:
+        return advice[answer.status]
     try:
         told = answer.json["error"]
         return "; ".join(told.get("models", {}).values()) or str(told["message"]).rstrip(".")

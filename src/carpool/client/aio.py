@@ -20,6 +20,7 @@ from carpool.client.messages import (
     EVENTS_TYPE,
     LINES_TYPE,
     MSGPACK_TYPE,
+    SERVER_READINESS,
     EventReader,
     address_of,
     broken,
@@ -28,6 +29,7 @@ from carpool.client.messages import (
     line_of,
     packed,
     read,
+    readiness_address_of,
     result_in,
 )
 from carpool.clock import monotonic
@@ -39,6 +41,8 @@ T = TypeVar("T")
 _READY_EVERY_S = 0.1
 _MOST_CONNECTIONS = 256
 _HERE = "http://app"
+_MISSING = 404
+_NOT_ALLOWED = 405
 
 
 class ClientOptions(TypedDict, total=False):
@@ -88,6 +92,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._path = address_of(model)
+        self._readiness_path = readiness_address_of(model)
         self._timeout_s = optional_seconds("timeout_s", timeout_s) or 30.0
         self._retries = retries
         self.budget = RetryBudget()
@@ -118,7 +123,10 @@ class AsyncClient:
         await self._http.aclose()
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Wait until the server can answer.
+        """Wait until the client's model can answer; without `model=`, until any model can.
+
+        A server that has no such model is asked again until `timeout_s` is over, since services can
+        be added while it runs.
 
         Raises:
             DeadlineExceeded: It could not within `timeout_s`; the text says why.
@@ -129,10 +137,12 @@ class AsyncClient:
             left_s = until - monotonic()
             try:
                 async with asyncio.timeout(max(left_s, 0.001)):
-                    answer = await self._http.get("/readyz")
+                    answer = await self._readiness()
                 if answer.status_code == 200:
                     return
                 why = str(error_in(answer.status_code, answer.headers, answer.content))
+                if answer.status_code == _MISSING:
+                    why = f"there is nothing at {self._readiness_path}"
             except TimeoutError:
                 pass
             except (httpx.TransportError, StartupError) as error:
@@ -140,6 +150,17 @@ class AsyncClient:
             if until - monotonic() <= 0:
                 raise DeadlineExceeded(f"the server was not ready within {timeout_s:g} s: {why}")
             await asyncio.sleep(min(_READY_EVERY_S, max(0.0, until - monotonic())))
+
+    async def _readiness(self) -> httpx.Response:
+        """Ask whether the model can answer.
+
+        Older servers only tell it of the whole server. They differ from one that has no such model
+        in what GET gets where the model is asked: 405, and not 404.
+        """
+        answer = await self._http.get(self._readiness_path)
+        if answer.status_code == _MISSING and (await self._http.get(self._path)).status_code == _NOT_ALLOWED:
+            answer = await self._http.get(SERVER_READINESS)
+        return answer
 
     @overload
     async def predict(self, x: Any, *, as_type: type[T], timeout_s: float | None = None, priority: int = 0) -> T: ...

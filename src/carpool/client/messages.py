@@ -26,6 +26,7 @@ from carpool.http_response import HTTPError
 MSGPACK_TYPE: Final = "application/msgpack"
 LINES_TYPE: Final = "application/x-ndjson"
 EVENTS_TYPE: Final = "text/event-stream"
+SERVER_READINESS: Final = "/readyz"
 
 
 class _Told(msgspec.Struct):
@@ -47,6 +48,11 @@ _read_error = msgspec.json.Decoder(_Body).decode
 def address_of(model: str | None) -> str:
     """Return the path at which a model is asked; None for the first one."""
     return "/predict" if model is None else f"/models/{quote(model, safe='')}/predict"
+
+
+def readiness_address_of(model: str | None) -> str:
+    """Return the path that tells whether a model would answer; None for whether any would."""
+    return SERVER_READINESS if model is None else f"/models/{quote(model, safe='')}/ready"
 
 
 def packed(item: Any) -> bytes:

@@ -73,7 +73,7 @@ class Client:
         return self._client.budget
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Wait until the server can answer. Raises `DeadlineExceeded`."""
+        """Wait until the client's model can answer; see `AsyncClient.wait_until_ready`."""
         self._wait(self._client.wait_until_ready(timeout_s))
 
     @overload

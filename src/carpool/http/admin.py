@@ -23,6 +23,7 @@ import msgspec
 
 from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailable
 from carpool.foreign import text_of
+from carpool.hints import schema
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
@@ -192,8 +193,9 @@ class Admin:
         try:
             _check_client(exchange)
             order = msgspec.json.decode(bytes(exchange.body) or b"{}", type=kind)
-        except msgspec.DecodeError as error:
-            exchange.respond(self._error(exchange.head, InvalidRequest(str(error))))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            unread = schema.as_our_error(error, "JSON", kind, b"")
+            exchange.respond(self._error(exchange.head, InvalidRequest(text_of(unread))))
         except CarpoolError as error:
             exchange.respond(self._error(exchange.head, error))
         else:

@@ -7,7 +7,6 @@ handle belongs to the process that started it. `Handle` is in `thread_handle.py`
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from math import inf
 from typing import Any
@@ -119,7 +118,7 @@ class AsyncHandle:
         made = await self._assemble()
         how_to_close = _HOW_TO_CLOSE_ASYNC if self._running.thread is None else _HOW_TO_CLOSE
         await self._running.begin(made.driver, made.pools, made.guard, made.upkeep, how_to_close)
-        weakref.finalize(self, self._running.dropped).atexit = False  # at exit the workers end with the program
+        self._running.end_with(self)
         try:
             await self._start_workers(made)
         except BaseException:

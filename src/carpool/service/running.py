@@ -20,6 +20,7 @@ import warnings
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from carpool.core.life import Act, Event, Life, LifeState
 from carpool.drive.aio import Driver
@@ -73,6 +74,7 @@ class Running:
         self._closing: asyncio.Task[None] | None = None
         self._process = os.getpid()
         self._how_to_close = ""
+        self._collected: weakref.finalize[[], Any] | None = None
         self._watch = self._watch_loop()
         _lives.add(self.life)
 
@@ -92,6 +94,11 @@ class Running:
         self._process, self._how_to_close = os.getpid(), how_to_close
         await anext(self._watch)
         self.life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
+
+    def end_with(self, handle: object) -> None:
+        """Have everything ended when the handle is collected, if it is not by then."""
+        self._collected = weakref.finalize(handle, self.dropped)
+        self._collected.atexit = False  # at exit the workers end with the program
 
     def pin(self, service: Declaration) -> None:
         """Tie the thread of the loop to the cores of a service, until the service has ended."""
@@ -145,6 +152,7 @@ class Running:
         """End the workers of a service that is not closed although its loop ends or has ended."""
         if self.life.happened(Event.LOOP_GONE) is Act.KILL:
             self._let_go()
+            self._forget_handle()
 
     def dropped(self) -> None:
         """Have everything ended, if it is not, since the handle has been collected in some thread.
@@ -214,7 +222,17 @@ class Running:
             self.driver.abort()
             self._let_go()
         self.life.happened(Event.ENDED)
+        self._forget_handle()
         logger.info("service %s is closed", self.name, extra={"model": self.name})
+
+    def _forget_handle(self) -> None:
+        """Wait no longer for the end of the handle.
+
+        Until then the interpreter holds this object: if a request of a batch that was never
+        answered refers to the handle, neither of them would ever be collected.
+        """
+        if self._collected is not None:
+            self._collected.detach()
 
     def _let_go(self) -> None:
         """End the workers at once and wait for nothing that needs the loop."""
