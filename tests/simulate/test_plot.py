@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 
-
 def draw(*args: Any, **more: Any) -> None:
     """Import matplotlib only where a picture is drawn: each process that collects the tests would wait a second."""
     from carpool.simulate import plot

@@ -131,7 +131,7 @@ def add_simulator() -> None:
 
 
 def main() -> None:
-    """Run the command that is named in `sys.argv`, without the simulator if it is one of the others."""
+    """Run the command that `sys.argv` names, without the simulator unless it needs that."""
     named = sys.argv[1] if len(sys.argv) > 1 else ""
     if named.startswith("-") or named not in cli:
         add_simulator()
