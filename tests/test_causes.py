@@ -225,6 +225,7 @@ def times_shown(error: BaseException) -> int:
     return "".join(traceback.format_exception(error)).count("raise RAISED[name]()")
 
 
+@slow_where(lambda run_in, name: run_in == "process" and name not in ("KeyError", "local"))
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_user_s_line_is_shown_once(run_in: Any, name: str) -> None:

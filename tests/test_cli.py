@@ -122,6 +122,15 @@ def test_at_level_debug_the_policy_explains_itself() -> None:
     assert any(line["level"] == "debug" and "stage Talks: a batch of 1 goes" in line["message"] for line in lines)
 
 
+def test_a_server_does_not_wait_for_the_simulator() -> None:
+    """Whoever serves, or asks a server, does not import the simulator."""
+    command = [sys.executable, "-X", "importtime", "-m", "carpool", "serve", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    assert "carpool.cli" in done.stderr
+    assert "carpool.simulate" not in done.stderr
+
+
 def test_version() -> None:
     """`--version` prints that of the package."""
     assert run("--version").stdout.strip() == carpool.__version__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@cache
 def classes(folder: Path) -> Counter[str]:
     """Count how many classes, and aliases of types at the top of a module, have each name in a folder."""
     found: Counter[str] = Counter()
@@ -29,7 +31,7 @@ def entries(text: str) -> dict[str, list[str]]:
 
 
 GLOSSARY = entries((ROOT / "ARCHITECTURE.md").read_text())
-CLASSES = classes(ROOT / "src")
+SOURCE = ROOT / "src"
 
 
 def test_the_glossary_is_read() -> None:
@@ -43,7 +45,7 @@ def test_the_glossary_is_read() -> None:
 @pytest.mark.parametrize(("word", "names"), GLOSSARY.items())
 def test_a_word_names_classes_that_exist_once(word: str, names: list[str]) -> None:
     """No other class has the name, and the class has not gone."""
-    assert {name: CLASSES[name] for name in names} == dict.fromkeys(names, 1), word
+    assert {name: classes(SOURCE)[name] for name in names} == dict.fromkeys(names, 1), word
 
 
 def test_no_class_is_named_by_two_words() -> None:
@@ -54,7 +56,7 @@ def test_no_class_is_named_by_two_words() -> None:
 
 def test_no_two_classes_share_a_name() -> None:
     """A reader who looks for a class finds one, in all of the package; private ones may repeat."""
-    assert [name for name, times in CLASSES.items() if times > 1 and not name.startswith("_")] == []
+    assert [name for name, times in classes(SOURCE).items() if times > 1 and not name.startswith("_")] == []
 
 
 def test_what_is_gone_is_found(tmp_path: Path) -> None:

@@ -24,9 +24,7 @@ SIZES = (2**11, 2**14)
 MOST_S = 0.05
 """Of the processor, for 16 Ki characters: linear ones take a hundredth of it, quadratic ones three times as much."""
 
-CALLS = [
-    f"re.{name}" for name in ["compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn"]
-]
+CALLS = ["compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn"]
 
 
 class Use(NamedTuple):
@@ -46,6 +44,8 @@ def uses() -> Iterator[Use]:
     """Every call of `re` in the sources."""
     for path in sorted(SOURCE.rglob("*.py")):
         source = path.read_text()
+        if "import re\n" not in source:
+            continue
         for function, node in calls(ast.parse(source), "module"):
             methods: tuple[str, ...] = (node.func.attr,)  # type: ignore[attr-defined]
             if methods == ("compile",):
@@ -65,8 +65,9 @@ def calls(tree: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
     """The calls of `re` below a node, with the function that each is in."""
     for node in ast.iter_child_nodes(tree):
         inside = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS:
-            yield inside, node
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name("re"), attr=name)) if name in CALLS:
+                yield inside, node
         yield from calls(node, inside)
 
 

@@ -44,9 +44,17 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text())
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The statements in a tree, without a look at the expressions in them, in which nothing is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield node
+            yield from statements(node)
+
+
 def imported_by(module: str) -> Iterator[str]:
     """The modules of the tests that a module imports, at its top or deeper."""
-    for node in ast.walk(tree_of(module)):
+    for node in statements(tree_of(module)):
         match node:
             case ast.Import():
                 names = [alias.name for alias in node.names]

@@ -22,6 +22,7 @@ from carpool.frames import Pandas, Polars
 from carpool.frames.sheets import as_sheet
 from carpool.http.app import App
 from carpool.model import traits_of
+from tests.effort import slow_where
 from tests.support.http.front import post
 from tests.support.http.net import Client, serving
 
@@ -234,6 +235,7 @@ TYPES = [
 ]
 
 
+@slow_where(lambda kind: kind in ("int8", "float32", "boolean", pl.Int8, pl.Float64))
 @pytest.mark.parametrize(("base", "kind"), TYPES)
 def test_every_cell_reads_in_company_as_alone(base: Any, kind: Any) -> None:
     """Every cell of every type that can be declared reads the same whatever stands above and below

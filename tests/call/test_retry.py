@@ -20,6 +20,7 @@ from carpool.call.results import Failed, Trouble, as_results, run_now
 from carpool.call.retry import Retrier
 from carpool.clock import VirtualClock
 from carpool.errors import ModelError
+from tests.effort import slow_where
 from tests.support.properties import PROPERTY
 
 
@@ -260,6 +261,7 @@ class Timed:
 COSTS = {"by the call": (0.01, 0.0), "by the item": (0.0, 0.001)}
 
 
+@slow_where(lambda bad: bad in (0.02, 0.05))
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize(
     ("n", "bad", "calls", "items"),

@@ -240,7 +240,7 @@ def named(value: Any) -> str:
     return f"{type(value).__name__}-{value.max_batch_size}" + "-idle" * getattr(value, "from_idle", False)
 
 
-@slow_where(lambda n, slots, policy: n + slots > 4 and policy is not GREEDY)
+@slow_where(lambda n, slots, policy: n + slots > 3 and policy is not GREEDY)
 @pytest.mark.parametrize("policy", POLICIES, ids=named)
 @pytest.mark.parametrize(("n", "slots"), [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2)])
 def test_every_order_ends_with_everybody_served(n: int, slots: int, policy: Policy) -> None:
@@ -308,7 +308,7 @@ def test_tickets_are_run_by_whoever_leads(policy: Policy) -> None:
 
 @slow_where(
     lambda n, slots, tickets, interrupts, policy: (
-        n + interrupts > 4 or (n + slots + tickets + interrupts > 4 and policy is not GREEDY)
+        n + interrupts > 4 or (n + slots + tickets + interrupts > 3 and policy is not GREEDY)
     )
 )
 @pytest.mark.parametrize("policy", POLICIES, ids=named)

@@ -121,13 +121,14 @@ import sys
 sys.setrecursionlimit(10**6)
 from carpool.hints import schema
 from carpool.errors import InvalidRequest
+from carpool.request import Request
 from carpool.service.weigh import Weigher
 from carpool.wire.payload import JSON, MSGPACK
 
 weigher = Weigher(len, "stage s", object)
 def weigh(body, format):
     try:
-        weigher.of_encoded(body, format)
+        weigher.weigh_encoded(Request(body, 60.0), body, format)
     except InvalidRequest as error:
         print(error.status, error)
 

@@ -16,7 +16,7 @@ from tests.support.http.front import get, post
 from tests.support.http.net import serving
 
 
-@pytest.fixture(params=["our own", "uvicorn"])
+@pytest.fixture(params=["our own", "uvicorn"], scope="module")
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """The port of either front of an app."""
     app = App(models.scale, protocols=["kserve-v1"])

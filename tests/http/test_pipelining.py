@@ -9,6 +9,7 @@ import pytest
 
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.server_state import Limits
+from tests.effort import slow_where
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
@@ -69,6 +70,7 @@ async def test_only_so_many_are_inside(known: bool) -> None:
     assert not wire.reading_paused
 
 
+@slow_where(lambda known, row: known and row == 9000)
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("row", [200, 9000], ids=["short", "long"])
 @on_a_jumping_loop

@@ -13,6 +13,7 @@ import pytest
 from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
+from tests.effort import slow_where
 from tests.support.http import models, typed
 from tests.support.http.front import chunked, post
 from tests.support.http.jobs import GATED, job, outcome, small_queue
@@ -236,6 +237,7 @@ def test_when_full_wait(gate: Gate) -> None:
             client.close()
 
 
+@slow_where(lambda status, when_full: (status, when_full) == (408, "wait"))
 @pytest.mark.parametrize("when_full", ["refuse", "wait"])
 @pytest.mark.parametrize("status", [504, 408])
 def test_504_or_408(gate: Gate, status: int, when_full: str) -> None:

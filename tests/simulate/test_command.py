@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from carpool.cli import cli
+from carpool.cli import add_simulator, cli
 from carpool.simulate import Report, run
 from carpool.simulate.command import simulate
 from carpool.simulate.table import table_of
+
+add_simulator()
 
 FAST = ("--duration", "1s", "--seeds", "1", "--jobs", "1", "--policy")
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from carpool.simulate.plot import STYLES, draw, style
+
+def draw(*args: Any, **more: Any) -> None:
+    """Import matplotlib only where a picture is drawn: each process that collects the tests would wait a second."""
+    from carpool.simulate import plot
+
+    plot.draw(*args, **more)
 
 
 @dataclass
@@ -98,6 +104,8 @@ def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
 
 def test_no_two_policies_look_alike() -> None:
     """No two policies are drawn alike, also several of one kind and those of users."""
+    from carpool.simulate.plot import STYLES, style
+
     policies = [*STYLES, "static:5ms", "static:20ms", "mine", "yours"]
 
     styles = [style(policy, policies) for policy in policies]

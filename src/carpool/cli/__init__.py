@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 
 try:
@@ -20,15 +21,12 @@ from carpool.cli.config_command import show_config
 from carpool.cli.exits import fail
 from carpool.cli.health_command import health
 from carpool.cli.operate_commands import reload, scale, services
-from carpool.cli.profile_command import profile
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
 from carpool.cli.server_keys import server_key
 from carpool.cli.sources import sources
 from carpool.cli.targets import add_current_folder
 from carpool.cli.worker_command import worker
-from carpool.simulate.command import simulate
-from carpool.simulate.plan_command import plan
 
 
 def _demo_can_run() -> bool:
@@ -53,10 +51,7 @@ cli.command(score)
 cli.command(health)
 cli.command(reload)
 cli.command(scale)
-cli.command(profile)
-cli.command(plan)
 cli.command(services)
-cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 
 @cli.command
@@ -120,6 +115,24 @@ def demo() -> None:
     raise SystemExit(status)
 
 
+@cache
+def add_simulator() -> None:
+    """Add the commands that import the simulator, which takes about as long as all the others.
+
+    They are not named as texts, by which cyclopts would import them: it would list them without
+    their descriptions.
+    """
+    from carpool.cli.profile_command import profile
+    from carpool.simulate.command import simulate
+    from carpool.simulate.plan_command import plan
+
+    for command in (profile, plan, simulate):
+        cli.command(command)
+
+
 def main() -> None:
-    """Run the command that is named in `sys.argv`."""
+    """Run the command that `sys.argv` names, without the simulator unless it needs that."""
+    named = sys.argv[1] if len(sys.argv) > 1 else ""
+    if named.startswith("-") or named not in cli:
+        add_simulator()
     cli()

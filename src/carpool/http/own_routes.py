@@ -15,7 +15,7 @@ from carpool.foreign import as_model_error
 from carpool.hints.schema import json_bytes
 from carpool.http.codec import wishes
 from carpool.http.error_answers import ErrorAnswers
-from carpool.http.streaming import BY_TYPE, SILENCE_S, SSE, framed
+from carpool.http.streaming import BY_TYPE, SILENCE_S, SSE, Framing, framed
 
 _END: Final = object()  # there are no more parts
 _SILENCE: Final = object()  # no part has come for a long time
@@ -62,30 +62,9 @@ async def stream_response(
         await reading.close()
         raise
 
-    async def written() -> AsyncGenerator[bytes]:
-        """The body."""
-        n = 0
-        while True:
-            try:
-                part = await reading.next()
-                if part is _SILENCE:
-                    yield framing.alive
-                    continue
-                data = framing.with_end(n) if part is _END else framed(framing, json_bytes(part))
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                told = error if isinstance(error, CarpoolError) else as_model_error(error, "the stream")
-                yield framing.error % answers.response(b"", told).body
-                return
-            yield data
-            if part is _END:
-                return
-            n += 1
-
     headers = {"content-type": framing.content_type.decode(), "x-content-type-options": "nosniff"}
     headers.update((name.decode(), value.decode()) for name, value in framing.headers)
-    return _PartsResponse(reading, written(), headers)
+    return _PartsResponse(reading, _written(reading, framing, answers), headers)
 
 
 class _Reading:
@@ -136,6 +115,28 @@ async def _next_of(parts: AsyncIterator[Any]) -> Any:
     async for part in parts:
         return part
     return _END
+
+
+async def _written(reading: _Reading, framing: Framing, answers: ErrorAnswers) -> AsyncGenerator[bytes]:
+    """Yield the body: each part as it comes, and the end or the error that stands in its place."""
+    n = 0
+    while True:
+        try:
+            part = await reading.next()
+            if part is _SILENCE:
+                yield framing.alive
+                continue
+            data = framing.with_end(n) if part is _END else framed(framing, json_bytes(part))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            told = error if isinstance(error, CarpoolError) else as_model_error(error, "the stream")
+            yield framing.error % answers.response(b"", told).body
+            return
+        yield data
+        if part is _END:
+            return
+        n += 1
 
 
 class _PartsResponse(StreamingResponse):

@@ -72,17 +72,6 @@ class Weigher:
         """Return the length of an item; it is 1 without `length=`. Raises what `of` does."""
         return 1 if self._length is None else units(self._told(self._length, "length", x), self._name, "length")
 
-    def of_encoded(self, item: Any, format: int = OBJECT) -> int:
-        """Return the size of an item that is still encoded.
-
-        Args:
-            item: A request's body, or the result of the previous stage.
-            format: How it is encoded, as `carpool.wire.payload` numbers formats.
-
-        Raises: what `weigh_encoded` does.
-        """
-        return self.of(self._opened(item, format))
-
     def weigh(self, request: Request, x: Any) -> None:
         """Write on a request what its item `x` counts for: its size, its length and its key.
 

@@ -110,11 +110,7 @@ def run(
     servers = Servers.of(cost, max_batch_size, workers)
     templates = per_stage("policy", policy, len(servers.costs))
     slos = slos_of(slo_s)
-    nonnegative_seconds("hop_s", hop_s)
-    nonnegative_seconds("turn_s", turn_s)
-    nonnegative_seconds("start_s", start_s)
-    nonnegative_seconds("switch_s", switch_s)
-    nonnegative_seconds("settle_s", settle_s)
+    _check_seconds(hop_s=hop_s, turn_s=turn_s, start_s=start_s, switch_s=switch_s, settle_s=settle_s)
     given = {"weights": weights, "weights_known": weights_known, "lengths": lengths, "keys": keys}
     traffic = Traffic(
         arrivals_of(arrivals),
@@ -125,9 +121,7 @@ def run(
         settle_s=settle_s,
         seed=seed,
     )
-    policies = _policies(templates, servers, traffic, max(slos))
-    for each in policies:
-        each.max_padded_size, each.allowed_lengths = max_padded_size, allowed_lengths
+    policies = _policies(templates, servers, traffic, max(slos), max_padded_size, allowed_lengths)
     driver = VirtualDriver(
         _pipeline(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=flag("runs_ahead", runs_ahead)),
         BatchCosts(servers, policies, traffic, switch_s, seed),
@@ -149,17 +143,7 @@ def run(
     end_s = _end_s(traffic.duration_s, max(slos))
     traffic.begin(driver)
     driver.run(until=end_s)
-    return report_of(
-        traffic.record.settled(),
-        policy=" -> ".join(dict.fromkeys(map(label_of, templates))),
-        load=traffic.load,
-        seed=seed,
-        end_s=end_s,
-        worker_s=scaled.worker_s,
-        workers_over_time=scaled.over_time,
-        wake_ups=driver.wake_ups,
-        has_keys=traffic.has_keys,
-    )
+    return _reported(driver, traffic, scaled, templates, seed, end_s)
 
 
 def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
@@ -174,15 +158,29 @@ def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
     return slos
 
 
+def _check_seconds(**settings: float) -> None:
+    """Check settings that are durations, each under its name. Raises ValueError or TypeError."""
+    for name, seconds in settings.items():
+        nonnegative_seconds(name, seconds)
+
+
 def _policies(
-    templates: Sequence[PolicyLike], servers: Servers, traffic: Traffic, longest_slo_s: float
+    templates: Sequence[PolicyLike],
+    servers: Servers,
+    traffic: Traffic,
+    longest_slo_s: float,
+    max_padded_size: float,
+    allowed_lengths: Sequence[int] | None,
 ) -> list[Policy]:
     """Make the policy of each stage. Raises ValueError or TypeError."""
     slo_s = None if math.isinf(longest_slo_s) else longest_slo_s
-    return [
+    policies = [
         policy_of(template, max_batch_size=limit, slo_s=slo_s, cost_s=cost)
         for template, limit, cost in zip(templates, servers.limits, traffic.plain_costs, strict=True)
     ]
+    for policy in policies:
+        policy.max_padded_size, policy.allowed_lengths = max_padded_size, allowed_lengths
+    return policies
 
 
 def _pipeline(
@@ -214,3 +212,25 @@ def _levels(policy: Policy, traffic: Traffic) -> LevelsOf | None:
 def _end_s(duration_s: float, longest_slo_s: float) -> float:
     """Return when the run ends: requests that arrived last still have time to be answered."""
     return duration_s + (duration_s if math.isinf(longest_slo_s) else 2 * longest_slo_s)
+
+
+def _reported(
+    driver: VirtualDriver,
+    traffic: Traffic,
+    scaled: Scaling,
+    templates: Sequence[PolicyLike],
+    seed: int,
+    end_s: float,
+) -> Report:
+    """Return the report of a run that has come to its end."""
+    return report_of(
+        traffic.record.settled(),
+        policy=" -> ".join(dict.fromkeys(map(label_of, templates))),
+        load=traffic.load,
+        seed=seed,
+        end_s=end_s,
+        worker_s=scaled.worker_s,
+        workers_over_time=scaled.over_time,
+        wake_ups=driver.wake_ups,
+        has_keys=traffic.has_keys,
+    )

@@ -8,7 +8,7 @@ which a reader at that pace wants it, which is what a reader notices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice, pairwise
 from math import inf
@@ -225,21 +225,23 @@ def run_steps(
     start_s, step_s = cost.seconds(Random(f"{seed}/cost"))
     driver = VirtualDriver(Pipeline([stepper], slo_s=slo_s), [], [workers], steps=StepCosts(start_s, step_s))
     readings: list[Reading] = []
-
     traffic = traffic_of(arrivals, lengths, cost, rows, workers, duration_s, seed, most_requests)
-
-    def requests() -> Iterator[tuple[float, Request]]:
-        for when, (units, parts) in traffic:
-            reading = Reading(driver.clock, when, parts)
-            request = Request(parts, inf, caller=reading)
-            request.stream = Stream(units)
-            readings.append(reading)
-            yield when, request
-
-    driver.feed(requests())
+    driver.feed(_requests(traffic, driver.clock, readings))
     driver.run()
     name = policy if isinstance(policy, str) else type(made).__name__
     return report_on(name, readings, slo_s, part_slo_s, _mean_rows(driver))
+
+
+def _requests(
+    traffic: Iterable[tuple[float, Length]], clock: VirtualClock, readings: list[Reading]
+) -> Iterator[tuple[float, Request]]:
+    """Yield when each request comes, and the request; what its reader sees joins `readings`."""
+    for when, (units, parts) in traffic:
+        reading = Reading(clock, when, parts)
+        request = Request(parts, inf, caller=reading)
+        request.stream = Stream(units)
+        readings.append(reading)
+        yield when, request
 
 
 def traffic_of(
