@@ -21,6 +21,7 @@ import pytest
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, StartupError, Unavailable
+from carpool.observe.figures import figures
 from carpool.testing.driver import PROMISES, Contract, Driven
 from tests.on_ray.models import Place
 from tests.support import joining, models, parts
@@ -224,8 +225,9 @@ def test_a_model_of_main(how: str, tmp_path: Path) -> None:
 
 
 def test_what_is_observed(caplog: pytest.LogCaptureFixture) -> None:
-    """Ray's own metrics have a snapshot of the service, and with `/metrics`, `stats()` and lines of the
-    log say on which node, and as which actor, a worker runs; what ends is told as well.
+    """Ray's own metrics have a snapshot of the service, and with `/metrics`, `stats()`, the dashboard's
+    figures and lines of the log say on which node, and as which actor, a worker runs; what ends is
+    told as well.
     """
     import ray
 
@@ -236,6 +238,8 @@ def test_what_is_observed(caplog: pytest.LogCaptureFixture) -> None:
         (info,) = [line for line in text.splitlines() if "carpool_worker_info{" in line and 'stage="Observed"' in line]
         assert f'node="{node}"' in info and info.endswith(" 1.0")
         assert node[:12] in handle.stats().stages[0].elsewhere[0]
+        (worker,) = figures([handle._inner.driver.stats], 0.0)["services"][0]["stages"][0]["workers"]
+        assert (worker["node"], len(worker["actor"])) == (node, 32)
         ready = [record for record in caplog.records if record.msg.startswith("worker %s is ready")]
         assert [record.node for record in ready] == [node]  # type: ignore[attr-defined]
         assert all(len(record.actor) == 32 for record in ready)  # type: ignore[attr-defined]
