@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests.on_ray.models import Doubled, Later, Padded, Words
+from tests.on_ray.models import Diary, Doubled, Later, Padded, Words
+from tests.support.processes import alive
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
@@ -73,6 +77,22 @@ def test_an_async_model(data: Any) -> None:
     """A stage on the loop scores a dataset, too; and a row's own dict goes to it where no column is named."""
     rows = carpool.ray.map_batches(data.range(50), Stage(Later, max_batch_size=4, run_in="loop")).take_all()
     assert sorted((row["id"], row["answer"]) for row in rows) == [(i, i + 1) for i in range(50)]
+
+
+@pytest.mark.parametrize("first", [0, -1], ids=["to its end", "to an error"])
+def test_processes_end_with_the_dataset(data: Any, first: int, tmp_path: Path) -> None:
+    """The processes of a dataset's actors end, and their models are torn down, when all rows are
+    scored; after an error they end as well, which Ray may do by killing them.
+    """
+    stage = Stage(Diary(str(tmp_path)), max_batch_size=4)
+    dataset = carpool.ray.map_batches(data.range(40).map(lambda row: {"id": row["id"] + first}), stage)
+    with pytest.raises(Exception, match="no such row") if first else contextlib.nullcontext():
+        dataset.take_all()
+    files = list(tmp_path.iterdir())
+    assert files
+    wait_until(lambda: not any(alive(int(file.name)) for file in files), 60)
+    if not first:
+        assert [file.read_text() for file in files] == ["torn down"]
 
 
 @pytest.mark.parametrize(("workers", "sizes"), [(1, (1, 1)), (3, (1, 3)), ((2, 4), (2, 4))])
