@@ -84,7 +84,7 @@ def test_processes_end_with_the_dataset(data: Any, first: int, tmp_path: Path) -
     """The processes of a dataset's actors end, and their models are torn down, when all rows are
     scored; after an error they end as well, which Ray may do by killing them.
     """
-    stage = Stage(Diary(str(tmp_path)), max_batch_size=4)
+    stage = Stage(Diary, kwargs={"folder": str(tmp_path)}, max_batch_size=4)
     dataset = carpool.ray.map_batches(data.range(40).map(lambda row: {"id": row["id"] + first}), stage)
     with pytest.raises(Exception, match="no such row") if first else contextlib.nullcontext():
         dataset.take_all()

@@ -181,6 +181,49 @@ def test_an_environment_of_its_own() -> None:
         }
 
 
+def test_workers_are_scaled_and_replaced() -> None:
+    """Under load workers are added, all are replaced, and some are taken away; no request fails, and
+    each has the environment and the index that it would have on one machine.
+    """
+    with service(env={"COLOUR": "red"}).run(on="ray") as handle, pressing(handle) as callers:
+        callers.go_on()
+        handle.scale("Place", 3)
+        callers.pids.clear()
+        wait_until(lambda: len(callers.pids) == 3)
+        before = set(callers.pids)
+        handle.reload()
+        wait_until(lambda: not any(map(alive, before)))
+        callers.pids.clear()
+        wait_until(lambda: len(callers.pids) == 3)
+        assert not before & callers.pids
+        with ThreadPoolExecutor(16) as others:
+            answers = list(others.map(handle.predict, range(100)))
+        assert {(each["colour"], each["index"]) for each in answers} == {("red", 0), ("red", 1), ("red", 2)}
+        handle.scale("Place", 1)
+        wait_for(handle, 1)
+        callers.go_on()
+    assert callers.errors == []
+
+
+def test_worn_workers_are_replaced() -> None:
+    """Under load workers are recycled, and no request fails."""
+    with service(max_calls=30).run(on="ray") as handle, pressing(handle) as callers:
+        wait_until(lambda: len(callers.pids) >= 3 or callers.errors, 60)
+    assert callers.errors == []
+
+
+def test_workers_follow_the_load() -> None:
+    """With a range, workers are added while there is load and taken away after it, and no request fails."""
+    with service(workers=(1, 3)).run(on="ray") as handle:
+        assert handle.stats().stages[0].workers == {"ready": 1}
+        with pressing(handle) as callers:
+            wait_until(lambda: handle.stats().stages[0].workers.get("ready", 0) >= 2, 60)
+            callers.go_on()
+        assert callers.errors == []
+        wait_until(lambda: handle.stats().stages[0].workers == {"ready": 1}, 90)
+        assert handle.predict(1)["x"] == 1
+
+
 def test_room_is_waited_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker for which there is no room waits, and the log says what it needs and what is free."""
     from carpool.ray import actor_worker

@@ -96,7 +96,7 @@ class StageScorer:
         self._output = output
         self._errors = errors
         self._handle = Service(_as_received(stage), timeout_s=None).start()
-        # The model is torn down when Ray lets go of the actor in good order, or ends its process so.
+        # Its model is torn down when Ray lets go of the actor, or ends its process, in good order.
         weakref.finalize(self, self._handle.close, drain=False)
 
     def __call__(self, rows: Rows) -> Rows:
