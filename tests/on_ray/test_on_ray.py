@@ -276,9 +276,10 @@ def test_what_is_observed(caplog: pytest.LogCaptureFixture) -> None:
 
     with caplog.at_level(logging.INFO, "carpool"), service(name="Observed").run(on="ray") as handle:
         node = handle.predict(1)["node"]
-        wait_until(lambda: "carpool_requests_total{" in (text := ray_metrics()) and "Observed" in text, 60)
-        text = ray_metrics()
-        (info,) = [line for line in text.splitlines() if "carpool_worker_info{" in line and 'stage="Observed"' in line]
+        wait_until(lambda: ray_metrics("carpool_requests_total{", 'model="place"'), 60)
+        infos: list[str] = []
+        wait_until(lambda: infos.extend(ray_metrics("carpool_worker_info{", 'stage="Observed"')) or infos, 60)
+        (info,) = infos
         assert f'node="{node}"' in info and info.endswith(" 1.0")
         assert node[:12] in handle.stats().stages[0].elsewhere[0]
         (worker,) = figures([handle._inner.driver.stats], 0.0)["services"][0]["stages"][0]["workers"]
@@ -293,17 +294,17 @@ def test_what_is_observed(caplog: pytest.LogCaptureFixture) -> None:
         assert ray.is_initialized()
 
 
-def ray_metrics() -> str:
-    """What the nodes of the cluster export for Prometheus."""
+def ray_metrics(name: str, label: str) -> list[str]:
+    """What the nodes of the cluster export for Prometheus under a name and with a label."""
     import ray
 
-    texts = []
+    lines: list[str] = []
     for node in ray.nodes():
         if node["Alive"]:
             url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
             with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
-                texts.append(answer.read().decode())
-    return "\n".join(texts)
+                lines += answer.read().decode().splitlines()
+    return [line for line in lines if name in line and label in line]
 
 
 def test_other_stages_stay_here() -> None:
