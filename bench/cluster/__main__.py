@@ -4,12 +4,17 @@
 * `http`: our own HTTP against Serve's replica asked directly, no proxy in between.
 * `own`: carpool on Ray against carpool with its own worker processes; by callers in Python, and for
   `arrays` with arrays of 6 MB.
+* `tcp`: the same with a worker on another node (both are on this machine), hence over TCP and not a
+  Unix socket.
+* `far`: carpool with such a worker against calls of an actor on that node, which take arrays and
+  answers through Ray's object store; the best of one and of four calls at a time.
 
 Serve is at its best: throughput-optimized, `max_ongoing_requests` 2048, and for each turn the best
 of three settings of `batch_wait_timeout_s` (0, 10 and 30 ms), each of which has a turn. `trivial`
-doubles numbers, `timed` takes 8 ms and 0.25 ms an item, with batches of up to 64. Ratios are
-medians over neighbours in time; processor time is that of all processes, Ray's daemons and the
-callers in Python among them, `wrk` not.
+doubles numbers, `timed` takes 8 ms and 0.25 ms an item, with batches of up to 64; `arrays` gives
+back what it gets, for up to 16 callers, since the arrays of more do not fit the object store.
+Ratios are medians over neighbours in time; processor time is that of all processes, Ray's daemons
+and the callers in Python among them, `wrk` not.
 
     python -m bench.cluster --rounds 5 --seconds 4 --json ray.json
 """
@@ -25,7 +30,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -42,6 +47,9 @@ CALLERS = (1, 16, 64, 256)
 WAITS_S = (0.0, 0.01, 0.03)
 DIRECT_PORTS = range(30000, 30004)  # where replicas of Serve listen that are asked directly
 FIND_S = 20.0
+MOST_WITH_ARRAYS = 16  # callers
+ON_ANOTHER_NODE = {"resources": {"far": 1}}
+AT_ONCE = (1, 4)
 
 
 class Case(NamedTuple):
@@ -56,11 +64,17 @@ class Case(NamedTuple):
         """As `--cases` has it."""
         return f"{self.way}.{self.model}.{self.workers}"
 
+    @property
+    def is_far(self) -> bool:
+        """Whether its worker is on another node."""
+        return self.way in ("tcp", "far")
+
 
 CASES = [
     *(Case("handle", model, workers) for model, workers in (("trivial", 1), ("timed", 1), ("timed", 2))),
     *(Case("http", model, 1) for model in ("trivial", "timed")),
     *(Case("own", model, 1) for model in ("trivial", "timed", "arrays")),
+    *(Case(way, "arrays", 1) for way in ("tcp", "far")),
 ]
 MODELS = {"trivial": models.Trivial, "timed": models.Timed, "arrays": models.Arrays}
 
@@ -86,33 +100,34 @@ def main() -> int:
     given = parser.parse_args()
     try:
         import ray
-        from ray import serve
+        import ray.serve
     except ImportError:
         parser.error("Ray is not installed: pip install 'ray[serve]'")
     cases = [case for case in CASES if case.name in given.cases]
+    near, far = ([case for case in cases if case.is_far == is_far] for is_far in (False, True))
     if any(case.way == "http" for case in cases) and wrk.missing():
         parser.error(wrk.missing())
     end_on_sigterm()
     adopt_orphans()
     found: Comparison[Row] = Comparison({**machine(), "ray": ray.__version__, "seconds": given.seconds})
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        _start_ray(ray, folder)
+        _prepare(folder)
         try:
-            serve.start(http_options={"host": "127.0.0.1", "port": free_port()}, logging_config=_QUIET)
-            asyncio.run(_measure(cases, list(map(int, given.callers)), given, found))
+            for start, some in ((_one_node, near), (_two_nodes, far)):
+                if some:
+                    with start():
+                        asyncio.run(_measure(some, list(map(int, given.callers)), given, found))
         except KeyboardInterrupt:
             found.failures.append("interrupted: not everything was measured")
-        finally:
-            serve.shutdown()
-            ray.shutdown()
     return found.report(given, "carpool on Ray / the other side", one_table(_HEADER, _cells), asdict)
 
 
 _QUIET = {"enable_access_log": False, "log_level": "WARNING"}
+_SMALL = {"include_dashboard": False, "object_store_memory": 600 * 2**20, "num_cpus": 8}
 
 
-def _start_ray(ray: Any, folder: str) -> None:
-    """Start a node for this program alone, with Serve's settings for throughput."""
+def _prepare(folder: str) -> None:
+    """Have Ray keep to a folder, and give Serve its settings for throughput."""
     os.environ.update(
         RAY_TMPDIR=folder,
         HOME=folder,
@@ -120,20 +135,56 @@ def _start_ray(ray: Any, folder: str) -> None:
         RAY_SERVE_THROUGHPUT_OPTIMIZED="1",
         PYTHONPATH=PYTHONPATH,
     )
-    small = {"include_dashboard": False, "object_store_memory": 600 * 2**20, "logging_level": "ERROR"}
-    ray.init(address="local", num_cpus=8, log_to_driver=False, _node_ip_address="127.0.0.1", **small)
+
+
+@contextlib.contextmanager
+def _one_node() -> Iterator[None]:
+    """A node for this program alone, with Serve."""
+    import ray
+    from ray import serve
+
+    ray.init(address="local", log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1", **_SMALL)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": free_port()}, logging_config=_QUIET)
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _two_nodes() -> Iterator[None]:
+    """Two nodes for this program alone, which is on the first one."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    head, other = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for whatever other address the machine has
+    nodes = Cluster(initialize_head=True, head_node_args={"node_ip_address": head, **_SMALL})
+    try:
+        room = {"resources": {"far": 3}, "num_cpus": 8, "object_store_memory": _SMALL["object_store_memory"]}
+        nodes.add_node(node_ip_address=other, **room)
+        nodes.wait_for_nodes()
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR", _node_ip_address=head)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+    finally:
+        nodes.shutdown()
 
 
 async def _measure(
     cases: Sequence[Case], callers: Sequence[int], given: argparse.Namespace, found: Comparison[Row]
 ) -> None:
     load = Load()
-    sides = {"handle": _handles, "http": _http, "own": _own}
+    sides = {"handle": _handles, "http": _http, "own": _own, "tcp": _own, "far": _far}
     for case in cases:
         async with sides[case.way](case, load, given.seconds) as (ours, theirs):
             for asking in (ours, *theirs):
                 await asking(16)  # warm
             for n in callers:
+                if case.model == "arrays" and n > MOST_WITH_ARRAYS:
+                    continue
                 found.rows.append(await _take_turns(case, n, ours, theirs, given.rounds))
 
 
@@ -194,17 +245,37 @@ async def _http(case: Case, load: Load, seconds: float) -> AsyncIterator[tuple[A
 
 @contextlib.asynccontextmanager
 async def _own(case: Case, load: Load, seconds: float) -> AsyncIterator[tuple[Asking, list[Asking]]]:
-    service = models.service(MODELS[case.model], case.workers)
-    item: Any = None
-    if case.model == "arrays":
-        import numpy
-
-        item = numpy.ones((3, 1000, 500), numpy.float32)  # 6 MB
+    there = ON_ANOTHER_NODE if case.is_far else {}
+    service = models.service(MODELS[case.model], case.workers, **there)
+    asked = _asked(case)
     async with service.run_async(on="ray") as on_ray, service.run_async() as here:
         yield (
-            (lambda n: load.callers(on_ray.predict, n, seconds, item)),
-            [lambda n: load.callers(here.predict, n, seconds, item)],
+            (lambda n: load.callers(on_ray.predict, n, seconds, *asked)),
+            [lambda n: load.callers(here.predict, n, seconds, *asked)],
         )
+
+
+@contextlib.asynccontextmanager
+async def _far(case: Case, load: Load, seconds: float) -> AsyncIterator[tuple[Asking, list[Asking]]]:
+    from bench.cluster import arrays
+
+    asked = _asked(case)
+
+    def calling(most_at_once: int) -> Asking:
+        actor = arrays.actor(most_at_once, num_cpus=0, **ON_ANOTHER_NODE)
+        return lambda n: load.callers(actor.call.remote, n, seconds, *asked)
+
+    async with models.service(MODELS[case.model], case.workers, **ON_ANOTHER_NODE).run_async(on="ray") as handle:
+        yield (lambda n: load.callers(handle.predict, n, seconds, *asked)), list(map(calling, AT_ONCE))
+
+
+def _asked(case: Case) -> tuple[Callable[..., Any], ...]:
+    """Return what a case asks for and what checks its answers; nothing where it is numbers."""
+    if case.model != "arrays":
+        return ()
+    from bench.cluster import arrays
+
+    return arrays.item_of, arrays.is_same
 
 
 @contextlib.asynccontextmanager

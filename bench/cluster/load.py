@@ -28,32 +28,45 @@ class Turn:
     cpu_s: float
 
 
+def is_double(answer: float, x: float) -> bool:
+    """Report whether an answer is twice as much as its item."""
+    return answer == 2 * x
+
+
 class Load:
     """Loads a side, and reads what that takes of the processor."""
 
     def __init__(self) -> None:
         self._tree = ProcessTree(os.getpid())
 
-    async def callers(self, call: Callable[[Any], Awaitable[Any]], n: int, seconds: float, item: Any = None) -> Turn:
+    async def callers(
+        self,
+        call: Callable[[Any], Awaitable[Any]],
+        n: int,
+        seconds: float,
+        item_of: Callable[[int], Any] = float,
+        is_answer: Callable[[Any, Any], bool] = is_double,
+    ) -> Turn:
         """Have `n` tasks ask without a pause; each answer is checked.
 
         Args:
             call: asks.
             n: how many callers there are.
             seconds: for how long.
-            item: what they ask for; None for numbers, of which the answer is twice as much.
+            item_of: returns what is asked for in the request of a number.
+            is_answer: reports whether an answer is right, of an answer and its item.
         """
         took: list[float] = []
         end = time.perf_counter() + seconds
 
         async def caller(number: int) -> None:
-            x = float(number)
             while (began := time.perf_counter()) < end:
-                answer = await call(x if item is None else item)
+                item = item_of(number)
+                answer = await call(item)
                 took.append(time.perf_counter() - began)
-                if (answer != 2 * x) if item is None else (answer.shape != item.shape):
-                    raise AssertionError(f"a wrong answer to {x}")
-                x += n
+                if not is_answer(answer, item):
+                    raise AssertionError(f"a wrong answer to the request of number {number}")
+                number += n
 
         before, began = self._cpu_s(), time.perf_counter()
         await asyncio.gather(*[caller(number) for number in range(n)])

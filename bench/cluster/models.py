@@ -33,7 +33,7 @@ class Arrays(carpool.Model):
         return xs
 
 
-def service(model: type[carpool.Model], workers: int = 1) -> carpool.Service:
-    """A service of one of them, which asks nothing of the cluster."""
-    stage = carpool.Stage(model, max_batch_size=BATCH, workers=workers, needs={"num_cpus": 0})
+def service(model: type[carpool.Model], workers: int = 1, **needs: Any) -> carpool.Service:
+    """A service of one of them, which asks nothing of the cluster but `needs`."""
+    stage = carpool.Stage(model, max_batch_size=BATCH, workers=workers, needs={"num_cpus": 0, **needs})
     return carpool.Service(stage, name=model.__name__.lower())

@@ -18,7 +18,7 @@ from carpool import top
 from carpool.http.app import App
 from carpool.observe.durations import DURATION_BOUNDS
 from carpool.observe.figures import in_words, problems
-from tests.support import chromium
+from tests.support import chromium, joining
 from tests.support.http import models
 from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import get, post
@@ -274,6 +274,41 @@ def test_a_browser_shows_the_figures_and_a_killed_worker(tmp_path: Path) -> None
             "[...new Set(performance.getEntriesByType('resource').map((e) => new URL(e.name).host))].join()"
         )
         assert hosts == f"127.0.0.1:{running.port}"
+
+
+def test_a_worker_from_elsewhere_has_its_place_in_the_figures(tmp_path: Path) -> None:
+    """The figures of a worker that has joined say on which machine it runs and what devices it sees."""
+    path = str(tmp_path / "gate.sock")
+    with serving(App(joining.where(), join=path)) as running:
+        with joining.joined("where", path, CUDA_VISIBLE_DEVICES="2") as pid:
+            wait_until(lambda: [worker["state"] for worker in workers_of(running.port)] == ["ready"])
+            (worker,) = workers_of(running.port)
+            assert (worker["pid"], worker["host"], worker["device"]) == (pid, socket.gethostname(), "2")
+            assert worker["where"] == f"pid {pid} on {socket.gethostname()}, devices 2"
+        wait_until(lambda: workers_of(running.port) == [])
+
+
+def workers_of(port: int) -> list[dict[str, Any]]:
+    """The figures of the workers of the first stage."""
+    found: list[dict[str, Any]] = data_of(port)["figures"]["services"][0]["stages"][0]["workers"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.PATH is None, reason="there is no Chromium")
+def test_a_browser_shows_where_workers_run(tmp_path: Path) -> None:
+    """The page names the machine and the devices of a worker that has joined."""
+    path = str(tmp_path / "gate.sock")
+    with (
+        serving(App(joining.where(), join=path)) as running,
+        joining.joined("where", path, CUDA_VISIBLE_DEVICES="2") as pid,
+        chromium.run(tmp_path) as tab,
+    ):
+        tab.prepare(ERRORS)
+        tab.open(f"http://127.0.0.1:{running.port}/dashboard")
+        where = f"pid {pid} on {socket.gethostname()}, devices 2"
+        wait_until(lambda: where in tab.value("document.body.textContent"))
+        assert tab.value("window.__errors.join()") == ""
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -98,6 +99,17 @@ def test_what_a_killed_server_has_left_is_removed() -> None:
     assert Path(live.folder).exists()
     live.close()
     other.close()
+
+
+def test_a_folder_that_is_gone_costs_only_what_was_in_it() -> None:
+    """Something that cleans up may take the folder away; then there are no metrics of workers, and no error."""
+    own = OwnMetricsOfWorkers()
+    registry = CollectorRegistry()
+    Counter("lost", "Lost.", registry=registry).inc()
+    OwnMetrics(f"{own.folder}/S.0.11", registry).write()
+    shutil.rmtree(own.folder)
+    assert "lost" not in {metric.name for metric in own.collect()}
+    own.close()
 
 
 def test_a_collector_that_raises_does_no_harm(

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import carpool
@@ -69,6 +70,24 @@ class Words(carpool.Model):
         if any(row["text"] == "bad" for row in rows):
             raise ValueError("there is a bad word")
         return [len(row["text"].split()) for row in rows]
+
+
+class Diary(carpool.Model):
+    """Says in files of its process when it has begun, and when it is torn down."""
+
+    def __init__(self, folder: str) -> None:
+        self.mine = Path(folder, str(os.getpid()))
+
+    def setup(self) -> None:
+        self.mine.write_text("begun")
+
+    def predict(self, rows: list[dict[str, Any]]) -> list[int]:
+        if any(row["id"] < 0 for row in rows):
+            raise ValueError("there is no such row")
+        return [row["id"] for row in rows]
+
+    def teardown(self) -> None:
+        self.mine.write_text("torn down")
 
 
 class Padded(carpool.Model):

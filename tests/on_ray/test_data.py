@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests.on_ray.models import Doubled, Later, Padded, Words
+from tests.on_ray.models import Diary, Doubled, Later, Padded, Words
+from tests.support.processes import alive
+from tests.support.sources import ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
@@ -73,6 +80,43 @@ def test_an_async_model(data: Any) -> None:
     """A stage on the loop scores a dataset, too; and a row's own dict goes to it where no column is named."""
     rows = carpool.ray.map_batches(data.range(50), Stage(Later, max_batch_size=4, run_in="loop")).take_all()
     assert sorted((row["id"], row["answer"]) for row in rows) == [(i, i + 1) for i in range(50)]
+
+
+def test_actors_end_with_the_dataset(data: Any, tmp_path: Path) -> None:
+    """Once all rows are scored, models are torn down, and the processes of their actors end."""
+    stage = Stage(Diary, kwargs={"folder": str(tmp_path)}, max_batch_size=4)
+    rows = carpool.ray.map_batches(data.range(40), stage).take_all()
+    assert sorted(row["answer"] for row in rows) == list(range(40))
+    files = list(tmp_path.iterdir())
+    assert files
+    wait_until(lambda: all_ended(files), 60)
+    assert [file.read_text() for file in files] == ["torn down"]
+
+
+PROGRAM = """
+    import sys
+    import ray
+    import carpool
+    from tests.on_ray.models import Diary
+
+    stage = carpool.Stage(Diary, kwargs={"folder": sys.argv[1]}, max_batch_size=4)
+    carpool.ray.map_batches(ray.data.range(40).map(lambda row: {"id": row["id"] - 1}), stage).take_all()
+"""
+
+
+def test_actors_end_with_a_program_that_fails(data: Any, tmp_path: Path) -> None:
+    """The processes of a dataset's actors end with the program, also after an error."""
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert "there is no such row" in done.stderr
+    files = list(tmp_path.iterdir())
+    assert files
+    wait_until(lambda: all_ended(files), 30)
+
+
+def all_ended(files: list[Path]) -> bool:
+    """Whether the processes have ended that have written diaries."""
+    return not any(alive(int(file.name)) for file in files)
 
 
 @pytest.mark.parametrize(("workers", "sizes"), [(1, (1, 1)), (3, (1, 3)), ((2, 4), (2, 4))])

@@ -21,6 +21,7 @@ import pytest
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, StartupError, Unavailable
+from carpool.observe.figures import figures
 from carpool.testing.driver import PROMISES, Contract, Driven
 from tests.on_ray.models import Place
 from tests.support import joining, models, parts
@@ -180,6 +181,49 @@ def test_an_environment_of_its_own() -> None:
         }
 
 
+def test_workers_are_scaled_and_replaced() -> None:
+    """Under load workers are added, all are replaced, and some are taken away; no request fails, and
+    each has the environment and the index that it would have on one machine.
+    """
+    with service(env={"COLOUR": "red"}).run(on="ray") as handle, pressing(handle) as callers:
+        callers.go_on()
+        handle.scale("Place", 3)
+        callers.pids.clear()
+        wait_until(lambda: len(callers.pids) == 3)
+        before = set(callers.pids)
+        handle.reload()
+        wait_until(lambda: not any(map(alive, before)))
+        callers.pids.clear()
+        wait_until(lambda: len(callers.pids) == 3)
+        assert not before & callers.pids
+        with ThreadPoolExecutor(16) as others:
+            answers = list(others.map(handle.predict, range(100)))
+        assert {(each["colour"], each["index"]) for each in answers} == {("red", 0), ("red", 1), ("red", 2)}
+        handle.scale("Place", 1)
+        wait_for(handle, 1)
+        callers.go_on()
+    assert callers.errors == []
+
+
+def test_worn_workers_are_replaced() -> None:
+    """Under load workers are recycled, and no request fails."""
+    with service(max_calls=30).run(on="ray") as handle, pressing(handle) as callers:
+        wait_until(lambda: len(callers.pids) >= 3 or callers.errors, 60)
+    assert callers.errors == []
+
+
+def test_workers_follow_the_load() -> None:
+    """With a range, workers are added while there is load and taken away after it, and no request fails."""
+    with service(workers=(1, 3)).run(on="ray") as handle:
+        assert handle.stats().stages[0].workers == {"ready": 1}
+        with pressing(handle) as callers:
+            wait_until(lambda: handle.stats().stages[0].workers.get("ready", 0) >= 2, 60)
+            callers.go_on()
+        assert callers.errors == []
+        wait_until(lambda: handle.stats().stages[0].workers == {"ready": 1}, 90)
+        assert handle.predict(1)["x"] == 1
+
+
 def test_room_is_waited_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker for which there is no room waits, and the log says what it needs and what is free."""
     from carpool.ray import actor_worker
@@ -224,18 +268,22 @@ def test_a_model_of_main(how: str, tmp_path: Path) -> None:
 
 
 def test_what_is_observed(caplog: pytest.LogCaptureFixture) -> None:
-    """Ray's own metrics have a snapshot of the service, and with `/metrics`, `stats()` and lines of the
-    log say on which node, and as which actor, a worker runs; what ends is told as well.
+    """Ray's own metrics have a snapshot of the service, and with `/metrics`, `stats()`, the dashboard's
+    figures and lines of the log say on which node, and as which actor, a worker runs; what ends is
+    told as well.
     """
     import ray
 
     with caplog.at_level(logging.INFO, "carpool"), service(name="Observed").run(on="ray") as handle:
         node = handle.predict(1)["node"]
-        wait_until(lambda: "carpool_requests_total{" in (text := ray_metrics()) and "Observed" in text, 60)
-        text = ray_metrics()
-        (info,) = [line for line in text.splitlines() if "carpool_worker_info{" in line and 'stage="Observed"' in line]
+        wait_until(lambda: ray_metrics("carpool_requests_total{", 'model="place"'), 60)
+        infos: list[str] = []
+        wait_until(lambda: infos.extend(ray_metrics("carpool_worker_info{", 'stage="Observed"')) or infos, 60)
+        (info,) = infos
         assert f'node="{node}"' in info and info.endswith(" 1.0")
         assert node[:12] in handle.stats().stages[0].elsewhere[0]
+        (worker,) = figures([handle._inner.driver.stats], 0.0)["services"][0]["stages"][0]["workers"]
+        assert (worker["node"], len(worker["actor"])) == (node, 32)
         ready = [record for record in caplog.records if record.msg.startswith("worker %s is ready")]
         assert [record.node for record in ready] == [node]  # type: ignore[attr-defined]
         assert all(len(record.actor) == 32 for record in ready)  # type: ignore[attr-defined]
@@ -246,17 +294,17 @@ def test_what_is_observed(caplog: pytest.LogCaptureFixture) -> None:
         assert ray.is_initialized()
 
 
-def ray_metrics() -> str:
-    """What the nodes of the cluster export for Prometheus."""
+def ray_metrics(name: str, label: str) -> list[str]:
+    """What the nodes of the cluster export for Prometheus under a name and with a label."""
     import ray
 
-    texts = []
+    lines: list[str] = []
     for node in ray.nodes():
         if node["Alive"]:
             url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
             with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
-                texts.append(answer.read().decode())
-    return "\n".join(texts)
+                lines += answer.read().decode().splitlines()
+    return [line for line in lines if name in line and label in line]
 
 
 def test_other_stages_stay_here() -> None:

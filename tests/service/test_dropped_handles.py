@@ -245,6 +245,30 @@ def test_a_program_that_ends_says_nothing() -> None:
     wait_until(lambda: not existing(pids))
 
 
+def test_closed_while_the_interpreter_ends() -> None:
+    """A handle that is closed by what is collected as the interpreter ends, when threads have ended
+    already, waits for nothing, also without a limit in time.
+    """
+    program = """
+        import os, sys, types, carpool
+        from tests.support import models
+
+        class Holder:
+            def __del__(self, write=os.write):
+                self.handle.close()
+                write(1, b"closed")
+
+        sys.modules["other"] = other = types.ModuleType("other")  # whose names go after those of this one
+        other.holder = Holder()
+        other.holder.handle = carpool.Service(carpool.Stage(models.double, run_in="thread"), timeout_s=None).start()
+        other.holder.handle.predict(1)
+        del other
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("closed", "", 0)
+
+
 # -- in asyncio
 
 

@@ -66,5 +66,9 @@ class Launch:
         return self.cores[index % len(self.cores)]
 
     def env_of(self, index: int) -> Mapping[str, str]:
-        """Return the variables of a worker process; beyond those declared they repeat in turn."""
-        return {**self.env[index % len(self.env)], INDEX_VARIABLE: str(index)}
+        """Return the variables of a worker process, its index among them."""
+        return {**self.declared_env_of(index), INDEX_VARIABLE: str(index)}
+
+    def declared_env_of(self, index: int) -> Mapping[str, str]:
+        """Return the declared variables of a worker; beyond those declared they repeat in turn."""
+        return self.env[index % len(self.env)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
@@ -85,7 +86,7 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             while not wait([future], timeout=_LOOK_UP_S).done:
-                if self._ended.is_set():
+                if self._ended.is_set() or sys.is_finalizing():
                     raise Unavailable("the service has stopped", code="stopped")
             return future.result()
         except BaseException:
@@ -124,11 +125,14 @@ class LoopThread:
     def wait_until_ended(self, silent_s: float) -> None:
         """Wait in another thread until the loop and all that was posted to it are done.
 
+        Once the interpreter ends, it has ended the loop's thread, as all daemon threads: then
+        nothing is waited for.
+
         Raises:
             TimeoutError: something blocks the loop, which has done nothing for `silent_s` seconds.
         """
         self._last_beat = monotonic()
-        while not self._ended.wait(_LOOK_UP_S):
+        while not sys.is_finalizing() and not self._ended.wait(_LOOK_UP_S):
             self.post(self._beat)
             if monotonic() - self._last_beat > silent_s:
                 raise TimeoutError

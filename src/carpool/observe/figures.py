@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
+from carpool.core.roster import PlaceRecord
 from carpool.observe.durations import DURATION_BOUNDS, Durations
 from carpool.observe.stage_stats import StageStats, explained
 from carpool.observe.stats import Stats
@@ -74,7 +75,7 @@ def _stage(stage: StageStats, now: float) -> dict[str, Any]:
         "reasons": {reason: count for reason, count in stage.reasons.items() if count},
         "items": stage.items,
         "padding": stage.padding,
-        "workers": [] if roster is None else [_worker(place) for place in roster.places.values()],
+        "workers": [] if roster is None else [_worker(n, stage, roster.places[n]) for n in sorted(roster.places)],
         "restarts": 0 if roster is None else roster.restarts,
         "split_batches": stage.split_batches,
         "out_of_memory": stage.out_of_memory,
@@ -94,8 +95,12 @@ def _decision(stage: StageStats, why: dict[str, Any]) -> str:
     return in_words(why, len(stage.batcher.queue))
 
 
-def _worker(place: Any) -> dict[str, Any]:
-    return {"state": str(place.state), "restarts": max(0, place.starts - 1)}
+def _worker(place: int, stage: StageStats, record: PlaceRecord) -> dict[str, Any]:
+    """Return the figures of a worker, and where it runs if it has joined from somewhere else."""
+    found = {"place": place, "state": str(record.state), "restarts": max(0, record.starts - 1)}
+    if (hello := stage.elsewhere.get(place)) is not None:
+        found |= {"where": hello.whereabouts, "host": hello.host, "pid": hello.pid, **hello.place_in_cluster}
+    return found
 
 
 def _streams(streams: StreamStats) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the isolation of items that fail are those of any service. Ray moves the rows be
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,8 @@ class StageScorer:
         self._output = output
         self._errors = errors
         self._handle = Service(_as_received(stage), timeout_s=None).start()
+        # Its model is torn down when Ray lets go of the actor, or ends its process, in good order.
+        weakref.finalize(self, self._handle.close, drain=False)
 
     def __call__(self, rows: Rows) -> Rows:
         """Return the rows with their answers."""
@@ -111,11 +114,6 @@ class StageScorer:
             answers.append(answer)
         added: Rows = {self._output: answers}
         return {**rows, **added} if self._errors is None else {**rows, **added, self._errors: told}
-
-    def __del__(self) -> None:
-        """Tear the model down, when Ray lets go of the actor in good order."""
-        if (handle := getattr(self, "_handle", None)) is not None:
-            handle.close()
 
 
 def settings_of(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:

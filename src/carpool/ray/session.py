@@ -261,7 +261,8 @@ class Session:
         options = {**self._needs(stage), "max_restarts": 0, "max_concurrency": 1}
         options["name"] = f"carpool {self.service} {stage}/{place} {order.ticket}"
         env = {**self._terms.runtime_env, "env_vars": dict(self._terms.runtime_env.get("env_vars", {}))}
-        env["env_vars"].update(launch.env[place])
+        # Without its index: actors with the same variables can have processes that Ray keeps.
+        env["env_vars"].update(launch.declared_env_of(place))
         options["runtime_env"] = env
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         avoided = self._suspects.avoided(self.clock(), alive)

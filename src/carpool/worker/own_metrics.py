@@ -135,8 +135,12 @@ def own_metrics(stage: str, place: int) -> OwnMetrics | None:
 
 
 def read_all(folder: str) -> Iterable[tuple[int, list[Family]]]:
-    """Yield the process and the metrics of each file in a folder."""
-    for name in sorted(os.listdir(folder)):
+    """Yield the process and the metrics of each file in a folder, if it is still there."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:  # by what cleans /tmp, or by a server in another container on it
+        return
+    for name in names:
         pid = name.rpartition(".")[2]
         if not pid.isdigit():
             continue

@@ -35,16 +35,21 @@ function tiles(parent) {
   };
 }
 
-/** A table of two columns, whose rows are made as they come. */
+function heading() {
+  return element("th", { scope: "row" }, element("span"), element("small"));
+}
+
+/** A table of two columns, whose rows are made as they come; a detail stands small below the name. */
 function table(parent, title) {
   const body = element("tbody");
   const whole = parent.appendChild(element("table", {}, element("caption", {}, title), body));
   return (rows) => {
     whole.hidden = rows.length === 0;
     while (body.rows.length > rows.length) body.deleteRow(-1);
-    rows.forEach(([name, text, state], i) => {
-      const row = body.rows[i] ?? body.appendChild(element("tr", {}, element("th", { scope: "row" }), element("td")));
-      setText(row.cells[0], name);
+    rows.forEach(([name, text, state, detail], i) => {
+      const row = body.rows[i] ?? body.appendChild(element("tr", {}, heading(), element("td")));
+      setText(row.cells[0].firstChild, name);
+      setText(row.cells[0].lastChild, detail ?? "");
       setText(row.cells[1], text);
       row.cells[1].className = state ? `state-${state}` : "";
     });
@@ -160,7 +165,10 @@ function showStage(service, now, before, times, moments) {
   view.sizes(each.map((d) => d.sizes));
   view.cost(now.cost);
   view.reasons(Object.entries(now.reasons).map(([reason, n]) => [reason, number(n)]));
-  view.workers(now.workers.map((worker, i) => [`worker ${i}`, worker.restarts ? `${worker.state}, replaced ${worker.restarts} times` : worker.state, worker.state]));
+  view.workers(now.workers.map((worker) => {
+    const text = worker.restarts ? `${worker.state}, replaced ${worker.restarts} times` : worker.state;
+    return [`worker ${worker.place}`, text, worker.state, worker.where];
+  }));
 }
 
 function showVerdict(problems, now) {
