@@ -49,6 +49,9 @@ def test_a_server_from_its_start_to_its_end(
         assert status_of(capsys, url, key_file=mine) == (0, f"{url} is ready")
         status, told = status_of(capsys, url)
         assert (status, told.partition(",")[0]) == (1, f"{url} is not ready: it needs a key: set CARPOOL_KEY")
+        monkeypatch.setenv("CARPOOL_KEY", "another-long-enough-key")
+        unknown = f"{url} is not ready: it does not know the key that CARPOOL_KEY or --key-file has"
+        assert status_of(capsys, url) == (1, unknown)
         monkeypatch.setenv("CARPOOL_KEY", KEY)
         assert status_of(capsys, url)[0] == 0
         running.call(running.app.announce_end)

@@ -12,8 +12,9 @@ from carpool.cli.server_keys import server_key
 from carpool.plain_request import NoAnswer, PlainAnswer, send
 
 _OK = 200
+_UNAUTHORIZED = 401
 _ADVICE = {
-    401: "it needs a key: set CARPOOL_KEY, give --key-file, or serve with --open-readyz",
+    _UNAUTHORIZED: "it needs a key: set CARPOOL_KEY, give --key-file, or serve with --open-readyz",
     404: "there is no carpool server: say where it listens",
     421: "it does not answer to this name: use one that its --allow-host has",
 }
@@ -21,7 +22,6 @@ _ADVICE = {
 
 def health(
     url: str = "http://127.0.0.1:8000",
-    /,
     *,
     live: Annotated[bool, Parameter(negative=())] = False,
     key_file: Path | None = None,
@@ -46,20 +46,23 @@ def health(
     """
     path = "/livez" if live else "/readyz"
     try:
-        answer = send(url, "GET", path, key=server_key(key_file), timeout_s=timeout_s)
+        key = server_key(key_file)
+        answer = send(url, "GET", path, key=key, timeout_s=timeout_s)
     except NoAnswer as error:
         fail(f"{url} does not answer: {error}", FAILED)
     except OSError as error:
         fail(str(error), FAILED)
     wanted = "live" if live else "ready"
     if answer.status != _OK:
-        print(f"{url} is not {wanted}: {_why(answer)}")
+        print(f"{url} is not {wanted}: {_why(answer, has_key=key != '')}")
         raise SystemExit(FAILED)
     print(f"{url} is {wanted}")
 
 
-def _why(answer: PlainAnswer) -> str:
+def _why(answer: PlainAnswer, *, has_key: bool) -> str:
     """Return why a server is not ready: what it says itself, if it is one of ours."""
+    if answer.status == _UNAUTHORIZED and has_key:
+        return "it does not know the key that CARPOOL_KEY or --key-file has"
     if answer.status in _ADVICE:
         return _ADVICE[answer.status]
     try:
