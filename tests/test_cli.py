@@ -143,7 +143,7 @@ def test_version() -> None:
         ("examples.nothing:service", "there is no module 'examples.nothing'"),
         ("nothing:service", "there is no module 'nothing' in "),
         ("examples/digits.py:service", "(write the name of the module, not that of its file)"),
-        ("examples.digits", "write module:attribute, for example program:service"),
+        ("examples/digits.py", "write module:attribute, for example examples.digits:service"),
         (f"{LIGHT}:nothing", f"module '{LIGHT}' has no attribute 'nothing'; it has talks, prints, "),
         ("examples.digits:Digits", "examples.digits:Digits is a type, not a carpool.Service; it has service"),
         ("json:dumps", "json:dumps is a function, not a carpool.Service; it has no carpool.Service"),

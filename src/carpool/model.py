@@ -326,6 +326,12 @@ def _owner_and_predict(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
     if callable(model):
         _check_method(model, name_of(model), may_yield=True)
         return None, model
+    if hasattr(model, "predict"):
+        name = type(model).__name__
+        raise TypeError(
+            f"give the class {name}, not an object of it, since each worker makes its own"
+            " (what a stage's kwargs= names goes to its constructor)"
+        )
     raise TypeError(f"a model is a class with predict or a callable, not {model!r}")
 
 

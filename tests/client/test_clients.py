@@ -372,6 +372,12 @@ def test_retries_end_with_the_deadline() -> None:
         assert time.monotonic() - began < 2
 
 
+def test_an_address_without_its_scheme_is_refused_where_it_is_given() -> None:
+    """A client says at once that its url lacks http://, and not that an answer broke off."""
+    with pytest.raises(ValueError, match="write http://localhost:8000"):
+        carpool.Client("localhost:8000")
+
+
 def test_retries_can_be_switched_off() -> None:
     """With `retries=False` the first refusal is raised."""
     refusal = answer(429, error("overloaded"), "retry-after: 0")

@@ -44,6 +44,12 @@ def test_a_call_may_take_as_long_as_somebody_waits() -> None:
     assert [outcome(request) for request in pipeline.poll(1e6).answer] == ["a'"]
 
 
+def test_the_hint_has_no_more_digits_than_it_needs() -> None:
+    """A client is told 0.667 s, not 0.666667 s."""
+    patience = Patience(unwanted_s=2 / 3)
+    assert "goes on for 0.667 s at most" in patience.hint(2.0)
+
+
 def test_a_call_that_nobody_waits_for_is_given_up() -> None:
     """A call is given up some time after the last deadline in its batch. Its callers have heard by
     then which setting limits it, and no request runs again.

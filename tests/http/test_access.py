@@ -86,6 +86,13 @@ def test_without_a_good_key_it_is_401(port: int, line: str) -> None:
     assert b'"code":"unauthorized"' in answer.body
 
 
+def test_a_wrong_key_is_told_apart_from_none(port: int) -> None:
+    """Who sends a key that the server does not have is told so, and not to send one."""
+    said = [asked(port, post(b"21", "/predict", line)).body for line in ("X: y", "X-API-Key: wrong")]
+    assert b"A key is needed" in said[0]
+    assert b"This key is not known" in said[1]
+
+
 def test_two_keys_at_once_are_400(port: int) -> None:
     """A header that says who asks may be there once only, or a proxy and we may read different ones."""
     assert asked(port, post(b"21", "/predict", KEY, "X-API-Key: wrong")).status == 400

@@ -107,6 +107,16 @@ async def test_errors_of_ours_are_answered_as_our_server_answers_them(host: Any)
         assert ("details" in body["error"]) == (status == 422)
 
 
+def test_an_app_of_another_kind_is_told_what_to_do() -> None:
+    """A Flask app, which has no such handlers, is refused with the place where the docs have its own."""
+
+    class Flask:
+        pass
+
+    with pytest.raises(TypeError, match=r"this is a Flask: in Flask register a handler .* docs/http\.md"):
+        install_error_handlers(Flask())  # type: ignore[arg-type]
+
+
 def told(error: carpool.CarpoolError) -> dict[str, Any]:
     """What the body of the answer to a request says that ended with an error."""
     found: dict[str, Any] = json.loads(error_response(error, "mine").body)["error"]

@@ -52,6 +52,9 @@ def test_a_server_from_its_start_to_its_end(
         assert (status, told.partition(",")[0]) == (1, f"{url} is not ready: it needs a key: set CARPOOL_KEY")
         told = f"{url} is not ready for scale: it needs a key: set CARPOOL_KEY, or give --key-file"
         assert status_of(capsys, url, model="scale") == (1, told)
+        monkeypatch.setenv("CARPOOL_KEY", "another-long-enough-key")
+        unknown = f"{url} is not ready: it does not know the key that CARPOOL_KEY or --key-file has"
+        assert status_of(capsys, url) == (1, unknown)
         monkeypatch.setenv("CARPOOL_KEY", KEY)
         assert status_of(capsys, url)[0] == status_of(capsys, url, model="scale")[0] == 0
         running.call(running.app.announce_end)

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,15 @@ def observed() -> Iterator[tuple[int, int]]:
 def port(request: pytest.FixtureRequest, observed: tuple[int, int]) -> int:
     found: int = observed[request.param]
     return found
+
+
+def test_a_request_without_a_key_has_its_path_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is refused before its body is read has its method and path in the access log, too."""
+    (tmp_path / "keys").write_text("me:a-long-enough-key\n")
+    app = App(models.scale, access_log=1.0, api_keys=tmp_path / "keys")
+    with caplog.at_level(logging.INFO), both_fronts(app) as (ours, asgi):
+        assert [asked(front.port, post(b"3", "/predict")).status for front in (ours, asgi)] == [401, 401]
+    assert [(line["method"], line["path"], line["status"]) for line in lines(caplog)] == [("POST", "/predict", 401)] * 2
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:

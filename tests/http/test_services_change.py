@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from carpool.cli import cli
 from carpool.cli import operate_commands as operate
 from carpool.errors import Unavailable
 from carpool.http.app import App
@@ -186,6 +187,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         with pytest.raises(SystemExit):
             operate.add("late:service", url=url)
         assert "A key is needed" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="0"):
+            cli(["reload", url, "--key-file", str(mine)])
+        assert "One reloaded" in capsys.readouterr().out
         operate.add("late:service", url=url, key_file=mine)
         assert capsys.readouterr().out.splitlines()[1] == "Ten is served: Ten has 1 worker"
         assert served.ask("POST", "/models/Ten/predict", 2, x_api_key="a-long-enough-key")[:2] == (200, b"20")

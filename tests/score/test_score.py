@@ -94,6 +94,7 @@ def test_lines_are_answered_in_order(place: Path) -> None:
     assert [each["error"]["status"] for each in answers[2:4]] == [422, 500]
     errors = [json.loads(line) for line in (place / "bad.ndjson").read_text().splitlines()]
     assert [(each["row"], each["error"]["code"]) for each in errors] == [(3, "invalid_item"), (4, "model_error")]
+    assert errors[1]["error"]["message"] == "RuntimeError: unlucky"
     assert status == 1
     assert "5 rows in" in said and "rows/s, 2 failed" in said and "mean batch size" in said and "workers busy" in said
 

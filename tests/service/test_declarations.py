@@ -608,6 +608,7 @@ def test_a_batch_function_takes_what_can_be() -> None:
     ("model", "told"),
     [
         (3, "a model is a class with predict or a callable, not 3"),
+        (NoDecode(), "give the class NoDecode, not an object of it"),
         (NoPredict, "NoPredict has no predict method"),
         (NoDecode, "has no decode method"),
         (later, "later is async"),

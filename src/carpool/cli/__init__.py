@@ -79,7 +79,7 @@ def key(name: str, /, *, expires: str = "") -> None:
 
 
 @cli.command
-def top(url: str = "http://127.0.0.1:8000", /, *, key_file: Path | None = None) -> None:
+def top(url: str = "http://127.0.0.1:8000", *, key_file: Path | None = None) -> None:
     """Show the figures of a server in the terminal: the dashboard's, each second.
 
     Parameters

@@ -29,7 +29,6 @@ _ADVICE_ABOUT_A_MODEL = {
 
 def health(
     url: str = "http://127.0.0.1:8000",
-    /,
     *,
     model: str | None = None,
     live: Annotated[bool, Parameter(negative=())] = False,
@@ -60,13 +59,14 @@ def health(
         fail("--live is about the process: leave --model out, or --live")
     wanted, path = _question(model, live=live)
     try:
-        answer = send(url, "GET", path, key=server_key(key_file), timeout_s=timeout_s)
+        key = server_key(key_file)
+        answer = send(url, "GET", path, key=key, timeout_s=timeout_s)
     except NoAnswer as error:
         fail(f"{url} does not answer: {error}", FAILED)
     except OSError as error:
         fail(str(error), FAILED)
     if answer.status != _OK:
-        print(f"{url} is not {wanted}: {_why(answer, model)}")
+        print(f"{url} is not {wanted}: {_why(answer, model, has_key=key != '')}")
         raise SystemExit(FAILED)
     print(f"{url} is {wanted}")
     for line in answer.body.decode(errors="replace").splitlines():
@@ -83,8 +83,10 @@ def _question(model: str | None, *, live: bool) -> tuple[str, str]:
     return f"ready for {model}", f"/models/{quote(model, safe='')}/ready"
 
 
-def _why(answer: PlainAnswer, model: str | None) -> str:
+def _why(answer: PlainAnswer, model: str | None, *, has_key: bool) -> str:
     """Return why a server is not ready: what it says itself, if it is one of ours."""
+    if answer.status == _UNAUTHORIZED and has_key:
+        return "it does not know the key that CARPOOL_KEY or --key-file has"
     advice = _ADVICE if model is None else {**_ADVICE, **_ADVICE_ABOUT_A_MODEL}
     if answer.status in advice:
         return advice[answer.status]

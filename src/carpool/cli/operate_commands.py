@@ -22,11 +22,11 @@ _LONGEST_S = 3600.0  # models may take long to load
 
 
 def reload(
+    url: str = _URL,
     *,
     service: str | None = None,
     rolling: Annotated[bool | None, Parameter(negative=())] = None,
     grace_s: float = 30.0,
-    url: str = _URL,
     key_file: Path | None = None,
 ) -> None:
     """Have a running server load its models anew, without losing a request.
@@ -35,10 +35,13 @@ def reload(
     and run their examples. Then they take over. If a new worker fails, the old ones stay, and the
     exit status is 1. It is the same as SIGHUP to the server.
 
-    Example: carpool reload --url http://127.0.0.1:8000
+    Example: carpool reload http://127.0.0.1:8000
 
     Parameters
     ----------
+    url:
+        Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
+        its own machine only.
     service:
         The name of a service; all of the server's, if not given.
     rolling:
@@ -46,9 +49,6 @@ def reload(
         there is no memory for both.
     grace_s:
         How long answers in parts may go on in old workers.
-    url:
-        Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
-        its own machine only.
     key_file:
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """

@@ -77,6 +77,9 @@ class AsyncClient:
 
     Attributes:
         budget: How many requests and retries were made.
+
+    Raises:
+        ValueError: `url` is no address of a server.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport
         self._target: Target | None = None
         if isinstance(url, str):
-            url = url.rstrip("/")
+            url = _checked(url)
             transport = httpx.AsyncHTTPTransport(verify=verify, uds=uds, limits=limits)
             self._target = Target(url, uds, _context(verify))
         else:
@@ -400,6 +403,13 @@ async def _check(answer: httpx.Response) -> None:
         body = await answer.aread()
         await answer.aclose()
         raise error_in(answer.status_code, answer.headers, body)
+
+
+def _checked(url: str) -> str:
+    """Return the address of a server without a slash at its end. Raises ValueError."""
+    if not url.lower().startswith(("http://", "https://")):
+        raise ValueError(f"url must begin with http:// or https://, not {url!r}: write http://{url}, for example")
+    return url.rstrip("/")
 
 
 def _unreachable(error: Exception) -> Unavailable:

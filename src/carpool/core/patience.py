@@ -72,7 +72,7 @@ class Patience:
         """
         if not self.learns or ran_s < self._unwanted_s:
             return ""
-        return f"; the call goes on for {self._unwanted_s:g} s at most if nobody waits for it: see max_batch_time_s"
+        return f"; the call goes on for {self._unwanted_s:.3g} s at most if nobody waits for it: see max_batch_time_s"
 
     def why(self, started: float, unwanted_since: float, size: int) -> str:
         """Return why a call is given up at the time that `until` says, given the same arguments."""

@@ -30,6 +30,7 @@ _ANY = "*"
 _SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _OWN_SITES = frozenset({b"same-origin", b"none"})
 _CHALLENGE = b'Bearer realm="carpool"'
+_UNKNOWN_KEY = "This key is not known, or is no longer good: send one that the server has."
 _CHALLENGE_TO_BROWSERS = _CHALLENGE + b', Basic realm="carpool (any name, and the key as password)"'
 _ALLOWED_HEADERS = (
     b"authorization, content-type, x-api-key, x-request-id, x-request-priority, x-request-timeout-ms, traceparent"
@@ -155,17 +156,13 @@ class Access:
             self.rejected += 1
             is_page = head.method in _SAFE_METHODS  # a browser asks its user only where it opens a page
             challenge = _CHALLENGE_TO_BROWSERS if is_page else _CHALLENGE
-            raise Refusal(401, "unauthorized", headers=((b"www-authenticate", challenge),))
+            text = _UNKNOWN_KEY if _key_of(head) else None
+            raise Refusal(401, "unauthorized", headers=((b"www-authenticate", challenge),), text=text)
         return caller
 
     def _known_caller(self, head: Head, keys: KeyRing) -> str | None:
         """Return who asks, by the key that is sent; None without one that is good."""
-        presented = head.headers.get(b"x-api-key", b"")
-        scheme, _, credentials = head.headers.get(b"authorization", b"").partition(b" ")
-        if not presented and scheme.lower() == b"bearer":
-            presented = credentials.strip()
-        elif not presented and scheme.lower() == b"basic":
-            presented = _password(credentials)
+        presented = _key_of(head)
         return keys.caller_of(presented, time.time()) if presented else None
 
     def _is_known(self, host: bytes | None) -> bool:
@@ -207,6 +204,17 @@ def new_access(
     if keys is None and not hosts and not origins:
         return None
     return Access(keys, hosts, origins, is_readyz_open=open_readyz, prefix=root_path)
+
+
+def _key_of(head: Head) -> bytes:
+    """Return the key that a request brings; empty without one."""
+    presented = head.headers.get(b"x-api-key", b"")
+    scheme, _, credentials = head.headers.get(b"authorization", b"").partition(b" ")
+    if not presented and scheme.lower() == b"bearer":
+        presented = credentials.strip()
+    elif not presented and scheme.lower() == b"basic":
+        presented = _password(credentials)
+    return presented
 
 
 def _password(credentials: bytes) -> bytes:

@@ -134,7 +134,7 @@ class Admin:
         failed: CarpoolError | None = None
         for endpoint in self._chosen(order.service):
             about = {"model": endpoint.name}
-            logger.info("service %s is reloaded", endpoint.name, extra=about)
+            logger.info("service %s is being reloaded", endpoint.name, extra=about)
             try:
                 if endpoint.handle is None:
                     raise Unavailable(f"service {endpoint.name} is starting", code="starting")

@@ -97,10 +97,13 @@ class Refusal(CarpoolError):
         status: of the response.
         code: one of `MESSAGES`.
         headers: that the response has beside the usual ones.
+        text: what the client is told in the place of what `MESSAGES` says of the code.
     """
 
-    def __init__(self, status: int, code: str, *, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        super().__init__(MESSAGES[code])
+    def __init__(
+        self, status: int, code: str, *, headers: tuple[tuple[bytes, bytes], ...] = (), text: str | None = None
+    ) -> None:
+        super().__init__(text or MESSAGES[code])
         self.status = status
         self.code = code
         self.headers = headers
@@ -165,6 +168,7 @@ def error_response(
         message = _OBJECT_ADDRESS.sub("", message[:_LONGEST_MESSAGE])
     headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
+        message = text_of(error)
         headers += error.headers
     if isinstance(error, HTTPError):
         headers += [(name.lower().encode(), value.encode()) for name, value in error.headers]

@@ -271,7 +271,8 @@ class Connection(PartWriter):
             self.end_of_input_unread()
             return
         present = self._reader.head
-        head = HttpHead(present.method if present else b"", b"", {})  # the request's own may be shared
+        method, path = (present.method, present.path) if present else (b"", b"")
+        head = HttpHead(method, path, {})  # the request's own may be shared
         head.keep_alive = False
         head.is_cut_short = True
         exchange = HttpExchange(self, head)

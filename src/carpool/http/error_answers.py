@@ -92,8 +92,13 @@ def install_error_handlers(app: HasErrorHandlers, *, timeout_status: int = 504, 
 
     Raises:
         ValueError: `timeout_status` is neither of them.
-        TypeError: `debug` is not a bool.
+        TypeError: `debug` is not a bool, or the app is of another kind, such as Flask's.
     """
+    if not hasattr(app, "add_exception_handler"):
+        raise TypeError(
+            f"install_error_handlers is for FastAPI and Starlette apps, and this is a {type(app).__name__}:"
+            " in Flask register a handler for carpool.CarpoolError, as docs/http.md shows (errors in your own routes)"
+        )
     answers = ErrorAnswers(timeout_status, debug)
 
     async def handler(request: Any, error: Exception) -> AsgiResponse:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from carpool.clock import monotonic
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import text_of
 from carpool.hints import schema
 from carpool.http.codec import error_response
@@ -40,6 +40,8 @@ def failed(error: BaseException) -> Answer:
         error = CarpoolError(text_of(error))
     response = error_response(error, error.request_id, debug=True)
     told = msgspec.json.decode(response.body)
+    if isinstance(error, ModelError) and error.type_name:  # who scores a file may see it: it is their model
+        told["error"]["message"] = ": ".join(filter(None, (error.type_name, told["error"]["message"])))
     told["error"]["status"] = response.status
     if not told["error"]["request_id"]:
         del told["error"]["request_id"]

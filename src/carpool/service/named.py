@@ -35,7 +35,8 @@ def service_named(target: str) -> Service:
     """
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        raise NotFound(f"{target!r} does not name a service: write module:attribute, for example program:service")
+        module_name = "program" if colon or not target else target.removesuffix(".py").replace("/", ".")
+        raise NotFound(f"{target!r} does not name a service: write module:attribute, for example {module_name}:service")
     importlib.invalidate_caches()  # its file may have been written a moment ago
     try:
         module = importlib.import_module(module_name)
