@@ -127,7 +127,7 @@ class Connection(PartWriter):
         is_owed = len(self._queue) > 0
         if is_owed:
             self._timers.probe()
-            self._probe_reader_of_events()
+            self._probe_client_of_parts()
         return is_owed and self._transport.can_write_eof()  # TLS knows no half-closed connections
 
     def pause_writing(self) -> None:
@@ -261,7 +261,7 @@ class Connection(PartWriter):
             transport.resume_reading()
 
     def send_continue(self) -> None:
-        """Tell the client, which waits for that, to send its body."""
+        """Tell a client that waits for a 100 (Continue) to send its body."""
         self._transport.write(CONTINUE)
 
     def refuse(self, response: HttpResponse) -> None:
