@@ -53,7 +53,7 @@ class PredictRoutes:
     def predict(self, exchange: Exchange) -> None:
         """Hand a request to its model's driver.
 
-        Only the deadline is set here. When the request is due by the SLO is for the pipeline to say.
+        Only the deadline is set here. By when the SLO wants it answered, the pipeline says.
         """
         ask = exchange.head.ask
         assert ask is not None

@@ -51,7 +51,7 @@ class _ServedAddress:
     server: asyncio.Server | None = None
 
     def bind(self) -> None:
-        """Take the served. Raises OSError if it is not free."""
+        """Bind the address. Raises OSError if it is not free."""
         self.sock = self.listener.bind()
         self.sock.setblocking(False)
 
