@@ -364,7 +364,7 @@ class Bindable:
         return inspect.Signature([parameter], return_annotation=as_written(gives))
 
     def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the user's function as a function of one list of items, which it already is here."""
+        """Return the user's function as a function of one list of items, which it already is."""
         return function
 
     def start_anew(self) -> None:

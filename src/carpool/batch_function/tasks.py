@@ -444,7 +444,7 @@ async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | No
 
 
 async def _wait_for(work: SharedWork) -> None:
-    """Wait for shared work and raise what it raised. The work goes on if the caller is cancelled."""
+    """Wait for shared work and raise what it raised; cancelling the caller does not end it."""
     failure = await asyncio.shield(work)
     if failure is not None:
         raise failure

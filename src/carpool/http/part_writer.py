@@ -166,7 +166,7 @@ class PartWriter(AnswerWriter):
         ).cancel
 
     def _probe_client_of_parts(self) -> None:
-        """Find out at once whether a client of an answer in parts is gone, as it has ended its side.
+        """Find out at once whether a client that gets parts, and has ended its side, is gone.
 
         What is sent here has its system reset the connection, which `probe` notices. So the stream
         does not take up room for nobody.
