@@ -89,8 +89,8 @@ class WakeQueue:
         """Queue the sleeping threads of some waiters, while the line's lock is held.
 
         Args:
-            waiters: of threads. The list is emptied once all is done, and not earlier: this thread
-                may be interrupted.
+            waiters: all of them are of threads. The list is emptied only once all is done, since
+                this thread may be interrupted.
 
         Returns:
             How many of the waiters have threads that sleep.

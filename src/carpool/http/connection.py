@@ -222,8 +222,8 @@ class Connection(PartWriter):
         if self.is_reading_paused:
             self._regulate()
 
-    def end_of_input_unread(self) -> None:
-        """Read no further: the rest of a body cannot be told from what follows it."""
+    def leave_body_unread(self) -> None:
+        """Read no further: the rest of the bulk request cannot be told from what follows it."""
         if self._bulk is not None:
             self._bulk.head.keep_alive = False
             self._bulk.head.is_cut_short = True
@@ -268,7 +268,7 @@ class Connection(PartWriter):
         """Answer the present request in its turn, read no further, and then close."""
         if self._bulk is not None:
             feed_bulk(self._bulk, response)
-            self.end_of_input_unread()
+            self.leave_body_unread()
             return
         present = self._reader.head
         head = HttpHead(present.method if present else b"", b"", {})  # the request's own may be shared

@@ -240,8 +240,8 @@ class Exchange(Request):
     def want_more(self) -> None:
         """Have more of the body of a bulk request sent."""
 
-    def end_of_input_unread(self) -> None:
-        """Have nothing more of a body read, which is broken off before its end."""
+    def leave_body_unread(self) -> None:
+        """Have nothing more of the body of a bulk request read, which is broken off before its end."""
 
     def tell_part(self, part: object) -> None:
         """Put a part of the answer into HTTP and send it."""
