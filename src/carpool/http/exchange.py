@@ -241,7 +241,7 @@ class Exchange(Request):
         """Have more of the body of a bulk request sent."""
 
     def leave_body_unread(self) -> None:
-        """Have nothing more of the body of a bulk request read, which is broken off before its end."""
+        """Have nothing more read of the body of a bulk request, which is broken off."""
 
     def tell_part(self, part: object) -> None:
         """Put a part of the answer into HTTP and send it."""
