@@ -297,7 +297,7 @@ class CallersSignature:
 
 
 def as_written(kind: Any) -> Any:
-    """A hint, or that there is none."""
+    """Return a hint as `inspect` has it, for which `Any` stands for none."""
     return inspect.Parameter.empty if kind is Any else kind
 
 
@@ -350,7 +350,7 @@ class Bindable:
         return getattr, (self._instance, self._attribute)
 
     def _types_of_items(self) -> tuple[Any, Any]:
-        """What callers bring and get, by the hints of the function."""
+        """Return the types of what callers bring and get, by the hints of the function."""
         function = self._function
         if self._settings.merge:
             return types_of(function)
@@ -364,7 +364,7 @@ class Bindable:
         return inspect.Signature([parameter], return_annotation=as_written(gives))
 
     def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the user's function as one of a list of items, which it is as it is."""
+        """Return the user's function as a function of one list of items, which it already is."""
         return function
 
     def start_anew(self) -> None:

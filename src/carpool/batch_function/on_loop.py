@@ -1,7 +1,7 @@
-"""Tell who calls a batch function over a `def` on a thread whose event loop runs.
+"""Warn callers of a batch function over a `def` whose thread runs an event loop.
 
-Such a call holds up the loop, so no other task of it can join the batch: the function works, and
-batches nothing.
+Such a call holds up the loop, so none of its other tasks can join the batch: the function works,
+and batches nothing.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class _Drivers:
         self.latest: Driver | None = None
         self.gone: list[FunctionSnapshot] = []
 
-    def now(self) -> list[Driver]:
-        """Return the drivers that there are at this moment."""
+    def listed(self) -> list[Driver]:
+        """Return the drivers that there are now, as a list that other threads do not change."""
         return list(self.by_loop.values())
 
     def drop_closed(self) -> int:
@@ -116,8 +116,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._setup_task: SharedWork | None = None
         self._setup_lock = threading.Lock()  # two loops may make their first calls at the same time
         self._in_thread = settings.run_in == "thread"
-        self._run_here = self._run_in_thread if self._in_thread else self._run
-        self._run_batch = run_batch or self._run_here
+        self._run_here = self._run_in_thread if self._in_thread else self._run  # calls the function for a batch
+        self._run_batch = run_batch or self._run_here  # what drivers call: of a method, it finds the instance first
         self._merging = bool(settings.merge)
         self._shares = None if settings.each_counts_as_one else settings.shares
         lock = settings.execution_lock
@@ -160,7 +160,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
         Raises:
             DeadlineExceeded: `timeout_s` passed before the item's batch was done.
             Unavailable: The function is closed.
-            Overloaded: The item could not be answered within `slo_s`, and the policy refuses such.
+            Overloaded: The item could not be answered within `slo_s`, and the policy refuses such
+                items.
             RuntimeError: This is a call from inside the function itself.
             Exception: What the function raised. Each caller of a batch that raised gets it.
         """
@@ -182,7 +183,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         request.patient = True
         request.future = asyncio.Future(loop=driver.loop)
         if self._shares is not None:
-            _write_on([request], self._shares([x]))
+            _set_shares([request], self._shares([x]))
         driver.submit(request)
         try:
             return await request.future  # type: ignore[no-any-return]
@@ -193,7 +194,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
     def stats(self) -> FunctionSnapshot:
         """Return what it has done so far, on all event loops; of a method, for its instance."""
         drivers = self._drivers
-        return together(self.__name__, [*drivers.gone, *[_snapshot(driver) for driver in drivers.now()]])
+        return together(self.__name__, [*drivers.gone, *[_snapshot(driver) for driver in drivers.listed()]])
 
     def explain(self) -> dict[str, Any]:
         """Return why the policy decides as it does on the event loop that called last."""
@@ -209,7 +210,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             raise self._reentry_error()
         deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         requests = [AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around) for x in items]
-        _write_on(requests, self._settings.shares(items, priority))
+        _set_shares(requests, self._settings.shares(items, priority))
         for request in requests:
             request.patient = True
             request.future = driver.loop.create_future()
@@ -237,14 +238,14 @@ class AsyncBatch(Bindable, Generic[A, B]):
         """
         drivers, loop = self._drivers, asyncio.get_running_loop()
         around = _drivers_around()
-        if around is not None and not around.isdisjoint(drivers.now()):
+        if around is not None and not around.isdisjoint(drivers.listed()):
             raise RuntimeError(f"{self.__name__} was closed from inside itself: close() would wait for its own caller")
         if drivers.closed_because is None:
             drivers.closed_because = self._closed_error()
         here = drivers.by_loop.get(loop)
         if here is not None:
             here.poll()  # calls that were made before this one are still served
-        for driver in drivers.now():
+        for driver in drivers.listed():
             driver.pipeline.close(drivers.closed_because)
             if driver is not here:
                 with contextlib.suppress(RuntimeError):  # its loop is closed
@@ -297,8 +298,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
         driver.executors = [pool]
         pool.start()
         drivers.by_loop[loop] = driver
-        # This comes last: another thread that closes the function has set `closed` before, or it
-        # finds this driver.
+        # This comes last: another thread that closes the function has set `closed_because` before,
+        # or it finds this driver.
         if drivers.closed_because is not None:
             pipeline.close(drivers.closed_because)
         return driver
@@ -312,6 +313,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             drivers.clear()
 
     async def _run(self, items: list[Any]) -> BatchOutcome:
+        """Run a batch on this loop, once the model is set up."""
         if self._needs_setup:
             await self._set_up()
         trouble: list[Trouble] = []
@@ -319,6 +321,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             return as_outcome(await self._invoker.run(items, trouble, all_ok=True), trouble)
 
     async def _run_in_thread(self, items: list[Any]) -> BatchOutcome:
+        """Run a batch in a thread of this loop's default executor."""
         async with self._lock:
             return await asyncio.to_thread(self._run_in_this_thread, items)
 
@@ -408,8 +411,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
         return None
 
 
-def _write_on(requests: Sequence[Request], shares: Shares) -> None:
-    """Write on requests what their items count for."""
+def _set_shares(requests: Sequence[Request], shares: Shares) -> None:
+    """Set on requests what their items count for in a batch."""
     for i, request in enumerate(requests):
         if shares.sizes is not None:
             request.size = shares.sizes[i]
@@ -441,7 +444,7 @@ async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | No
 
 
 async def _wait_for(work: SharedWork) -> None:
-    """Wait for shared work and raise what it raised. It goes on if the caller is cancelled."""
+    """Wait for shared work and raise what it raised; cancelling the caller does not end it."""
     failure = await asyncio.shield(work)
     if failure is not None:
         raise failure

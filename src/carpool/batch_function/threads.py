@@ -142,7 +142,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
             DeadlineExceeded: `timeout_s` passed before the item's batch began to run in this
                 thread, or was done in another one.
             Unavailable: The function is closed.
-            Overloaded: The item could not be answered within `slo_s`, and the policy refuses such.
+            Overloaded: The item could not be answered within `slo_s`, and the policy refuses such
+                items.
             RuntimeError: This is a call from inside the function itself.
             Exception: What the function raised. Each caller of a batch that raised gets it.
         """
@@ -287,6 +288,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
     def _run(self, items: list[Any]) -> BatchOutcome:
+        """Call the function for a batch, in this thread."""
         trouble: list[Trouble] = []
         return as_outcome(self._invoker.run_now(items, trouble), trouble)
 

@@ -8,8 +8,9 @@ buckets.
 
 Requests of different lanes and those in quarantine are kept until a worker is free. So is all that
 waits for one of several workers whose ends cannot be foretold, or for a worker that takes too long
-already. Where much waits, it hardly matters which worker is free first: ends need be foretold but
-roughly, as on cores that are shared with others, where an idle worker waits longest.
+already. Where much waits, it hardly matters which worker is free first, so a rough prediction will
+do. On cores that are shared with other programs there is no better one, and there an idle worker
+waits longest.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def next_to_end(
         running: the batches under way, in the order of their starts.
         taken: the places of the workers that have a batch ahead already.
         usual_s: what a batch takes.
-        late_s: a batch that should have ended longer ago than this is passed over.
+        late_s: a batch that should have ended more than these seconds ago is passed over.
     """
     for batch in running:
         if batch.place not in taken and not batch.given_up and batch.started + usual_s - now >= -late_s:

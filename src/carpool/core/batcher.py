@@ -52,8 +52,8 @@ class Batcher(StageWorkers):
     def lets_go(self, now: float, deadline: float, slo_s: float) -> bool:
         """Report whether a lone request of size 1 that came now would be admitted and go at once.
 
-        The queue must be empty, and all workers idle. It changes nothing; it is False where that
-        takes more thought.
+        The queue must be empty, and all workers idle. Nothing is changed. If it cannot be told
+        quickly, the answer is False.
         """
         if not self._policy_knows_lone:
             return False
@@ -159,7 +159,7 @@ class Batcher(StageWorkers):
         return decision
 
     def _view_by_keys(self, keyed: KeyedWorkers) -> Queue | WithoutKeys:
-        """Return what the policy is to see: no keys that run on as many workers as they may."""
+        """Return the queue as the policy sees it: without keys that may get no more workers."""
         self.policy.warm_keys = keyed.warm(self._idle)
         held = keyed.held
         return WithoutKeys(self.queue, held) if held else self.queue
@@ -181,10 +181,10 @@ class Batcher(StageWorkers):
         return self.queue.by_length and (self.queue.lengths_vary or self.policy.most_padded < inf)
 
     def _tell_safe_padded(self) -> None:
-        """Have the policy know how much of a padded batch fits into memory, or is worth trying."""
+        """Tell the policy how large a padded batch fits into memory, or is worth trying."""
         safe, policy, queue = self.safe_size, self.policy, self.queue
         if any(self.memory_of(batch) > safe.limit for batch in self.handed_over):
-            policy.safe_padded_size = safe.limit  # what comes of that one is not known yet
+            policy.safe_padded_size = safe.limit  # whether that one fits is not known yet
             return
         longest = max([rising[-1][0] for levels in queue.levels if (rising := levels.rising())], default=1)
         wanted = int(min(queue.count, policy.limit)) * self.padded_length(longest)
@@ -201,7 +201,7 @@ class Batcher(StageWorkers):
         """Return how much of `units` fits into memory, or is worth trying."""
         limit = self.safe_size.limit
         if any(batch.size > limit for batch in self.handed_over):
-            return int(limit)  # what comes of the last one that is larger is not known yet
+            return int(limit)  # one that is larger is under way, and whether it fits is not known yet
         return self.safe_size.allowed(units)
 
     def _fitting(self, units: int, view: QueueView | None = None) -> int:
@@ -365,7 +365,7 @@ class Batcher(StageWorkers):
 
     @property
     def _limit(self) -> float:
-        """Most that a batch can hold now."""
+        """The most that a batch can hold now."""
         limit, safe = self.policy.limit, self.safe_size.limit
         return safe if safe < limit and not self.limits_padded else limit
 

@@ -33,7 +33,7 @@ class Entrance:
 
     Attributes:
         admitted: how many requests have been admitted; also the id of the last one.
-        door: the requests that wait for room; there are no more than there are callers.
+        door: the requests that wait for room; it has no limit but the number of callers.
     """
 
     def __init__(self, batchers: Sequence[Batcher], endings: Endings, slo_s: float, journal: Journal | None) -> None:
@@ -78,8 +78,8 @@ class Entrance:
 
         Fast path of `admit`: the same outcome, see tests/core/test_fast_paths.py. It admits them
         where all are new, there is room for all, and none may be too late. If it returns False,
-        `admit` is to be called at the same time. All that is left of the attempt then is
-        `admitted`, `arrived` and `due` of some requests, which `admit` would set to the same.
+        `admit` is to be called with the same `now`. All that is left of the attempt then is
+        `admitted`, `arrived` and `due` of some requests, which `admit` sets to the same values.
         """
         if self.door.count or self._journal is not None:
             return False
@@ -124,7 +124,7 @@ class Entrance:
         self._first.enter(now, [request])
 
     def keep(self, now: float, requests: Sequence[Request]) -> None:
-        """Let requests wait at the door that were not taken in before the policy raised."""
+        """Let the requests that were not taken in before the policy raised wait at the door."""
         for request in requests:
             if request.state == NEW:
                 if not request.id:

@@ -193,7 +193,7 @@ class Line:
         return slot
 
     def asleep_until(self, waiter: Waiter) -> float:
-        """Return until when a waiter's thread may sleep: the past if its answers came meanwhile."""
+        """Return until when a waiter's thread may sleep; the past if its answers are there."""
         if not waiter.pending:
             return -inf
         return min(waiter.deadline, self._next_leader_until) if self.next_leader is waiter else waiter.deadline
@@ -210,8 +210,8 @@ class Line:
         Args:
             now: the time.
             waiter: what goes.
-            thread: its thread if that was interrupted: the batch that it was leading is run by the
-                next leader.
+            thread: its thread, if this was interrupted; the next leader then runs the batch that it
+                was leading.
         """
         if self.lone is not None:
             self._catch_up()
@@ -260,7 +260,7 @@ class Line:
     def finished(
         self, now: float, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
     ) -> None:
-        """Take the results of a batch that has run to its end.
+        """Take the results of a batch that has run.
 
         Args:
             now: the time.
@@ -346,7 +346,7 @@ class Line:
     def _catch_up(self) -> None:
         """Make up for all that was left out for the lone caller, as of the time when it began.
 
-        It is called before anything else happens in the line: another caller has come.
+        It is called as soon as another caller comes, before anything else happens in the line.
         """
         lone, self.lone = self.lone, None
         assert lone is not None
@@ -369,7 +369,7 @@ class Line:
         ]
 
     def _release_closers(self) -> None:
-        """Let the waiters that wait for the end go, if it has come."""
+        """Let those that wait for the end of the line go, if it has come."""
         if self._closers and not self._leaders and not self.pipeline.waiting:
             for waiter in self._closers:
                 waiter.pending = 0

@@ -53,7 +53,7 @@ class Passage:
             now: the time.
             reply: has the results and errors of all of them.
             takers: the requests, each in the place of its result; None for a stray one.
-            began: when the worker got to the batch, if it has it.
+            began: when the worker began with the batch; None if it is not the one that it runs.
         """
         results, errors, stage = reply.results, reply.errors, reply.stage
         is_last = stage == len(self._batchers) - 1
@@ -102,10 +102,10 @@ class Passage:
         return len(takers) - takers.count(None) - answered
 
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
-        """Weigh a request for its next stage; report whether that went well, else it fails."""
+        """Weigh a request for its next stage and report whether that worked; if not, it fails."""
         try:
             if request.losses:
-                acquit(request)  # which gives it back its key, before it gets that of the next stage
+                acquit(request)  # this restores its own key, before it gets that of the next stage
             self._batchers[stage].weigh(request, result)
         except CarpoolError as error:
             self._endings.fail(now, request, error)
@@ -124,7 +124,7 @@ class Passage:
             now: the time.
             stage: the stage that is done with them.
             requests: those that go on.
-            started: since when that stage has worked on them.
+            started: when that stage began to work on them.
         """
         trail.extend(requests, stage, started, now)
         for request in requests:

@@ -186,7 +186,7 @@ class Pipeline:
             self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.stepper.name)
 
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Note that a lone request was answered, which `Batcher.lets_go` allowed without `submit`.
+        """Note that a lone request, which `Batcher.lets_go` let run without `submit`, was answered.
 
         It can only be a pipeline of one stage.
         """
@@ -357,7 +357,7 @@ class Pipeline:
         return self._losses.batch_lost(now, batcher, place, unsent)
 
     def worker_left(self, now: float, stage: int, place: int) -> None:
-        """Note that a worker goes, perhaps amid a batch, for which no request is to blame.
+        """Note that a worker is gone, perhaps amid a batch, and that no request is to blame.
 
         The requests that it had wait again.
         """
@@ -452,7 +452,7 @@ class Pipeline:
     def _open_door(self, now: float) -> None:
         """Let requests in from the door while there is room.
 
-        Whenever some came in, the first stage is asked once more.
+        Each time some came in, the first stage is asked what to run once more.
         """
         for request in self.door.expire(now):
             self._endings.expire(now, request)

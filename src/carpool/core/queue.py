@@ -58,8 +58,8 @@ class Queue:
     taken from one by one.
 
     Args:
-        max_size: most requests that may wait.
-        max_bytes: most bytes that they may hold.
+        max_size: the most requests that may wait.
+        max_bytes: the most bytes that they may hold.
         ageing_s: how long a lane is passed over before it rises by one level of priority.
         levels: how requests are sorted by length; None where neither lengths nor keys matter.
 

@@ -1,8 +1,7 @@
 """The requests that wait in one stage: how they come, leave, expire and are dropped.
 
-A policy may be the user's, and raise. So it is told before something becomes of a request, or when
-that has happened altogether: whatever it raises, each request is in the queue, in a batch, or
-answered.
+A policy may be the user's, and raise. So it is told before anything is done to a request, or when
+all of that is done: whatever it raises, each request is in the queue, in a batch, or answered.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ class StageRequests:
             size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
 
     Attributes:
-        next_max_size: most results that the next stage can ever take at once; the pipeline sets it.
+        next_max_size: the most results that the next stage can ever take at once; the pipeline sets
+            it.
         closing: whether no request can join the queue any more, so that nothing is held back for
             company; the pipeline sets it.
         retired: whether all requests have been answered, and the policy is asked and told nothing
@@ -88,9 +88,9 @@ class StageRequests:
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
-        news = [request for request in requests if not request.losses]  # the policy does not know those in quarantine
-        if news:
-            self.policy.arrived_together(now, news)
+        known = [request for request in requests if not request.losses]  # the policy is not told of those in quarantine
+        if known:
+            self.policy.arrived_together(now, known)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
         """Let requests wait again, each to be run alone, as one of them may have killed its worker.

@@ -179,7 +179,7 @@ class StageWorkers(StageRequests):
             batch.call_started = now
 
     def spare(self, now: float, place: int) -> None:
-        """Count the time of a worker anew that seemed to hang and does not, if it has a batch."""
+        """Count the time of a worker that seemed to hang, and does not, anew if it has a batch."""
         batch = self.in_flight.get(place)
         if batch is not None:
             batch.call_started = now

@@ -205,7 +205,7 @@ class Driver(LoopTurn):
         return blamed
 
     def worker_left(self, stage: int, place: int) -> None:
-        """Take note that a worker that was ready is gone, and has not read its last batch."""
+        """Take note that a worker that was ready is gone, for which no request is to blame."""
         self.recall()
         try:
             self.pipeline.worker_left(self.clock(), stage, place)

@@ -31,8 +31,8 @@ class BatchPool(WorkerPool):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        # by place: what the worker has not been sent yet: pieces of its batch, then the batch
-        # ahead, whole or in pieces
+        # What each worker has not been sent yet, by place: the other pieces of its batch, then
+        # the batch ahead, whole or in pieces.
         self._unsent: dict[int, list[Frame]] = {}
 
     def run(self, batch: Batch) -> None:
@@ -46,7 +46,7 @@ class BatchPool(WorkerPool):
             bytes([r.accept for r in requests]),
             [r.deadline for r in requests],
             [r.item for r in requests],  # type: ignore[misc]
-            batch.started,
+            batch.started,  # as `busy_s`, which in a batch says when it was made
         )
         if batch.place in self._unsent:
             self._unsent[batch.place] += in_pieces(frame)
@@ -89,6 +89,7 @@ class BatchPool(WorkerPool):
     # -- what the workers send
 
     def _heard(self, place: int, frame: Frame) -> None:
+        """Take a frame from a worker. Raises FrameError if it must not send that now."""
         if frame.kind == FrameKind.REPLY:
             self._replied(place, frame)
         elif frame.kind == FrameKind.CALL:

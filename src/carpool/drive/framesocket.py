@@ -32,7 +32,7 @@ processor's cache.
 """
 
 OnEnd = Callable[[str, Exception | None], None]
-"""Takes why a connection has ended, in words, and what was raised; None for an end like any."""
+"""Takes why a connection has ended, in words, and the exception; None if it ended in good order."""
 
 
 class _LastFrame(enum.Enum):
@@ -76,7 +76,7 @@ class FrameSocket:
         self._unsent: list[memoryview] = []
         self._is_watching_writable = False
         self._last_frame = _LastFrame.IN_PIECES
-        self._broken: OSError | None = None  # what the first write has raised that failed
+        self._broken: OSError | None = None  # what the first write that failed has raised
 
         # while the socket is lent: how to get it back; then what was read from it meanwhile
         self._recall: Callable[[], None] | None = None
@@ -162,7 +162,7 @@ class FrameSocket:
             self._recall()
 
     def take_back(self, unread: bytes) -> None:
-        """Read from the socket again, which was lent.
+        """Take the lent socket back, and read from it again.
 
         Args:
             unread: what was read from it meanwhile, and is still to be heard.
@@ -206,8 +206,8 @@ class FrameSocket:
     def catch_up(self) -> bool:
         """Read what has come already, and report whether there was anything.
 
-        Amid the delivery of frames there is, and nothing is read: what comes later must not be
-        heard before them.
+        While frames are being delivered the answer is yes, and nothing is read: later frames must
+        not be heard before these.
         """
         return self._is_delivering or self.read()
 
@@ -216,7 +216,7 @@ class FrameSocket:
 
         Args:
             why: what has happened, for the log.
-            error: what was raised; None for an end like any.
+            error: the exception; None if it ended in good order.
         """
         if self.is_open:
             on_end = self._on_end
@@ -270,7 +270,7 @@ class FrameSocket:
             self._loop.call_soon(self._readable)
 
     def _read_again(self) -> int:
-        """Put what another thread has read into the reader's buffer, and return how much it is."""
+        """Put what another thread has read into the reader's buffer; return how many bytes."""
         buffer = self._reader.get_buffer()
         n = min(len(buffer), len(self._unread))
         buffer[:n] = self._unread[:n]

@@ -1,8 +1,8 @@
-"""The turn of the loop: a pipeline is polled once in it, and what it decides is done.
+"""One turn of the loop: the pipeline is polled once, and what it decides is done.
 
 Arrivals of one turn of the loop are only collected; one callback per turn polls the pipeline, so
 everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
-the pipeline's next deadline. What happens in a service besides is told by `drive/aio.py`.
+the pipeline's next deadline. All else that happens in a service is in `drive/aio.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ASLEEP_S = 1.0  # a timer that fires later than this means that this process wa
 
 
 class LoopTurn:
-    """Polls a pipeline once per turn of the running loop; `Driver` is the rest of it.
+    """Polls a pipeline once per turn of the running loop; its subclass `Driver` adds the rest.
 
     Args:
         pipeline: decides.
@@ -42,7 +42,7 @@ class LoopTurn:
     Attributes:
         executors: one per stage.
         loop: the loop that it runs on.
-        lender: lends a worker where all callers are threads; else None.
+        lender: lends a worker to callers' threads; None where nothing lends.
         loan: what callers' threads have of the worker that is lent; None if none is.
     """
 

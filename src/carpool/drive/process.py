@@ -141,7 +141,7 @@ class WorkerProcess:
         return None if self._pidfd is None else self._connection.lend(recall)
 
     def take_back(self, unread: bytes) -> None:
-        """Read from the socket again, which was lent; see `FrameSocket.take_back`."""
+        """Take the lent socket back, and read from it again; see `FrameSocket.take_back`."""
         self._connection.take_back(unread)
 
     def close_input(self) -> None:
@@ -183,7 +183,7 @@ class WorkerProcess:
             why: for the log.
         """
         if self._life is _Life.REAPED:
-            return  # its number, and that of its group, may be another's by now
+            return  # its id, and that of its group, may be another's by now
         self._killed_because = self._killed_because or why
         for end in (os.killpg, os.kill):  # it may have left its group
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -245,7 +245,7 @@ class WorkerProcess:
         self._connection.close("it ended")
 
     def _disconnected(self, why: str, error: Exception | None) -> None:
-        """See that a worker is dead that is of no use any more."""
+        """See to it that the process ends, now that its connection has ended."""
         if isinstance(error, FrameError):
             self.broke_protocol = True
             self.kill(f"it was killed for what it sent: {error}")
@@ -266,7 +266,7 @@ class WorkerProcess:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         if is_over:
-            self.kill()  # its children, if it had any; as long as it is not reaped, its number is no other's
+            self.kill()  # its children, if it had any; as long as it is not reaped, its id is no other's
             if self._guard is not None:
                 self._guard.remove(self._process.pid)
             self._life = _Life.REAPED

@@ -22,7 +22,7 @@ class Led(Protocol):
 
 
 class Sleeper(NamedTuple):
-    """Where a thread sleeps that is inside a function meanwhile.
+    """Where a thread sleeps while it is inside a function.
 
     Attributes:
         line: the line in which it sleeps.
@@ -34,10 +34,10 @@ class Sleeper(NamedTuple):
 
 
 leading: dict[int, tuple[Led, ...]] = {}
-"""By thread: the lines whose functions it is inside of. Each thread changes its own entry only."""
+"""The lines whose functions each thread is inside of. A thread changes its own entry only."""
 
 sleeping: dict[object, Sleeper] = {}
-"""By thread: where those sleep that lead another line, for as long as it takes."""
+"""Where threads that lead another line sleep, by thread; each has an entry while it sleeps."""
 
 
 def would_deadlock(line: Led, thread: int) -> bool:

@@ -30,7 +30,7 @@ from carpool.logger import logger
 from carpool.observe.function_stats import CallCounts, FunctionSnapshot, snapshot
 from carpool.observe.stage_stats import explained
 
-# names of this module: a method of an imported name would be looked up anew for each call
+# bound as names of this module, since a look-up in another one at each call takes time
 _leading = reentry.leading
 _sleeping = reentry.sleeping
 
@@ -53,10 +53,9 @@ class LoneCall(LoneWaiter):
 
 
 class SharedLine:
-    """A line, and what its callers' threads do with it under its lock; `LineDriver` is the rest.
+    """A line, and what its callers' threads do with it under its lock.
 
-    Attributes:
-        awaited: the tickets that tasks await.
+    `LineDriver` derives from it and adds the rest.
 
     Args:
         name: the function's, for error texts.
@@ -66,6 +65,9 @@ class SharedLine:
             goal.
         execution_lock: held while the function runs.
         clock: monotonic seconds.
+
+    Attributes:
+        awaited: the tickets that tasks await.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class SharedLine:
     # -- what it has done
 
     def snapshot(self) -> FunctionSnapshot:
-        """Return what has been done so far. It takes no lock, so it may be a call off."""
+        """Return what has been done so far. It takes no lock, so a call may be missing from it."""
         line = self._line
         return snapshot(self._name, line.pipeline, self._counts, int(line.lone is not None))
 
@@ -124,7 +126,7 @@ class SharedLine:
 
     @property
     def generation(self) -> object:
-        """An object that is another one in a forked child than in its parent."""
+        """An object that is not the same one in a forked child as in its parent."""
         return self._line
 
     @property

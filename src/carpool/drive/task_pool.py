@@ -1,9 +1,9 @@
-"""Batches as tasks of the running loop, for `async def` functions and callers that await objects.
+"""Batches as tasks of the running loop, for batch functions whose callers are tasks.
 
 What a batch waits for may in the end be the batch itself, through the batch of another function. So
 each request carries the drivers from inside whose batches it was made, and a batch is inside those
-of all its requests. What is not found that way, a batch that waits *behind* one that waits
-for it, ends with a time-out.
+of all its requests. One case is not found in this way, and ends with a time-out: a batch that
+waits *behind* one that waits for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Run = Callable[[list[Any]], Awaitable[BatchOutcome]]
 drivers_around: contextvars.ContextVar[frozenset[Driver] | None] = contextvars.ContextVar(
     "carpool_drivers_around", default=None
 )
-"""The drivers whose batches wait for the code that runs here, so it must not wait for theirs.
+"""The drivers whose batches wait for the code that runs here, which so must not wait for theirs.
 
 Tasks inherit the variable.
 """
@@ -55,7 +55,7 @@ class TaskPool:
             self._driver.worker_ready(0, place)
 
     def run(self, batch: Batch) -> None:
-        """Start a task for a batch, in a context of its own, which is no caller's."""
+        """Start a task for a batch, in a fresh context: no caller's context variables are set."""
         answering = self._answer(batch)
         answering.send(None)  # as far as `_until_run`
         try:

@@ -26,7 +26,7 @@ from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
-# names of this module: a method of an imported name would be looked up anew for each call
+# bound as names of this module, since a look-up in another one at each call takes time
 _leading = reentry.leading
 _sleeping = reentry.sleeping
 
@@ -120,7 +120,7 @@ class LineDriver(SharedLine):
         It takes a third of their time, and most calls go this way.
 
         Args:
-            item: it counts for one, and may share a batch with any other.
+            item: what the function gets; it counts for one, and may share a batch with any other.
             timeout_s: how long it may wait.
             run: calls the user's function.
 
@@ -174,9 +174,9 @@ class LineDriver(SharedLine):
         """Let a caller go without its answers.
 
         Args:
-            waiter: what it waits for.
-            error: what other threads get that wait for the same answers.
-            thread: the caller's, if it goes because that was interrupted.
+            waiter: what the caller waits for.
+            error: what other threads that wait for the same answers get.
+            thread: the caller's thread, if the caller goes because this thread was interrupted.
 
         Returns:
             Whether any answer was still missing.
@@ -224,7 +224,7 @@ class LineDriver(SharedLine):
     # -- one thread's way through the line
 
     def _wait(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
-        """Take one step after the other until the answers are there, or up to a time."""
+        """Take one step after the other until the answers are there, or until a time."""
         line = self._line
         while waiter.pending or line.next_leader is waiter:
             try:
@@ -245,7 +245,7 @@ class LineDriver(SharedLine):
         return not waiter.pending
 
     def _step(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
-        """Do once what the line decides: run a batch, sleep, or nothing.
+        """Ask the line once what to do, and do it: run a batch, sleep, or nothing.
 
         Returns:
             Whether a batch was run.
@@ -310,7 +310,7 @@ class LineDriver(SharedLine):
         )
 
     def _call(self, items: list[Any], run: Run) -> BatchOutcome:
-        """Run a batch in a context of its own, which is no caller's.
+        """Run a batch in a fresh context: no caller's context variables are set.
 
         Whatever the function raises becomes the outcome, but for KeyboardInterrupt: that is for
         this thread, and the next leader runs the batch.
@@ -334,7 +334,7 @@ class LineDriver(SharedLine):
                 _leading.pop(thread, None)
 
     def _finish(self, line: Line, batch: Batch, outcome: BatchOutcome) -> None:
-        """Pass on what a batch has come to, and wake the next leader."""
+        """Give the answers of a batch to their callers, and wake the next leader."""
         if line is not self._line:  # the function forked, and this is the child
             _answer_in_child(batch, outcome)
             return
@@ -351,7 +351,7 @@ class LineDriver(SharedLine):
         self._wake_queue.wake(min(woken, 1))
 
     def _finish_alone(self, line: Line, lone: LoneCall, outcome: BatchOutcome) -> None:
-        """Pass on what a lone item has come to; unless another caller has come, to its caller only.
+        """Pass on the answer of a lone item: to its caller only, unless another caller has come.
 
         Fast path of `_finish`: the same outcome, see tests/batch_function/test_alone.py.
         """

@@ -29,7 +29,7 @@ Cost = Callable[[int], float]
 """Returns the seconds that a batch of n requests takes."""
 
 BatchCost = Callable[[Batch, float], float]
-"""Returns the seconds that a batch takes which is handed over now, to a worker of `batch.stage`."""
+"""Returns the seconds that a batch takes if it is handed over now, to a worker of `batch.stage`."""
 
 Compute = Callable[[list[Any]], Sequence[Any]]
 """Returns a stub worker's results for the items of a batch.
@@ -45,7 +45,7 @@ class Watcher(Protocol):
     """Watches what is done, so that the driver need not keep it all."""
 
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
-        """Take note that a batch was handed over, which will take `busy_s` seconds."""
+        """Take note that a batch, which will take `busy_s` seconds, was handed over."""
 
     def answered(self, now: float, requests: Sequence[Request]) -> None:
         """Take note of requests that are answered or refused; their callers come next."""
@@ -154,7 +154,7 @@ class VirtualDriver:
         return request
 
     def enter(self, request: Request) -> None:
-        """Have a request that is made already arrive now."""
+        """Have an existing request arrive now."""
         self._arrivals.append(request)
         self._notice()
 
@@ -193,7 +193,7 @@ class VirtualDriver:
         self._notice()
 
     def _has_come(self, stage: int, place: int) -> None:
-        """Have a worker be ready that was added, unless it was to go meanwhile."""
+        """Make a worker that was added ready, unless it has been told to go in the meantime."""
         if (stage, place) in self._coming:
             self._coming.remove((stage, place))
             self._make_ready(stage, place)
@@ -231,7 +231,7 @@ class VirtualDriver:
         return self.pipeline.stepper is not None and stage == self.pipeline.stepper.stage
 
     def _make_ready(self, stage: int, place: int) -> None:
-        """Have a worker be there that can take batches, or orders."""
+        """Add a worker that can take batches, or orders."""
         if self._is_of_steps(stage):
             if self._steps is None:
                 raise ValueError("the last stage is one of steps: give its costs as `steps`")
@@ -315,7 +315,7 @@ class VirtualDriver:
         self.pipeline.completed(self.clock.now, reply)
         following = self._ahead.pop((batch.stage, batch.place), None)
         if following is not None:
-            self._run(self.clock.now, following, hop_s=0.0)  # its way there and the reply's way here were one time
+            self._run(self.clock.now, following, hop_s=0.0)  # it lay with the worker before the reply left
         self._replied(self.pipeline.batchers[batch.stage])
 
     def _replied(self, batcher: Batcher) -> None:

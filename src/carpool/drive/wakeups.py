@@ -1,6 +1,6 @@
 """How callers' threads sleep in a line until they are woken, and which thread wakes which.
 
-Each sleeping thread has a lock of its own, so exactly those are woken that are meant.
+Each sleeping thread has a lock of its own, so exactly those that are meant are woken.
 
 Threads whose answers have come are woken one after the other, the next leader first: the leader
 wakes one, and each thread that wakes up wakes the next. If all woke at once, they would fight for
@@ -89,8 +89,8 @@ class WakeQueue:
         """Queue the sleeping threads of some waiters, while the line's lock is held.
 
         Args:
-            waiters: of threads. The list is emptied once all is done, and not earlier: this thread
-                may be interrupted.
+            waiters: all of them are of threads. The list is emptied only once all is done, since
+                this thread may be interrupted.
 
         Returns:
             How many of the waiters have threads that sleep.

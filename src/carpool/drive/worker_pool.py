@@ -65,7 +65,7 @@ class WorkerPool:
         turnover: has workers of the stage come and go.
         count_calls: called with the place of a worker, how many requests it has answered, the size
             of the batch if these were all of it, else 0, and the seconds that it took; None if
-            nothing wants to know.
+            nothing counts them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class WorkerPool:
         self._sink = guarded(sink)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # for the next start that is due
-        self._has_waiting = False  # whether workers waited when it was looked last
+        self._has_waiting = False  # whether workers waited at the last look
 
         # by place: the worker, when it was started, and why it could not load
         self._workers: dict[int, Worker] = {}
@@ -93,6 +93,8 @@ class WorkerPool:
 
         # requests that were with a worker which fell silent
         self._fell_silent_with: list[Request] = []
+
+        # planned faults, for tests
         self._after_dispatch = faults.at("parent.after_dispatch")
         self._before_reply = faults.at("parent.before_reply")
 
@@ -133,7 +135,7 @@ class WorkerPool:
         raise NotImplementedError
 
     def _heard_too_late(self, place: int, frame: Frame) -> None:
-        """Count what comes late of a worker that was given up: others have its requests by now."""
+        """Count the late results of a worker that was given up: others have its requests by now."""
         raise NotImplementedError
 
     # -- starting
@@ -416,7 +418,7 @@ class WorkerPool:
         return f"worker {self.roster.places[place].index} of stage {self.name} died {when}: {why}"
 
     def _hand_back_of(self, place: int, worker: Worker) -> None:
-        """Have what a lost worker owed run by others; a silent machine is no fault of theirs."""
+        """Have others run what a lost worker owed; no request is to blame for a silent machine."""
         if worker.fell_silent and self._is_first_silence(place):
             self._hand_back_unblamed(place)
         else:
@@ -434,7 +436,7 @@ class WorkerPool:
             self.roster.forgive(self._driver.clock(), deaths)
 
     def _hand_back_unblamed(self, place: int) -> None:
-        """Have what a worker had that has gone run by others; no request is to blame for it."""
+        """Have others run what a lost worker had; no request is to blame for its loss."""
         self._driver.worker_left(self.stage, place)
 
     def _is_first_silence(self, place: int) -> bool:

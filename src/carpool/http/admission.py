@@ -1,4 +1,4 @@
-"""Judges requests by their heads, before their bodies are read: what answers them, if anything."""
+"""Judges requests by their heads, before their bodies are read, and notes what answers them."""
 
 from __future__ import annotations
 

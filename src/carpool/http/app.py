@@ -295,7 +295,7 @@ class App(AppLife):
         return self._protocols.in_words_of(head.protocol, response)
 
     def plain_error(self, head: Head | None, error: Exception) -> HttpResponse:
-        """Return the same in our own words, also where a protocol is spoken."""
+        """Return the response to a request that ended with `error`, never in a protocol's words."""
         if head is None:
             return self._errors.response(b"", error)
         model = head.ask.endpoint.name if head.ask is not None else ""
@@ -322,7 +322,7 @@ class App(AppLife):
         return routes
 
     def admin_admission(self, access: Access | None) -> HeadAdmission:
-        """Return what judges requests at an address for those who run the server."""
+        """Return what judges the requests at the address of those who run the server."""
         pages = {b"/livez": self._pages.livez, b"/readyz": self._pages.readyz, **self._admin_pages}
         return HeadAdmission(self, self._models, {**of_pages(pages), **of_orders(self.admin.routes)}, access)
 

@@ -96,7 +96,7 @@ class AsgiExchange(Exchange):
     def want_more(self) -> None:
         self.room.set()
 
-    def end_of_input_unread(self) -> None:
+    def leave_body_unread(self) -> None:
         self.is_unread = True
         self.room.set()
 

@@ -133,7 +133,7 @@ class BulkItems(ExchangeItems):
             self._has_input_ended = True
             self._lines.clear()
             self._pieces.clear()
-            self._exchange.end_of_input_unread()
+            self._exchange.leave_body_unread()
             self.flush_soon()
 
     def _take_line(self) -> None:

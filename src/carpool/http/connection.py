@@ -127,7 +127,7 @@ class Connection(PartWriter):
         is_owed = len(self._queue) > 0
         if is_owed:
             self._timers.probe()
-            self._probe_reader_of_events()
+            self._probe_client_of_parts()
         return is_owed and self._transport.can_write_eof()  # TLS knows no half-closed connections
 
     def pause_writing(self) -> None:
@@ -222,8 +222,8 @@ class Connection(PartWriter):
         if self.is_reading_paused:
             self._regulate()
 
-    def end_of_input_unread(self) -> None:
-        """Read no further: the rest of a body cannot be told from what follows it."""
+    def leave_body_unread(self) -> None:
+        """Read no further: the rest of the bulk request cannot be told from what follows it."""
         if self._bulk is not None:
             self._bulk.head.keep_alive = False
             self._bulk.head.is_cut_short = True
@@ -261,14 +261,14 @@ class Connection(PartWriter):
             transport.resume_reading()
 
     def send_continue(self) -> None:
-        """Tell the client, which waits for that, to send its body."""
+        """Tell a client that waits for a 100 (Continue) to send its body."""
         self._transport.write(CONTINUE)
 
     def refuse(self, response: HttpResponse) -> None:
         """Answer the present request in its turn, read no further, and then close."""
         if self._bulk is not None:
             feed_bulk(self._bulk, response)
-            self.end_of_input_unread()
+            self.leave_body_unread()
             return
         present = self._reader.head
         method, path = (present.method, present.path) if present else (b"", b"")

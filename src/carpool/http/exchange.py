@@ -67,14 +67,14 @@ class ErrorResponder(Protocol):
         """Return the response to a request that ended with `error`."""
 
     def plain_error(self, head: Head | None, error: Exception) -> HttpResponse:
-        """Return the same in our own words, also where a protocol is spoken."""
+        """Return the response to a request that ended with `error`, never in a protocol's words."""
 
 
 class ErrorWords(Protocol):
-    """Puts error responses of the app into other words, as a protocol has them."""
+    """Puts error responses of the app into the words of a protocol."""
 
     def in_own_words(self, response: HttpResponse) -> HttpResponse:
-        """Return an error response of the app in other words."""
+        """Return an error response of the app in the words of the protocol."""
 
 
 class ServedModel(Protocol):
@@ -106,12 +106,12 @@ class Ask:
         responder: puts an error into HTTP.
         format: how the body is to be decoded (see `wire/payload.py`).
         accept: how the result is to be encoded.
-        timeout_s: the time that the request may take.
+        timeout_s: the most seconds that the request may take.
         lane: its priority, as a lane of the queue.
         content_type: of the response with the result.
         packed: the whole head, for a model whose `decode` asks for it; empty otherwise.
         framing: how the answer is written in parts; None if the client takes the whole answer.
-        stream_s: how long an answer in parts may take, as the client says.
+        stream_s: the most seconds that an answer in parts may take, as the client says.
         is_bulk: whether the body is lines with an item each, which are taken as they come.
     """
 
@@ -240,8 +240,8 @@ class Exchange(Request):
     def want_more(self) -> None:
         """Have more of the body of a bulk request sent."""
 
-    def end_of_input_unread(self) -> None:
-        """Have nothing more of a body read, which is broken off before its end."""
+    def leave_body_unread(self) -> None:
+        """Have nothing more read of the body of a bulk request, which is broken off."""
 
     def tell_part(self, part: object) -> None:
         """Put a part of the answer into HTTP and send it."""

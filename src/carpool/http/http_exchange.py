@@ -38,8 +38,8 @@ class ExchangeConnection(Protocol):
     def want_more(self) -> None:
         """Read on, as there is room for more of a bulk request."""
 
-    def end_of_input_unread(self) -> None:
-        """Read no further in a bulk request."""
+    def leave_body_unread(self) -> None:
+        """Read nothing more of the body of a bulk request."""
 
 
 class HttpExchange(Exchange):
@@ -91,5 +91,5 @@ class HttpExchange(Exchange):
     def want_more(self) -> None:
         self.connection.want_more()
 
-    def end_of_input_unread(self) -> None:
-        self.connection.end_of_input_unread()
+    def leave_body_unread(self) -> None:
+        self.connection.leave_body_unread()

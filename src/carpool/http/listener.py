@@ -18,10 +18,10 @@ _UNIX = "unix:"
 
 
 class Listener(Protocol):
-    """A place where a server listens."""
+    """Where a server listens."""
 
     def bind(self) -> socket.socket:
-        """Take the place. Raises OSError if it is not free."""
+        """Bind the address. Raises OSError if it is not free."""
 
     def release(self) -> None:
         """Leave nothing behind, once nothing listens any more."""

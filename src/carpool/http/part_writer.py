@@ -165,9 +165,11 @@ class PartWriter(AnswerWriter):
             again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange
         ).cancel
 
-    def _probe_reader_of_events(self) -> None:
-        """Find out at once whether a client that has ended its side has left an answer in parts, so
-        that its place is free: `probe` finds that the connection was reset by what is sent here.
+    def _probe_client_of_parts(self) -> None:
+        """Find out at once whether a client that gets parts, and has ended its side, is gone.
+
+        What is sent here has its system reset the connection, which `probe` notices. So the stream
+        does not take up room for nobody.
         """
         exchange = self._streaming
         if exchange is None or self._is_writing_paused or self._transport.is_closing():

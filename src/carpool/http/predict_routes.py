@@ -1,6 +1,7 @@
 """What answers at the addresses of models: a body becomes requests to the model's driver.
 
-`HeadAdmission` has read off the head what is asked of which model; here the body is there, too.
+`HeadAdmission` has read off the head what is asked of which model (`Ask`). By now the body has been
+received, too.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class PredictRoutes:
     def predict(self, exchange: Exchange) -> None:
         """Hand a request to its model's driver.
 
-        Only the deadline is set here: when the SLO has the request answered is up to the pipeline.
+        Only the deadline is set here. By when the SLO wants it answered, the pipeline says.
         """
         ask = exchange.head.ask
         assert ask is not None
@@ -74,7 +75,7 @@ class PredictRoutes:
         driver.submit(exchange)
 
     def predict_whole_request(self, exchange: Exchange) -> None:
-        """Do the same for a model whose `decode` asks for the head beside the body."""
+        """Hand over a request to a model whose `decode` asks for the head beside the body."""
         ask = exchange.head.ask
         assert ask is not None
         exchange.item = [ask.packed, exchange.body]
@@ -82,7 +83,7 @@ class PredictRoutes:
         self.predict(exchange)
 
     def predict_converted(self, endpoint: Endpoint, exchange: Exchange) -> None:
-        """Hand a request to its model's driver whose body is converted here."""
+        """Convert the body of a request, and hand its items to the model's driver."""
         headers = exchange.head.headers
         sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
         try:

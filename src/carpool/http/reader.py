@@ -68,16 +68,16 @@ class Receiver(Protocol):
         """Answer the present request with `response`, and read no further."""
 
     def bulk_started(self, head: HttpHead) -> None:
-        """Take a request of which the body is taken as it comes."""
+        """Take a bulk request, whose body is handed on piece by piece as it comes."""
 
     def bulk_received(self, data: bytes) -> None:
-        """Take a piece of that body."""
+        """Take a piece of the body of the bulk request."""
 
     def bulk_ended(self) -> None:
-        """Take note that this body is complete."""
+        """Take note that the body of the bulk request is complete."""
 
     def send_continue(self) -> None:
-        """Tell the client, which waits for that, to send its body."""
+        """Tell a client that waits for a 100 (Continue) to send its body."""
 
 
 class _Stop(Exception):
@@ -103,8 +103,8 @@ class RequestReader:
         at_request_start: whether the next byte is the first of a request, so that a known head may
             be looked up.
         in_headers: whether the headers of a request are being received.
-        head: of the request of which the body is being received; None if there is none.
-        requests: how many were begun.
+        head: the head of the request whose body is being received; None if there is none.
+        requests: how many requests were begun.
         held: how many bytes of the present request's body are in memory.
     """
 
@@ -344,7 +344,7 @@ class RequestReader:
             self._state.remember(raw, head)
 
     def _response_to(self, cause: BaseException | None) -> HttpResponse:
-        """Return the answer to a request at which one of the parser's calls raised."""
+        """Return the answer to a request for which a callback of the parser raised an error."""
         if isinstance(cause, _Stop):
             return cause.response
         if isinstance(cause, CarpoolError):

@@ -14,7 +14,7 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 
 Route = Callable[[Exchange], None]
 Target = tuple[Route, Endpoint | None, Address | None]
-"""What answers at an address, and for those of models which one and where."""
+"""What answers at an address; at the address of a model also the model and the `Address`."""
 Routes = dict[bytes, dict[bytes, Target]]
 """By path and method, what answers."""
 
@@ -33,13 +33,13 @@ def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Route, pr
     """Add the addresses of models to a table.
 
     Args:
-        routes: The table.
-        endpoints: The models.
-        predict: What answers where a body is an item.
-        predict_list: What answers where a body is a list of items.
+        routes: the table.
+        endpoints: the models.
+        predict: what answers where a body is an item.
+        predict_list: what answers where a body is a list of items.
 
     Raises:
-        ValueError: Something else answers at one of the addresses.
+        ValueError: something else answers at one of the addresses.
     """
     for endpoint in endpoints:
         for address in endpoint.addresses:
@@ -53,8 +53,8 @@ def add_options(routes: Routes, root_path: str) -> None:
     """Have each address of a table tell its methods, and repeat all of them below a root path.
 
     Args:
-        routes: The table.
-        root_path: What a proxy puts before each path; empty for nothing.
+        routes: the table.
+        root_path: what a proxy puts before each path; empty for nothing.
     """
     for methods in routes.values():
         methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None, None)

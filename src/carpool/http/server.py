@@ -31,7 +31,7 @@ _HANDSHAKE_S = 10.0
 
 
 @dataclass(slots=True)
-class _Place:
+class _ServedAddress:
     """Where a server listens, and what it serves there.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Place:
     server: asyncio.Server | None = None
 
     def bind(self) -> None:
-        """Take the place. Raises OSError if it is not free."""
+        """Bind the address. Raises OSError if it is not free."""
         self.sock = self.listener.bind()
         self.sock.setblocking(False)
 
@@ -123,9 +123,9 @@ class Server:
         self._limits = limits or Limits()
         self._tls = tls
         app.is_tls = tls is not None
-        self._places = [_Place(self.listener, app, tls)]
+        self._addresses = [_ServedAddress(self.listener, app, tls)]
         if admin is not None:
-            self._places.append(_Place(admin[0], admin[1], None))
+            self._addresses.append(_ServedAddress(admin[0], admin[1], None))
         self._looking: asyncio.TimerHandle | None = None
         self.watched: Path | None = None
         self.drain_delay_s = 0.0
@@ -136,12 +136,12 @@ class Server:
     @property
     def sockets(self) -> list[socket.socket]:
         """What the server listens on; empty until `bind`."""
-        return [place.sock for place in self._places if place.sock is not None]
+        return [served.sock for served in self._addresses if served.sock is not None]
 
     @property
     def state(self) -> ServerState | None:
         """What the connections at its address share; None until it listens."""
-        return self._places[0].state
+        return self._addresses[0].state
 
     @property
     def host(self) -> str:
@@ -161,25 +161,25 @@ class Server:
 
     def bind(self) -> None:
         """Take the addresses before anything costly is started. Raises OSError."""
-        for place in self._places:
-            place.bind()
+        for served in self._addresses:
+            served.bind()
 
     async def listen(self) -> None:
         """Accept connections; the app answers 503 until it has started."""
         if not self.sockets:
             self.bind()
-        for place in self._places:
-            await place.listen(self._limits)
-        if self._tls is not None or any(place.app.access is not None for place in self._places):
+        for served in self._addresses:
+            await served.listen(self._limits)
+        if self._tls is not None or any(served.app.access is not None for served in self._addresses):
             self._look_at_files()
 
     def _look_at_files(self) -> None:
         """Read keys and certificates again where they have changed, now and then."""
         if self._tls is not None:
             self._tls.refresh()
-        for place in self._places:
-            if place.app.access is not None:
-                place.app.access.refresh()
+        for served in self._addresses:
+            if served.app.access is not None:
+                served.app.access.refresh()
         self._looking = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look_at_files)
 
     async def stop(self, drain: bool = True) -> None:
@@ -192,7 +192,7 @@ class Server:
         await self.app.stop(drain)
         if self._looking is not None:
             self._looking.cancel()
-        await asyncio.gather(*[place.end(_LAST_ANSWERS_S if drain else 0) for place in self._places])
+        await asyncio.gather(*[served.end(_LAST_ANSWERS_S if drain else 0) for served in self._addresses])
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once.
@@ -283,9 +283,9 @@ class Server:
         logger.info("SIGTERM: not ready any more; serving for %g s until requests are refused", self.drain_delay_s)
         self._serves_until = asyncio.get_running_loop().time() + self.drain_delay_s
         self.app.announce_end()
-        for place in self._places:
-            if place.state is not None:
-                place.state.announce_end()
+        for served in self._addresses:
+            if served.state is not None:
+                served.state.announce_end()
         systemd.notify("STOPPING=1")
 
     async def _serve_on(self) -> None:

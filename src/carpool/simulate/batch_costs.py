@@ -13,7 +13,7 @@ from carpool.simulate.traffic import Traffic
 
 
 class BatchCosts:
-    """Gives each batch its seconds, and records what of them went into padding and changes of key.
+    """Says how long each batch takes, and records its padding and its changes of key.
 
     Args:
         servers: The stages.
@@ -37,7 +37,7 @@ class BatchCosts:
         self._last_keys: dict[tuple[int, int], Hashable] = {}
 
     def __call__(self, batch: Batch, now: float) -> float:
-        """Return the seconds of a batch that is handed to its worker now."""
+        """Return the seconds that a batch which is handed to its worker now takes."""
         stage = batch.stage
         work = self._work(batch)
         seconds = self._seconds[stage](work, now, self._dice[stage])

@@ -229,7 +229,7 @@ def simulate(
     with _exit_on_mistake():
         counts = _numbers("workers", workers)
         costs, known_limits = given_costs(cost, USUAL_COST)
-        plan = _Plan(
+        comparison = _Comparison(
             specs.listed(policy or _POLICIES),
             _arrivals(arrivals, trace),
             costs,
@@ -256,15 +256,15 @@ def simulate(
                 "runs_ahead": ahead,
             },
         )
-        capacity = _capacity(plan)
+        capacity = _capacity(comparison)
         comes_and_goes = any(isinstance(each, str) for each in counts)
         draw = None if plot is None else _drawer(plot)
-        found = _run(plan, seed, seeds, jobs, with_sweep=plot is not None and not comes_and_goes)
-    shown = _Shown(arrivals or trace or USUAL_ARRIVALS, " -> ".join(plan.cost), slo)
+        found = _run(comparison, seed, seeds, jobs, with_sweep=plot is not None and not comes_and_goes)
+    shown = _Shown(arrivals or trace or USUAL_ARRIVALS, " -> ".join(comparison.cost), slo)
     if draw is not None and plot is not None and comes_and_goes:
-        _draw_workers(plot, plan, found.reports, title=", ".join(shown))
+        _draw_workers(plot, comparison, found.reports, title=", ".join(shown))
     elif draw is not None and plot is not None:
-        slo_s = plan.settings["slo_s"]
+        slo_s = comparison.settings["slo_s"]
         draw(plot, found.swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
     if as_json:
         limits = {
@@ -272,9 +272,9 @@ def simulate(
             "max_padded_size": max_padded_size,
             "max_workers_per_key": max_workers_per_key,
         }
-        _print_json(shown, {**plan.settings, **limits}, capacity, found)
+        _print_json(shown, {**comparison.settings, **limits}, capacity, found)
     else:
-        _print_table(shown, plan.settings, capacity, found.reports, plot)
+        _print_table(shown, comparison.settings, capacity, found.reports, plot)
 
 
 class _Runs(NamedTuple):
@@ -326,7 +326,7 @@ def _simulate_steps(
 
 
 def _refuse(options: dict[str, object]) -> None:
-    """Raise ValueError if one of the options that do not go with `--steps` was given."""
+    """Raise ValueError if one of these options, which do not go with `--steps`, was given."""
     for name, value in options.items():
         if value:
             raise ValueError(f"--steps does not go with --{name}: leave one of them out")
@@ -337,8 +337,8 @@ def _goal_s(text: str) -> float | None:
     return None if text == "none" else specs.duration(text)
 
 
-class _Plan(NamedTuple):
-    """What is to be simulated.
+class _Comparison(NamedTuple):
+    """What is to be simulated: policies, and the workload that each of them meets.
 
     Attributes:
         policies: The policies' specs.
@@ -414,7 +414,7 @@ def _slo_s(text: str) -> float | tuple[float, ...] | None:
 
 
 def _duration_s(text: str | None, only_trace: str | None) -> float | None:
-    """Return how long requests arrive; None stands for the length of a trace without company."""
+    """Return for how many seconds requests arrive; None if that is the length of the only trace."""
     if text is None and only_trace is not None:
         return None
     return specs.duration(text or _DURATION)
@@ -434,7 +434,11 @@ def _lengths(text: str | None) -> list[int] | None:
 
 
 def _numbers(option: str, given: list[str] | None) -> list[Any]:
-    """Return what an option says for each stage, numbers as such. Raises ValueError."""
+    """Return what an option says for each stage: numbers, and other texts as they are.
+
+    Raises:
+        ValueError: It says several things for one stage, or no number where one is needed.
+    """
     for each in given or ():
         if "," in each:
             stages = " ".join(each.split(","))
@@ -455,13 +459,13 @@ def _fixed(workers: list[Any]) -> list[int]:
     return [each.least for each in ranges]
 
 
-def _draw_workers(path: Path, plan: _Plan, reports: Sequence[Report], title: str) -> None:
+def _draw_workers(path: Path, comparison: _Comparison, reports: Sequence[Report], title: str) -> None:
     """Draw how many workers there were over time, and how many requests came."""
     from carpool.simulate.plot_workers import draw_workers
 
-    settings = plan.settings
-    servers = Servers.of(plan.cost, settings["max_batch_size"], settings["workers"])
-    traffic = Traffic(plan.arrivals, servers, duration_s=settings["duration_s"])
+    settings = comparison.settings
+    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"])
+    traffic = Traffic(comparison.arrivals, servers, duration_s=settings["duration_s"])
     draw_workers(path, {report.policy: report for report in reports}, arrivals_per_second(traffic), title=title)
 
 
@@ -472,26 +476,26 @@ def _one_or_each(values: Sequence[T] | None, default: int) -> T | int | list[T]:
     return values[0] if len(values) == 1 else list(values)
 
 
-def _capacity(plan: _Plan) -> _Capacity:
+def _capacity(comparison: _Comparison) -> _Capacity:
     """Return what the workers can do, and the load.
 
-    This finds the mistakes in the plan before any process starts.
+    This finds the mistakes in the settings before any process starts.
 
     Raises:
         ValueError: A setting makes no sense.
     """
-    settings = plan.settings
-    servers = Servers.of(plan.cost, settings["max_batch_size"], settings["workers"])
+    settings = comparison.settings
+    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"])
     rule_of(settings["scaling"])
-    for policy in plan.policies:
+    for policy in comparison.policies:
         policy_of(policy, max_batch_size=servers.limits[0], slo_s=None, cost_s=servers.costs[0])
     features = Features.of(settings)
-    traffic = Traffic(plan.arrivals, servers, duration_s=settings["duration_s"], features=features)
+    traffic = Traffic(comparison.arrivals, servers, duration_s=settings["duration_s"], features=features)
     return _Capacity(traffic.capacity(), traffic.load)
 
 
 def _drawer(path: Path) -> Callable[..., None]:
-    """Return the function that draws the picture; first make sure that it will be able to.
+    """Return the function that draws the picture, after making sure that it will be able to.
 
     Raises:
         ValueError: matplotlib is missing, or the path is wrong.
@@ -507,9 +511,9 @@ def _drawer(path: Path) -> Callable[..., None]:
     return plot.draw
 
 
-def _run(plan: _Plan, seed: int, seeds: int, jobs: int, *, with_sweep: bool) -> _Found:
+def _run(comparison: _Comparison, seed: int, seeds: int, jobs: int, *, with_sweep: bool) -> _Found:
     """Make all runs, with a progress bar if stderr is a terminal. Raises ValueError."""
-    policies, arrivals, cost, settings = plan
+    policies, arrivals, cost, settings = comparison
     console = Console(stderr=True)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

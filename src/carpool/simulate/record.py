@@ -21,7 +21,7 @@ class StageRecord:
         batch_sizes: How many batches there were, by the number of requests in them.
         busy_s: The seconds for which its workers were busy, in the time that counts.
         computed: How many units of length its workers computed, padding included.
-        of_requests: How many of these were of requests, and not padding.
+        of_requests: How many of these belonged to requests and were not padding.
         switches: How many batches had another key than the one before on their worker.
     """
 
@@ -34,13 +34,13 @@ class StageRecord:
 
 
 class Record:
-    """What happened in a whole run. It watches the driver.
+    """What happened in a whole run. It is the `Watcher` of the driver.
 
     The request that arrives n-th, counted from 0, has index n in every column.
 
     Attributes:
-        duration_s: How long requests arrive that count.
-        settle_s: How long requests arrive before these.
+        duration_s: The seconds in which the requests that count arrive.
+        settle_s: The seconds before that, whose requests do not count.
         slos: The SLOs that requests may have.
         arrived: When each request arrived.
         finished: When each request was served; or DROPPED or UNFINISHED.
@@ -70,7 +70,7 @@ class Record:
         return self.slo_s if len(self.slos) > 1 else repeat(self.slos[0], len(self.arrived))
 
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
-        """Count a batch that keeps its worker busy from `now` on, up to the end of the arrivals."""
+        """Count a batch, and the seconds of it that are within the time that counts."""
         stage = self.stages[batch.stage]
         stage.batch_sizes[batch.n] += 1
         begin, end = max(now, self.settle_s), self.settle_s + self.duration_s

@@ -1,9 +1,9 @@
 """What a run was worth: the figures by which policies are compared.
 
-They cover the requests that arrive in [0, duration), or from `settle_s` on. A
-request is good if it is served within its SLO, or at all where there is none. A mean latency says
-little by itself, since dropping half of the requests lowers it; so there is also the penalised
-mean, in which a dropped request counts for two SLOs.
+They cover the requests that arrive in [0, duration), or from `settle_s` on. A request is good if it
+is served within its SLO, or at all where there is none. A mean latency says little by itself, since
+dropping half of the requests lowers it; so there is also the penalised mean, in which a dropped
+request counts for two SLOs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from carpool.simulate.record import DROPPED, UNFINISHED, Record, StageRecord
 
 NAN = math.nan
-_LONGEST_TENTH = 9  # begins after so many tenths
+_LONGEST_TENTH = 9  # it begins after this many tenths
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,10 @@ def _by_length(record: Record, good: list[bool], end_s: float) -> dict[str, Any]
 
 
 def _good(record: Record) -> list[bool]:
-    """Return whether each request was good. The sum is the one of the core, so that it is exact."""
+    """Return whether each request was good.
+
+    Arrival and SLO are added as for `Request.due`, so that rounding makes no difference.
+    """
     rows = zip(record.arrived, record.finished, record.slo_of_each, strict=True)
     return [0.0 <= end <= arrived + slo_s for arrived, end, slo_s in rows]
 

@@ -66,7 +66,7 @@ class StageScaling:
     Args:
         driver: Has workers come and go.
         stage: The position of the stage.
-        workers: How many it has at least, which is also at first, and at most.
+        workers: How many it has at least, and at most; at first it has the least.
         rule: How many it should have.
         start_s: How long a worker takes to start, in seconds.
         limit: The largest batch.
@@ -115,7 +115,7 @@ class StageScaling:
         self._leaving.discard(place)
 
     def look(self) -> None:
-        """Have workers added or taken away."""
+        """Add or take away workers, as the rule says."""
         now = self._driver.clock.now
         self._account()
         have = len(self._places)
@@ -159,7 +159,9 @@ class StageScaling:
 
 
 class Scaling:
-    """The workers of all stages in a run; those of a fixed number are only counted.
+    """The workers of all stages in a run; where their number is fixed, they are only counted.
+
+    It enters its looks with the driver when it is made, and is asked for its figures after the run.
 
     Args:
         driver: Has workers come and go.
@@ -210,7 +212,7 @@ class Scaling:
 
     @property
     def over_time(self) -> dict[float, float]:
-        """By the second, how many workers the first stage had whose workers come and go."""
+        """By the second, how many workers there were in the first stage where they come and go."""
         return next((stage.over_time for stage in self._stages.values()), {})
 
     def _completed(self, batch: Batch, busy_s: float) -> None:

@@ -13,7 +13,7 @@ from carpool.service.checks import at_least
 from carpool.simulate.costs import USUAL_COST, Cost, cost_of
 from carpool.simulate.lengths import lengths_of, sample_of
 
-_BATCHES = 100  # drawn to find out what a batch costs in the mean
+_BATCHES = 100  # drawn to find out what a batch costs on average
 
 
 @dataclass(frozen=True)

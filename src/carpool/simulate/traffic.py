@@ -1,4 +1,4 @@
-"""The requests of one run, and what sends them: open processes and the clients of closed loops.
+"""The requests of one run, and what sends them: open processes, and clients of closed loops.
 
 Each purpose has a random source of its own, so that all policies see the same arrivals with the
 same weights, lengths, keys and SLOs, whatever they decide. Only a closed loop's arrivals depend on
@@ -158,7 +158,7 @@ class Traffic:
         return [lengths[request.item] for request in batch.requests]  # type: ignore[call-overload]
 
     def weigh(self, request: Request, index: object) -> None:
-        """Leave a request its size and length in a later stage, which are those of the first.
+        """Do nothing: in each stage a request has the size and the length that it has in the first.
 
         A batcher passes the result of the stage before, which in a simulation is the request's
         index in the record.

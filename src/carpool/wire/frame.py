@@ -43,10 +43,11 @@ SCRATCH_BYTES: Final = 256 * 1024
 
 _HEADER = struct.Struct("<3sBBBxxIIQQdd")
 
-# The tables of a batch and of a reply with one item in one buffer, which most lone calls have.
+# The tables of a batch (kind 4) and of a reply (kind 6) with one item in one buffer, as most lone
+# calls have them.
 _TABLE_OF_ONE = {kind: struct.Struct(table) for kind, table in ((4, "<Q1sId1s"), (6, "<Q1sI"))}
 
-# What kind of block the items of a frame form.
+# The kinds of blocks that the items of a frame can form.
 _NO_BLOCK: Final = 0
 _ARRAYS: Final = 1
 _SCALARS: Final = 2
@@ -95,8 +96,9 @@ class Frame:
             wants the result.
         deadlines: in a batch or an order, the time for each item after which nobody waits for it.
         payloads: the items.
-        busy_s: in a reply, seconds that the worker spent on the batch. In a batch, an order or a
-            setup, when it was made by the clock of the service, by which its deadlines are.
+        busy_s: in a reply, seconds that the worker spent on the batch. A batch, an order or a setup
+            has another time here: when it was made, by the clock of the service, which its
+            deadlines are by, too.
         waited_s: in a reply, seconds that the worker had waited for the batch.
         no_memory: whether the payloads have been thrown away because there was no memory to receive
             them.

@@ -164,7 +164,7 @@ class BatchAnswerer:
         """Run each shape once, so that models that are compiled for it are ready; then time it.
 
         Args:
-            shapes: of each the position of an example, and how often it is in the call.
+            shapes: for each the position of an example, and how often the call has this example.
             clock: monotonic seconds.
 
         Returns:
@@ -235,7 +235,7 @@ class BatchAnswerer:
                     raise ExampleError(f"example {i + 1}: {why}", "")
 
     def _usual_formats(self) -> tuple[int, ...]:
-        """Return the formats of which one must do for each result, as clients ask for them."""
+        """Return the formats that clients usually ask for: each result must fit one of them."""
         if not self._is_last:
             return (OBJECT,)
         if self.traits.produces:
@@ -351,7 +351,7 @@ class BatchAnswerer:
             raise _as_parser_error(error) from error
 
     async def _adapt(self, i: int, formats: bytes, values: list[Any]) -> list[Any]:
-        """Return the values, of which one adapter has made items of those that are for it."""
+        """Return the values, with those that are for one adapter made into items by it."""
         own = [adapted(format, i) for format in (JSON, MSGPACK, RAW)]
         places = [place for place, format in enumerate(formats) if format in own]
         made = await self._invoker.for_each(self._adapters[i], [values[place] for place in places], self.trouble)
@@ -361,9 +361,7 @@ class BatchAnswerer:
         return values
 
     def _as_reading_error(self, error: BaseException, format: int, body: Any) -> BaseException:
-        """Return what went wrong with reading an item, in our own words if a client has written the
-        item.
-        """
+        """Return why an item could not be read, in our own words if a client has written it."""
         if format == OBJECT:
             return error
         taken = self._taken.get(format, Any)
@@ -491,8 +489,9 @@ def _reader(format: int, taken: Any) -> Callable[[Any], Any]:
 
 
 def _as_parser_error(error: BaseException) -> BaseException:
-    """Return the error for what `decode` raises or returns for an item: a ValueError is the
-    client's fault.
+    """Return the error of an item for which `decode` has raised or returned one.
+
+    A ValueError is the client's fault.
     """
     kind = type(error)  # its `__class__` may be a trap
     if issubclass(kind, ValueError) and not issubclass(kind, CarpoolError):

@@ -146,11 +146,11 @@ def main() -> None:
 def _prepare(parent: int) -> None:
     """Set up signals, output and the end of the process, before any user code runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
-    # so does SIGTERM, which some supervisors send to all processes; what user code starts must not
-    # inherit this
+    # SIGTERM reaches the parent as well, since some supervisors send it to all processes; what user
+    # code starts must not inherit that it is ignored
     signal.signal(signal.SIGTERM, _leave_to_parent)
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
-    warnings.simplefilter("ignore", HintWarning)  # where the stage was declared it has been said
+    warnings.simplefilter("ignore", HintWarning)  # they were given where the stage was declared
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL)
     for stream in (sys.stdout, sys.stderr):

@@ -35,7 +35,6 @@ from carpool.foreign import as_model_error, traceback_of
 from carpool.logger import logger
 from carpool.model import Adapter, AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
-from carpool.wire.order import StepTiming
 from carpool.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.worker import program, step_loop
 from carpool.worker.answer import BatchAnswerer, ExampleError
@@ -174,10 +173,10 @@ async def _load(
 ) -> BatchAnswerer | StepAnswerer | None:
     """Load the model and warm it up; report it and return None if that fails."""
     _send_state(link, "loading")
-    step = "its model could not be imported"
+    what_failed = "its model could not be imported"
     try:
         model, kwargs, adapters = find_model()
-        step = "its model could not be set up"
+        what_failed = "its model could not be set up"
         invoker = Invoker(
             model,
             kwargs,
@@ -211,36 +210,42 @@ async def _load(
                 in_step=points.in_predict,
                 same_process=same_process,
             )
-        timings: list[tuple[int, float]] | list[StepTiming] = []
-        shapes: list[tuple[int, float]] = []
+        timings: list[bytes] = [msgspec.msgpack.encode([])]
         if answerer.traits.examples:
             _send_state(link, "warming")
             # threads share standard output with the program that they run in: it is left alone
             with contextlib.nullcontext() if same_process else hold_back_prints(setup.stage):
-                if steps is None:
-                    timings = await answerer.warm_up(setup.warm_up)
-                    shapes = await answerer.warm_up_shapes(setup.warm_up_shapes)
-                else:
-                    timings = await steps.warm_up(setup.most_examples)
+                timings = await _warm_up(answerer, steps, setup)
     except BaseException as error:
         if retrier.is_fatal(error):
             raise
-        _send_failure(link, setup, step, error)
+        _send_failure(link, setup, what_failed, error)
         return None
     if answerer.trouble:
         _send_trouble(link, 0, answerer.trouble)
-    more = [msgspec.msgpack.encode(shapes)] if shapes else []
-    _send_state(link, "ready", msgspec.msgpack.encode(timings), *more)
+    _send_state(link, "ready", *timings)
     return answerer if steps is None else steps
 
 
-def _send_failure(link: Link, setup: Setup, step: str, error: BaseException) -> None:
-    """Report that the worker could not start: at which step, and for which error."""
+async def _warm_up(answerer: BatchAnswerer, steps: StepAnswerer | None, setup: Setup) -> list[bytes]:
+    """Run the model's examples, and return the timings as the stage gets them.
+
+    These are the timings of batches and, where shapes were timed, those of shapes; or of steps.
+    """
+    if steps is not None:
+        return [msgspec.msgpack.encode(await steps.warm_up(setup.most_examples))]
+    timings = await answerer.warm_up(setup.warm_up)
+    shapes = await answerer.warm_up_shapes(setup.warm_up_shapes)
+    return [msgspec.msgpack.encode(each) for each in ((timings, shapes) if shapes else (timings,))]
+
+
+def _send_failure(link: Link, setup: Setup, what_failed: str, error: BaseException) -> None:
+    """Report that the worker could not start: what failed, and with which error."""
     if type(error) is ExampleError:
-        step, traceback = str(error), error.traceback
+        what_failed, traceback = str(error), error.traceback
     else:
         traceback = describe(error)
-    text = f"worker {setup.place} of stage {setup.stage} could not start: {step}"
+    text = f"worker {setup.place} of stage {setup.stage} could not start: {what_failed}"
     report = FailureReport(text, type(error).__name__, traceback)
     link.send(Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[pack_report(report)]))
 
@@ -263,7 +268,7 @@ async def _answer(answerer: BatchAnswerer, frame: Frame, retrier: Retrier, same_
     try:
         return await answerer.answer(frame)
     except BaseException as error:
-        # which stands for an error of carpool's
+        # the model's own errors do not come here: it is an error of carpool's
         if retrier.is_fatal(error) or isinstance(error, InjectedFault):
             raise
         failed = Failed(as_model_error(error, "what the model gave or returned"))
