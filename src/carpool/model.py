@@ -326,13 +326,17 @@ def _owner_and_predict(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
     if callable(model):
         _check_method(model, name_of(model), may_yield=True)
         return None, model
-    if hasattr(model, "predict"):
-        name = type(model).__name__
-        raise TypeError(
+    raise _not_a_model(model)
+
+
+def _not_a_model(given: object) -> TypeError:
+    if hasattr(given, "predict"):
+        name = type(given).__name__
+        return TypeError(
             f"give the class {name}, not an object of it, since each worker makes its own"
             " (what a stage's kwargs= names goes to its constructor)"
         )
-    raise TypeError(f"a model is a class with predict or a callable, not {model!r}")
+    return TypeError(f"a model is a class with predict or a callable, not {given!r}")
 
 
 def _taker(owner: Any, name: str) -> str:
