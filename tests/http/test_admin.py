@@ -186,6 +186,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ("path", "order", "status", "text"),
     [
         ("/admin/scale", {"workers": 0}, 400, "at least 1"),
+        ("/admin/scale", {"workers": 1_000_000}, 400, "10,000 that a stage may have"),
         ("/admin/scale", {}, 400, "workers"),
         ("/admin/scale", {"workers": 1, "stage": "x"}, 400, "has no stage 'x'"),
         ("/admin/scale", {"workers": 1, "service": "x"}, 400, "there is no service 'x'; there is Tell"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from carpool.errors import Unavailable
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
@@ -120,7 +119,9 @@ async def test_before_it_drains_it_serves_on() -> None:
 async def test_each_refusal_is_an_exception_of_its_own() -> None:
     """While a server starts or stops, requests that it refuses leave nothing behind in it."""
     front = Front()
-    front.app.refusing = refusing = Unavailable("the service is starting", code="starting")
+    front.app.drain()
+    refusing = front.app.refusing
+    assert refusing is not None
     for _ in range(3):
         client = front.connect()
         client.send(post(b"1"))

@@ -17,6 +17,9 @@ from carpool.model import Traits
 from carpool.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
 from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 
+MOST_WORKERS = 10_000
+"""How many workers a stage may have; more are a slip, and would be started one by one for ever."""
+
 LARGEST_PRIORITY = 100
 """Priorities are whole numbers from -LARGEST_PRIORITY to LARGEST_PRIORITY."""
 
@@ -37,13 +40,21 @@ def optional_count(name: str, value: Any) -> int | None:
 def numbers_of_workers(value: Any, least: int = 1) -> int | tuple[int, int]:
     """Return a number of workers, or the fewest and the most of them. Raises ValueError."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        return at_least("workers", value, least)
+        return _at_most_workers(at_least("workers", value, least))
     if len(value) != 2:
         raise ValueError(f"workers must be a number, or a pair of the fewest and the most, not {value!r}")
     fewest, most = at_least("the fewest workers", value[0], least), at_least("the most workers", value[1], 1)
+    _at_most_workers(most)
     if fewest > most:
         raise ValueError(f"workers={value!r} has more workers at least than at most: write ({most}, {fewest})")
     return (fewest, most)
+
+
+def _at_most_workers(workers: int) -> int:
+    """Return a number of workers that a stage may have. Raises ValueError."""
+    if workers > MOST_WORKERS:
+        raise ValueError(f"workers={workers} is more than the {MOST_WORKERS:,} that a stage may have")
+    return workers
 
 
 def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
