@@ -16,11 +16,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Whoever leaves out the slow tests tries a sixth of the examples, too; whoever asks for them gets all.
+    """Whoever leaves out the slow tests tries an eighth of the examples, too; whoever asks for them gets all.
 
     No example has a deadline: how long one takes is a question of the machine.
     """
-    settings.register_profile("quick", max_examples=WHOLE // 6, deadline=None)
+    settings.register_profile("quick", max_examples=WHOLE // 8, deadline=None)
     settings.register_profile("thorough", max_examples=WHOLE, deadline=None)
     settings.load_profile("quick" if "not slow" in config.getoption("markexpr") else "thorough")
 
