@@ -26,7 +26,7 @@ demo: setup      ## serve handwritten digits over HTTP to many clients and check
 serve: setup     ## serve the digits model on http://127.0.0.1:8000
 	$(BIN)/carpool serve examples.digits:service
 
-test: setup      ## run the tests in under four minutes, three at a time: each promise, with some of the cases
+test: setup      ## run the tests in about four minutes, three at a time: each promise, with some of the cases
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-all: setup  ## run all tests with all cases in a quarter of an hour, FUZZ_MINUTES=3 of random programs among them, and those on Ray if it is installed

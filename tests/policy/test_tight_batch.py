@@ -37,6 +37,13 @@ def test_each_one_left_out_makes_the_batch_shorter_for_the_others() -> None:
     assert [r.due for r in without_late(0.0, batch, 10, seconds)] == [1.35, 3.0, 3.0]
 
 
+def test_of_those_that_are_due_together_only_as_many_are_left_out_as_must_be() -> None:
+    """Four take 1.4 s, and three 1.3 s, which is in time for all: the last of equals stays behind."""
+    batch = due(1.35, 3.0, 1.35, 1.35)
+    kept = without_late(0.0, batch, 10, seconds)
+    assert kept == batch[:3]
+
+
 def test_a_batch_in_which_all_are_late_stays_as_it_is() -> None:
     """Nothing is left out of a batch that is late for all: whether it goes at all is another rule's."""
     batch = due(0.1, 0.2)

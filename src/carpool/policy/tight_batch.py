@@ -6,8 +6,7 @@ batch, *tight*: the most urgent go first, in a smaller batch, if more are in tim
 is gained by shrinking batches where many wait: that serves fewer, and those left out are mostly the
 long ones.) Source: J. M. Moore, "An n job, one machine sequencing algorithm for minimizing the
 number of late jobs", 1968, by which the one that takes the longest is given up, here the one that
-is
-due first, as all of a batch take the same time.
+is due first, as all of a batch take the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ Seconds = Callable[[int, int], float]
 def without_late(now: float, batch: Sequence[Request], longest: int, seconds: Seconds) -> Sequence[Request]:
     """Return a batch less those that would be late with it; all of it if all of them would.
 
-    Each one that is left out makes it shorter for the others.
+    Each one that is left out makes it shorter for the others. Of several that are due at the same
+    time the last ones are left out.
 
     Args:
         now: the time.
@@ -34,15 +34,14 @@ def without_late(now: float, batch: Sequence[Request], longest: int, seconds: Se
         longest: the longest length that may be among them.
         seconds: of a batch.
     """
-    dues = sorted(map(_due, batch))
-    n = len(dues)
-    late = 0
-    while late < n and dues[late] < now + seconds(n - late, longest):
-        late += 1
-    if late in (0, n):
+    last_due_first = sorted(batch, key=_due, reverse=True)
+    n = len(last_due_first)
+    while n and last_due_first[n - 1].due < now + seconds(n, longest):
+        n -= 1
+    if n in (0, len(batch)):
         return batch
-    first = dues[late]
-    return [request for request in batch if request.due >= first]
+    kept = set(map(id, last_due_first[:n]))
+    return [request for request in batch if id(request) in kept]
 
 
 def urgent_first(now: float, requests: Sequence[Request], seconds: Seconds) -> Sequence[Request]:
