@@ -330,6 +330,7 @@ def test_http(tmp_path: Path) -> None:
         assert [answer["x"] for answer in answers] == list(range(20))
         metrics = served.ask("GET", "/metrics")[1].decode()
         assert 'carpool_workers{model="place",stage="Place",state="ready"} 2.0' in metrics
+    assert "*** SIGTERM" not in "".join(served.log), "Ray's handler of signals tells of a stop as of a crash"
 
 
 @pytest.mark.parametrize(

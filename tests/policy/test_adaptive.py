@@ -356,12 +356,30 @@ def test_a_backlog_for_all_workers_is_taken_in_full_batches() -> None:
     assert decide(taught(NEWCOMER, rate=1700), alike(64), free=1, busy=3) == Decision([], 64, "full")
 
 
-def test_clients_that_come_back_together_are_not_split() -> None:
-    """While a wait for them is known to pay, a worker takes all that have come back."""
-    policy = taught(NEWCOMER, rate=800)
+@pytest.mark.parametrize(("clients", "taken"), [(80, 20), (60, 15), (45, 12), (4 * 62, 64), (300, 64)])
+def test_clients_that_come_back_together_are_as_many_groups_as_workers(clients: int, taken: int) -> None:
+    """While a wait for clients is known to pay, a worker takes its part of them, and no less; nearly a full batch is
+    a full one.
+    """
+    policy = taught(rate=800)
     policy._gather.window_s = 0.001
+    policy._gather.clients = clients
 
-    assert decide(policy, alike(20), free=1, busy=3) == Decision([], 20, "free")
+    assert decide(policy, alike(clients), free=1, busy=3).take == taken
+
+
+def test_what_only_large_batches_cost_is_found_out_by_sharing() -> None:
+    """As long as all batches were of one size, nobody knows what smaller ones cost, so that two idle workers would
+    never share what comes at once.
+    """
+    policy = Adaptive(64)
+    for _ in range(20):
+        policy.trained(64, 64, FIXED(64))
+
+    assert decide(policy, alike(64), free=2).take == 32
+    assert decide(policy, alike(64)).take == 64
+    policy.trained(32, 32, FIXED(64))  # they take as long
+    assert decide(policy, alike(64), free=2).take == 64
 
 
 def test_a_busy_worker_is_not_handed_what_others_could_share() -> None:

@@ -54,6 +54,14 @@ def test_clients_of_a_closed_loop_split_into_two_groups() -> None:
     assert report.fairness is not None and report.fairness > 0.999
 
 
+@pytest.mark.parametrize(("workers", "clients"), [(2, 16), (4, 64)])
+def test_clients_of_a_closed_loop_are_shared_by_all_workers(workers: int, clients: int) -> None:
+    """With several workers clients that come back together are as many groups: N / (w + a + bN/m) per second."""
+    report = run("adaptive", Closed(clients, 0.0003), "affine:a=8ms,b=0.25ms", workers=workers, duration_s=10)
+
+    assert report.throughput > 0.95 * clients / (0.00045 + 0.008 + 0.00025 * clients / workers)
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     """The same seed gives the same run, noise, weights and all, and another one gives another."""
     workload: dict[str, Any] = {

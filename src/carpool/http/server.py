@@ -214,17 +214,16 @@ class Server:
         stopping = asyncio.Event()
         beating: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._received_signal, number, stopping)
-        files = None if self.watched is None else SourceFiles(self.watched)
         self._had_terminal = _has_terminal()
-        loop.add_signal_handler(signal.SIGHUP, self._hung_up, stopping)
+        self._take_signals(stopping)
+        files = None if self.watched is None else SourceFiles(self.watched)
         try:
             await self.listen()
             stopped = asyncio.ensure_future(stopping.wait())
             starting = asyncio.ensure_future(self.app.start())
             if await _done_first(starting, stopped):
                 starting.result()
+                self._take_signals(stopping)  # again: Ray's own handler would tell of a stop as of a crash
                 ready()
                 systemd.notify("READY=1")
                 beating = asyncio.ensure_future(systemd.keep_alive())
@@ -242,6 +241,13 @@ class Server:
                 beating.cancel()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+
+    def _take_signals(self, stopping: asyncio.Event) -> None:
+        """Have signals end the server or reload its services, whoever else has asked for them."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._received_signal, number, stopping)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up, stopping)
 
     def _hung_up(self, stopping: asyncio.Event) -> None:
         """Reload on SIGHUP; but stop if it says that the terminal was closed."""

@@ -39,6 +39,7 @@ from carpool.request import Request
 
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time has no price, and its full price
 _CALM = 0.95  # of the capacity: with a load below it an overload is over
+_NEARLY_FULL = 0.95  # of the largest batch: groups of clients that large are not cut, as a few would be left over
 
 
 class _Load(NamedTuple):
@@ -204,7 +205,7 @@ class Adaptive(AdaptiveLengths):
             return self._tight(at, left, share, load)
         # with two workers idle, clients that come back find one, so there is no need to wait for
         # them
-        until = None if free > 1 else self._worth_waiting_until(now, queue, left.size, most, slack_s)
+        until = None if free > 1 else self._worth_waiting_until(now, queue, left.size, share, slack_s)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
         return self._sized(at, left, most, share, load)
@@ -228,10 +229,11 @@ class Adaptive(AdaptiveLengths):
             return None
         if waiting <= most:
             self._backlog.drained()
-        n = min(waiting, self._fair_share(now, waiting, most, free + busy))
+        share = self._fair_share(now, waiting, most, free + busy)
+        n = min(waiting, share)
         if not chooser.takes_all(waiting, n, chooser.capacity * cost.bias):
             return None
-        until = None if free > 1 else self._worth_waiting_until(now, queue, waiting, most, slack_s)
+        until = None if free > 1 else self._worth_waiting_until(now, queue, waiting, share, slack_s)
         if until is not None:
             return Decision([], wake_at=until)
         return self._go([], waiting, n, slack_s, "full" if n == most else "free" if n == waiting else "size")
@@ -297,10 +299,14 @@ class Adaptive(AdaptiveLengths):
     def _fair_share(self, now: float, waiting: int, most: int, workers: int) -> int:
         """Return the most that one of several workers takes; `most` for one worker alone.
 
-        Clients that come back together would be split, and in an overload full batches serve most.
+        Clients that come back together, and are waited for, are as many groups as there are
+        workers. In an overload full batches serve most.
         """
-        if workers <= 1 or self._gather.window_s or self._backlog.overloaded_since is not None:
+        if workers <= 1 or self._backlog.overloaded_since is not None:
             return most
+        if self._gather.window_s:
+            group = -(-round(self._gather.clients * self._unit) // workers)
+            return most if group > _NEARLY_FULL * most else max(1, group)
         return min(most, self._chooser.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
 
     def _sized(self, at: float, left: Candidates, most: int, share: int, load: _Load) -> Decision:

@@ -27,8 +27,9 @@ wait and of those that come, is least at
 Of x only half is put in, since in the rotation some wait, too; between a quarter and all of it, the
 figures hardly differ. No worker takes more than n*, or than the m-th part of what waits if that is
 more. As the load comes near m/b, n̄ grows beyond all bounds, and batches are as large as those of
-one worker alone; so they are once an overload is noticed, and while clients that come back together
-are waited for. Figures: docs/policies-evidence.md#several-workers.
+one worker alone; so they are once an overload is noticed. While no batch was as small as that part,
+it is taken, so that what smaller ones cost is found out. Clients that come back together and are
+waited for are cut into m groups. Figures: docs/policies-evidence.md#several-workers.
 
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly
 ever tried is run, so that knees and tiles are found without a profile. While less waits, a smaller
@@ -83,6 +84,7 @@ class BatchSize:
         self._hoped: list[float] = []
         self._prefix: list[int] = []
         self._tile_end: list[int] = []
+        self._smallest = 1  # that was ever measured
         self._next_probe = _FIRST_PAUSE
         self._pause = _FIRST_PAUSE
         self._probe = 0
@@ -102,6 +104,7 @@ class BatchSize:
         self._hoped = _hoped_times(shape, cost.cv > _BELIEVED_CV)
         self._prefix = _most_efficient_so_far(shape.knots, self._hoped)
         self._tile_end = _tile_ends(shape.knots, shape.at)
+        self._smallest = next((n for n, count in zip(shape.knots, shape.counts, strict=True) if count), 1)
         self.best = _most_efficient_so_far(shape.knots, shape.at)[-1]
         best = self.best / shape.at[shape.index(self.best)]
         self.capacity = best / cost.level
@@ -141,8 +144,15 @@ class BatchSize:
         return self._weigh_up(waiting, everything, max(0.05, 1.0 - load), capacity)
 
     def share(self, waiting: int, rate: float, workers: int) -> int:
-        """Return the most that one of several workers takes, while `rate` arrives per second."""
+        """Return the most that one of several workers takes, while `rate` arrives per second.
+
+        It is the m-th part of what waits as long as no batch was that small: nobody knows whether
+        smaller ones than those measured would be shorter.
+        """
         cost = self._cost
+        even = -(-waiting // workers)
+        if even < self._smallest:
+            return even
         return share_of(waiting, rate, workers, cost.setup_s, cost.shape.slope * cost.level, cost.limit)
 
     def takes_all(self, waiting: int, everything: int, capacity: float) -> bool:

@@ -62,6 +62,7 @@ class Gather:
         window_s: how long after a batch it pays to wait for the clients that it served; 0 when it
             does not.
         served: how many requests the last batch answered; 0 if there is nothing to wait for.
+        clients: smoothed: those just served and those waiting, if they are in a closed loop.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -77,7 +78,7 @@ class Gather:
         self._rate = 0.0  # requests per second that arrive outside of the windows
         self._batch = 1.0  # smoothed requests of a batch
         self._groups = 2  # that clients split into without waiting: one more than there are workers
-        self._clients = 1.0  # smoothed: those just served and those waiting, if they are in a closed loop
+        self.clients = 1.0
 
     @property
     def until(self) -> float:
@@ -110,7 +111,7 @@ class Gather:
             What came of the previous batch, for `learn`; None if nothing is known of it.
         """
         self._batch += 0.1 * (n - self._batch)
-        self._clients += 0.1 * (n + waiting + others * self._batch - self._clients)
+        self.clients += 0.1 * (n + waiting + others * self._batch - self.clients)
         self._groups = 2 + others
         if not self.served:
             return None
@@ -177,14 +178,14 @@ class Gather:
     def _best_window(self, unit: float, cost: CostModel | CostAtLength) -> float:
         """Return the window with the best throughput; 0 if waiting does not promise enough."""
         limit = cost.limit / unit
-        half = min(limit, max(1.0, self._clients / self._groups))
+        half = min(limit, max(1.0, self.clients / self._groups))
         half_s = cost.seconds(half * unit)
         background = self._background
         best, window_s = (_GAIN + _NOISE_SHARE * cost.cv) * half / half_s, 0.0
         for returned, share in zip(self._returned, _GRID, strict=True):
             if returned <= background * share:
                 continue
-            batch = min(limit, max(1.0, self._clients / (self._groups - min(1.0, returned / self._answered))))
+            batch = min(limit, max(1.0, self.clients / (self._groups - min(1.0, returned / self._answered))))
             optimism = _OPTIMISM if batch * unit > cost.largest else 1.0
             throughput = batch / (share * self._scale_s + cost.seconds(batch * unit) * optimism)
             if throughput > best:
