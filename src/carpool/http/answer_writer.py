@@ -189,6 +189,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
     def _end_politely(self) -> None:
         """End our side and listen for a moment: a reset would destroy the answer on its way."""
         if not self._transport.is_closing():
+            self._state.note_ending(self)
             if self._transport.can_write_eof():
                 with suppress(OSError):  # asyncio's own transports raise if the client has just left
                     self._transport.write_eof()
