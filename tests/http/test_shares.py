@@ -19,7 +19,7 @@ from carpool.http.app import App
 from carpool.http.bodies import Bodies
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import Limits
-from carpool.http.shares import Shares, guaranteed_of
+from carpool.http.shares import ConnectionShares, guaranteed_of
 from tests.effort import examples
 from tests.support.http import models
 from tests.support.http.front import Front, chunked, get, nothing, post
@@ -61,7 +61,7 @@ def test_connections_are_shared_whatever_happens(total: int, weights: dict[str, 
     total, no service is refused what is guaranteed to it, none gets what is guaranteed to another
     one, and in the end all is given back.
     """
-    shares, counted = Shares(total), dict[int, str]()
+    shares, counted = ConnectionShares(total), dict[int, str]()
     shares.divide(weights)
     for event in events:
         if isinstance(event, dict):

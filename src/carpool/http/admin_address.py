@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from carpool.errors import CarpoolError
 from carpool.http.access import Access
 from carpool.http.app import App
@@ -33,7 +31,7 @@ class AdminApp:
         self.access = access
         self.max_body_bytes = _LARGEST_BODY
         self.wants_heads = False
-        self.shares: dict[Hashable, float] = {}
+        self.shares: dict[object, float] = {}
         self.observer = app.observer
         self.request_ids = app.request_ids
         self.wanted_headers = WANTED_HEADERS.union(

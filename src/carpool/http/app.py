@@ -13,7 +13,7 @@ judges heads by the table of `routes.py`, `predict_routes.py` answers at the add
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from carpool.drive.output import LineSink, print_line
@@ -42,7 +42,7 @@ from carpool.http.protocols.base import HttpProtocol
 from carpool.http.routes import Route, Routes, add_models, add_options, check_root_path, of_orders, of_pages
 from carpool.http.servable import check_services
 from carpool.http.service_list import ServiceList
-from carpool.http.shares import Shares
+from carpool.http.shares import ConnectionShares
 from carpool.http.status_pages import StatusPages
 from carpool.logger import logger
 from carpool.observe.log import printable
@@ -165,7 +165,7 @@ class App(AppLife):
         self._has_admin_address = has_admin_address
         self._is_patient = when_full_waits(when_full)
         self.on_new_routes: list[Callable[[], None]] = []
-        self.connection_shares: Shares | None = None
+        self.connection_shares: ConnectionShares | None = None
         self.serve_at(self.endpoints)
 
     def _make_pages(self, idle_check_s: float) -> None:
@@ -199,7 +199,7 @@ class App(AppLife):
         self._protocols, self._models, self.routes = self._tables(endpoints)
         self._admission = HeadAdmission(self, self._models, self.routes, self.access, self._protocols)
         self._note_wanted_headers(endpoints)
-        self.shares: dict[Hashable, float] = {endpoint: endpoint.service.share for endpoint in endpoints}
+        self.shares: dict[object, float] = {endpoint: endpoint.service.share for endpoint in endpoints}
         self._pages.forget_document()
         for endpoint in endpoints:
             if self.observer is not None and endpoint.driver is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from carpool.clock import Clock
@@ -36,7 +36,7 @@ class Body(Protocol):
     held: int
 
     @property
-    def service(self) -> Hashable:
+    def service(self) -> object:
         """The service that it is for; None where its head does not say."""
 
     def end(self) -> None:
@@ -60,14 +60,14 @@ class Bodies:
     def __init__(self, limit: int, connections: int, clock: Clock) -> None:
         self.limit = limit
         self.share = limit // connections
-        self.guaranteed: dict[Hashable, int] = {}
+        self.guaranteed: dict[object, int] = {}
         self.held = 0
         self._connections = connections
         self._clock = clock
         # bodies over their share: how many bytes came lately, and when that was worked out
         self._large: dict[Body, tuple[float, float]] = {}
 
-    def divide(self, weights: Mapping[Hashable, float]) -> None:
+    def divide(self, weights: Mapping[object, float]) -> None:
         """Guarantee each service its part from now on.
 
         Args:
@@ -105,7 +105,7 @@ class Bodies:
         """Return the bodies over their share of services that have more than is guaranteed."""
         if not self.guaranteed:
             return self._large
-        held: Counter[Hashable] = Counter()
+        held: Counter[object] = Counter()
         for body in self._large:
             held[body.service] += body.held
         return [body for body in self._large if held[body.service] > self.guaranteed.get(body.service, 0)]

@@ -60,8 +60,6 @@ class Connection(PartWriter):
         app: answers the requests.
         ignoring_input: whether everything that still comes is thrown away.
         is_reading_paused: whether the transport has been told not to read.
-        counted_for: the model for which it counts as a connection; None if there is none, or if
-            there may be no room any more.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -71,7 +69,6 @@ class Connection(PartWriter):
         # Receiving. A request is counted where its head is read: here if it is known, else by the
         # reader.
         self.ignoring_input = False
-        self.counted_for: ServedModel | None = None
         self._reader = RequestReader(state, self)
         self._timers = Timers(self, self._reader, self._limits)
         self._large_body: LargeBody | None = None  # while it stands in for us

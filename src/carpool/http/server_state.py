@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length
 from carpool.http.exchange import REQUEST_ID, Head
-from carpool.http.shares import Shares
+from carpool.http.shares import ConnectionShares
 from carpool.http_request import Field
 from carpool.wire.memory import Memory
 
@@ -157,7 +157,7 @@ class ServerState:
         self._loop = asyncio.get_running_loop()
         self.connections: set[ConnectedClient] = set()
         self.ending: dict[ConnectedClient, None] = {}
-        self.shares = Shares(limits.connections)
+        self.shares = ConnectionShares(limits.connections)
         self.kept_headers = {*FRAMING_HEADERS, *app.wanted_headers}
         self.heads: dict[bytes, HttpHead] = {}
         self.memory = Memory()

@@ -4,15 +4,15 @@ Half of it is guaranteed, to each service in proportion to its `share=`. The oth
 whichever service needs it first, and what is guaranteed to others is left for them. A service that
 is alone may have everything.
 
-`Shares` counts connections in this way. Bytes of bodies are counted in `bodies.py`.
+`ConnectionShares` counts connections in this way. Bytes of bodies are counted in `bodies.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
-M = TypeVar("M", bound=Hashable)
+M = TypeVar("M")
 
 
 def guaranteed_of(total: int, weights: Mapping[M, float]) -> dict[M, int]:
@@ -29,7 +29,7 @@ def guaranteed_of(total: int, weights: Mapping[M, float]) -> dict[M, int]:
     return {service: max(least, int(total * (weight / whole))) for service, weight in weights.items()}
 
 
-class Shares:
+class ConnectionShares:
     """The connections of one server, each counted for the service that it asks.
 
     A connection of which no head has come counts for none, and neither does one that has asked for
@@ -44,13 +44,13 @@ class Shares:
     """
 
     def __init__(self, total: int) -> None:
-        self.held: dict[Hashable, int] = {}
-        self.guaranteed: dict[Hashable, int] = {}
+        self.held: dict[object, int] = {}
+        self.guaranteed: dict[object, int] = {}
         self._total = total
         self._claimed = 0  # the sum of what each service has, or is guaranteed where that is more
-        self._services: dict[object, Hashable] = {}  # for which each connection counts
+        self._services: dict[object, object] = {}  # for which each connection counts
 
-    def divide(self, weights: Mapping[Hashable, float]) -> None:
+    def divide(self, weights: Mapping[object, float]) -> None:
         """Guarantee each service its part from now on.
 
         One that has more than is left by this keeps it, but gets nothing more until it has given
@@ -63,7 +63,7 @@ class Shares:
         services = self.held.keys() | self.guaranteed.keys()
         self._claimed = sum([max(self.held.get(each, 0), self.guaranteed.get(each, 0)) for each in services])
 
-    def take(self, connection: object, service: Hashable) -> bool:
+    def take(self, connection: object, service: object) -> bool:
         """Count a connection for a service, and no longer for another one.
 
         Returns:

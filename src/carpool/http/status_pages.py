@@ -17,7 +17,7 @@ from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
 from carpool.http.overview import overview
 from carpool.http.protocol_lists import ShownRoute
 from carpool.http.routes import Route, Routes
-from carpool.http.shares import Shares
+from carpool.http.shares import ConnectionShares
 from carpool.observe.stats import Stats
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class DescribedApp(ErrorResponder, Protocol):
     is_tls: bool
     max_body_bytes: int
     routes: Routes
-    connection_shares: Shares | None
+    connection_shares: ConnectionShares | None
 
     @property
     def served(self) -> list[Endpoint]:
