@@ -20,6 +20,7 @@ from carpool.http.bodies import Bodies
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import Limits
 from carpool.http.shares import ConnectionShares, guaranteed_of
+from carpool.service.overrides import changed
 from tests.effort import examples
 from tests.support.http import models
 from tests.support.http.front import Front, chunked, get, nothing, post
@@ -141,6 +142,13 @@ def test_bytes_of_bodies_are_shared_whatever_happens(weights: dict[str, float], 
     for each in present:
         bodies.remove(each)
     assert bodies.held == 0
+
+
+def test_a_share_can_be_changed_from_outside() -> None:
+    """The share of a service is a setting of it, and stays when others are changed."""
+    (service,) = changed([Service(nothing, share=2)], {"nothing": {"slo_s": 1}}, {})
+    assert service.share == 2.0
+    assert changed([service], {"nothing": {"share": 0.5}}, {})[0].share == 0.5
 
 
 # -- connections without sockets
