@@ -36,7 +36,7 @@ from typing import cast
 from carpool.errors import InvalidRequest
 from carpool.http.answer_writer import CONTINUE
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
-from carpool.http.codec import Refusal
+from carpool.http.codec import Refusal, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.large_body import LargeBody
@@ -92,7 +92,7 @@ class Connection(PartWriter):
         if self._state.is_crowded:
             self.abort()
         else:
-            self.refuse(self.app.refuse(None, Refusal(503, "too_many_connections")))
+            self.refuse(self.app.refuse(None, too_many_connections()))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._state.remove(self)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import as_model_error, traceback_of
-from carpool.http.codec import Refusal, allow, as_routes_are
+from carpool.http.codec import Refusal, allow, as_routes_are, too_many_connections
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
 from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, Submission
@@ -184,7 +184,7 @@ class ProtocolRoutes:
         most = driver.pipeline.batchers[0].queue.max_size
         try:
             if not exchange.has_room_at(model):
-                raise Refusal(503, "too_many_connections")
+                raise too_many_connections()
             if len(submission.items) > most:
                 text = f"there are {len(submission.items)} items in this request, and the queue holds {most:.0f}:"
                 raise InvalidRequest(f"{text} send several requests", status=413, code="too_large")

@@ -20,7 +20,7 @@ import httptools
 
 from carpool.errors import CarpoolError
 from carpool.http.access import SINGLE
-from carpool.http.codec import Refusal, too_large
+from carpool.http.codec import Refusal, too_large, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.server_state import FRAMING_HEADERS, HttpHead
 from carpool.http_request import Field
@@ -268,7 +268,7 @@ class RequestReader:
         """Refuse a request if there is no room for one connection more that asks its model."""
         if not self._receiver.has_room_at(head.model):
             head.keep_alive = False
-            self._refusal = self._app.refuse(head, Refusal(503, "too_many_connections"))
+            self._refusal = self._app.refuse(head, too_many_connections())
 
     def on_body(self, body: bytes) -> None:
         if self._is_bulk:
