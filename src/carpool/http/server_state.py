@@ -248,7 +248,8 @@ class ServerState:
     def add(self, connection: ConnectedClient) -> bool:
         """Note a new connection, and report whether there is room for it.
 
-        Those that are ending take no room, but there are not any number of them.
+        Those that are ending take no room. If there are too many of them, the one that has been
+        ending for longest is cut off.
         """
         self.connections.add(connection)
         n_open, most = len(self.connections), self.limits.connections
