@@ -25,7 +25,7 @@ from tests.effort import examples
 from tests.support.http import models
 from tests.support.http.front import Front, chunked, get, nothing, post
 from tests.support.http.jobs import GATED, job
-from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.jump import on_a_jumping_loop, run, turns
 from tests.support.http.net import Client, Gate, RunningServer, code_of, serving
 from tests.support.http.wire import Wire
 
@@ -206,6 +206,46 @@ async def test_a_hung_service_leaves_connections_to_the_others(is_known: bool) -
     front.worker.finish()
     await turns()
     assert [len(wire.answers()) for wire in waiting] == [1] * 6
+
+
+EMBED = post(b'{"model": "other", "input": [1]}', "/v1/embeddings", "Content-Type: application/json")
+SENT = st.sampled_from([ECHO, OTHER, EMBED, get("/livez"), ECHO + OTHER, OTHER + EMBED + ECHO, ECHO[:-1], b"1"])
+GOES = None
+
+
+@examples(100)
+@given(st.lists(st.tuples(st.integers(0, 9), st.one_of(SENT, st.just(GOES))), max_size=40), st.booleans())
+def test_known_heads_change_nothing_about_shares(events: list[tuple[int, bytes | None]], is_hung: bool) -> None:
+    """Whether heads are known or not, the same requests are refused, and connections count for the
+    same services.
+    """
+
+    async def play(*, is_forgetful: bool) -> list[Any]:
+        front = two_services(Limits(connections=6), cost_s=None if is_hung else 0.0)
+        if is_forgetful:
+            front.state.remember = lambda raw, head: None  # type: ignore[method-assign]
+        wires, ended, seen = dict[int, Wire](), list[Wire](), list[Any]()
+        for client, data in events:
+            if data is None:
+                if client in wires:
+                    wires.pop(client).reset()
+            else:
+                if client in wires and wires[client].ended:
+                    ended.append(wires.pop(client))
+                if client not in wires:
+                    wires[client] = front.connect()
+                wires[client].send(data)
+            await turns(3)
+            seen.append({each.name: n for each, n in front.state.shares.held.items()})  # type: ignore[attr-defined]
+            seen += [(n, wire.ended, [a.status for a in wire.answers()]) for n, wire in sorted(wires.items())]
+        for wire in (*wires.values(), *ended):
+            wire.reset()
+        await turns()
+        assert front.state.shares.held == {}
+        assert not front.state.connections
+        return seen
+
+    assert run(play(is_forgetful=False)) == run(play(is_forgetful=True))
 
 
 @on_a_jumping_loop
