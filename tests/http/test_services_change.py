@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,13 +18,15 @@ from carpool.cli import cli
 from carpool.cli import operate_commands as operate
 from carpool.errors import Unavailable
 from carpool.http.app import App
+from carpool.service.handle import AsyncHandle
 from tests.support.http import models
 from tests.support.http.front import get, post
 from tests.support.http.jobs import job
-from tests.support.http.net import Client, Gate, RunningServer, predict, serving
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
 from tests.support.http.wire import Answer
 from tests.support.processes import alive
 from tests.support.serving import serve
+from tests.support.waiting import PATIENCE_S
 
 MODELS = "tests.support.http.models"
 JSON = "Content-Type: application/json"
@@ -73,6 +77,10 @@ def test_a_service_comes_and_goes(running: RunningServer) -> None:
         assert ordered(running, "add", target=f"{MODELS}:csv").status == 200
         assert client.ask(post(b"1,2", "/models/csv/predict", "Content-Type: text/csv")).status == 200
         assert client.ask(get("/v2/models/csv/ready"), "GET").status == 200
+    state, (scale, csv) = running.server.state, running.app.endpoints
+    assert state is not None
+    assert state.shares.guaranteed == {scale: 256, csv: 256}
+    assert b'carpool_connections{model="csv"}' in page(running, "/metrics")
     pids = running.pids
     assert len(pids) == 2
     assert b'model="csv"' in page(running, "/metrics")
@@ -81,6 +89,7 @@ def test_a_service_comes_and_goes(running: RunningServer) -> None:
     assert names == ["scale", "csv"]
 
     assert ordered(running, "remove", service="csv").status == 200
+    assert state.shares.guaranteed == state.bodies.guaranteed == {}
     for path, method in (("/models/csv/predict", "POST"), ("/v2/models/csv/ready", "GET")):
         with Client(running.port) as client:
             assert client.ask(get(path, method=method), method).status == 404
@@ -128,6 +137,52 @@ def test_what_goes_wrong_leaves_everything_as_it_was(
     assert (running.pids, page(running, "/openapi.json")) == before
     assert predict(running.port, 1.0).status == 200
     assert running.app.coming == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        (OSError("too many processes"), "OSError: too many processes"),
+        (KeyError("place"), "KeyError: 'place'"),
+        (SystemExit(3), "SystemExit: 3"),
+        (asyncio.CancelledError(), "CancelledError"),
+    ],
+)
+def test_an_order_that_fails_for_any_reason_is_told_the_reason(
+    running: RunningServer, raised: BaseException, text: str, monkeypatch: Any, caplog: Any
+) -> None:
+    """An order that fails in a way of which nobody has thought is a 500 that names the error, and
+    the log has its traceback; the server goes on.
+    """
+
+    async def fails(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(AsyncHandle, "scale", fails)
+    with Client(running.port) as client:
+        answer = client.ask(post(b'{"workers": 2}', "/admin/scale", JSON))
+    told = json.loads(answer.body)["error"]
+    assert (answer.status, told["code"], told["message"]) == (500, "internal_error", text)
+    assert told["workers"] == {"scale": {"Scale": 1}}
+    assert "an order could not be carried out" in caplog.text
+    assert predict(running.port, 1.0).status == 200
+
+
+def test_an_order_is_told_that_the_server_ends(running: RunningServer, monkeypatch: Any) -> None:
+    """An order that is under way when the server stops is answered 503, `draining`."""
+    begun = threading.Event()
+
+    async def goes_on(*_: Any, **__: Any) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(AsyncHandle, "scale", goes_on)
+    with Client(running.port) as client:
+        client.send(post(b'{"workers": 2}', "/admin/scale", JSON))
+        assert begun.wait(PATIENCE_S)
+        running.wait(running.app.stop())
+        answer = client.answer()
+    assert (answer.status, code_of(answer)) == (503, "draining")
 
 
 def test_what_is_inside_is_answered_first() -> None:

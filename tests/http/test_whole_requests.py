@@ -125,7 +125,10 @@ async def test_headers_are_kept_for_those_only_who_ask() -> None:
     taken: list[Any] = []
 
     class Receiver:
-        ignoring_input, room = False, 10
+        ignoring_input, room, counted_for = False, 10, None
+
+        def has_room_at(self, model: Any) -> bool:
+            return True
 
         def request_received(self, head: Any, body: Any, refusal: Any) -> None:
             taken.append((head, refusal))

@@ -660,6 +660,9 @@ def test_a_policy_must_be_a_name_or_a_policy() -> None:
         ([identity], {"slo_s": math.inf}, "slo_s must be a finite number of seconds, not inf; leave it out for none"),
         ([identity], {"max_parallel_starts": 1.5}, "max_parallel_starts must be a whole number"),
         ([identity], {"name": ""}, "name must not be empty"),
+        ([identity], {"share": 0}, "share must be a positive number, not 0"),
+        ([identity], {"share": math.inf}, "share must be a positive number, not inf"),
+        ([identity], {"share": "2"}, "share must be a positive number, not '2'"),
     ],
 )
 def test_a_service_refuses_what_cannot_be(stages: list[Any], settings: dict[str, Any], told: str) -> None:

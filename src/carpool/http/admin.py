@@ -15,6 +15,7 @@ it is done.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -22,13 +23,14 @@ from typing import Any
 import msgspec
 
 from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailable
-from carpool.foreign import text_of
+from carpool.foreign import named_text_of, text_of, traceback_of
 from carpool.hints import schema
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
 from carpool.http.service_list import ServiceList
 from carpool.logger import logger
+from carpool.observe.log import printable
 
 RELOAD = b"/admin/reload"
 SCALE = b"/admin/scale"
@@ -203,17 +205,27 @@ class Admin:
 
     async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, None]) -> None:
         """Wait for a change, and tell the operator what came of it."""
-        response = self._error(exchange.head, Unavailable("the service is shutting down", code="draining"))
         try:
             await change
-            response = HttpResponse(200, as_json({"workers": self._workers()}))
         except (StartupError, Unavailable) as error:
-            told = {"code": error.code, "message": text_of(error), "workers": self._workers()}
-            response = HttpResponse(error.status, as_json({"error": told}))
+            response = self._failure(error.status, error.code, text_of(error))
         except (CarpoolError, ValueError, TypeError) as error:
             response = self._error(exchange.head, InvalidRequest(text_of(error)))
-        finally:  # the app may stop meanwhile
-            exchange.respond(response)
+        except BaseException as error:
+            if _is_cancelled(error):  # the app stops
+                shutting_down = Unavailable("the service is shutting down", code="draining")
+                exchange.respond(self._error(exchange.head, shutting_down))
+                raise
+            logger.error("an order could not be carried out:\n%s", printable(traceback_of(error)))
+            response = self._failure(500, "internal_error", named_text_of(error))
+        else:
+            response = HttpResponse(200, as_json({"workers": self._workers()}))
+        exchange.respond(response)
+
+    def _failure(self, status: int, code: str, text: str) -> HttpResponse:
+        """Return the answer to an order that was not carried out, or not all of it."""
+        told = {"code": code, "message": text, "workers": self._workers()}
+        return HttpResponse(status, as_json({"error": told}))
 
     def _workers(self) -> dict[str, dict[str, int]]:
         """Return how many workers each stage of each service has."""
@@ -233,6 +245,12 @@ class Admin:
             known = ", ".join(endpoint.name for endpoint in self._endpoints)
             raise ValueError(f"there is no service {service!r}; there is {known}")
         return chosen
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Report whether an error is the cancellation of the present task, and nobody else's."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _check_client(exchange: Exchange) -> None:

@@ -24,12 +24,14 @@ class AdminApp:
         access: who may ask.
         observer: watches requests and their answers.
         request_ids: gives ids to requests that bring none.
+        shares: nothing, as these pages are of no service.
     """
 
     def __init__(self, app: App, access: Access | None) -> None:
         self.access = access
         self.max_body_bytes = _LARGEST_BODY
         self.wants_heads = False
+        self.shares: dict[object, float] = {}
         self.observer = app.observer
         self.request_ids = app.request_ids
         self.wanted_headers = WANTED_HEADERS.union(

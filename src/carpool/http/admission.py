@@ -98,6 +98,7 @@ class HeadAdmission:
                 raise too_large(self._app.max_body_bytes)
             if endpoint is not None and address is not None:
                 head.ask = self._ask(head, endpoint, address, is_bulk=is_bulk)
+                head.model = endpoint
                 if is_bulk:
                     route = self._models.predict_bulk
                 elif head.ask.packed:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from carpool.clock import monotonic
 from carpool.http.answer_bytes import start_of_answer
 from carpool.http.answer_queue import AnswerQueue
-from carpool.http.exchange import HttpResponse
+from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ServerState
@@ -38,6 +38,8 @@ class AnswerWriter(asyncio.Protocol, ABC):
     Attributes:
         app: answers the requests.
         is_reading_paused: whether the transport has been told not to read.
+        counted_for: the model for which it counts as a connection; None if there is none, or if
+            there may be no room for it any more.
     """
 
     _timers: Timers
@@ -52,11 +54,16 @@ class AnswerWriter(asyncio.Protocol, ABC):
         self._queue: AnswerQueue[HttpExchange] = AnswerQueue(self._limits.pipelined)
         self._is_writing_paused = False
         self.is_reading_paused = False
+        self.counted_for: ServedModel | None = None
         self._is_half_closed = False
 
     @abstractmethod
     def turn_has_come(self) -> None:
         """Ask for the page for which the connection has waited."""
+
+    @abstractmethod
+    def write_gathered(self) -> None:
+        """Write the parts that have come in this turn of the loop."""
 
     @abstractmethod
     def _give(self) -> None:
@@ -189,6 +196,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
     def _end_politely(self) -> None:
         """End our side and listen for a moment: a reset would destroy the answer on its way."""
         if not self._transport.is_closing():
+            self._state.note_ending(self)
             if self._transport.can_write_eof():
                 with suppress(OSError):  # asyncio's own transports raise if the client has just left
                     self._transport.write_eof()

@@ -42,6 +42,7 @@ from carpool.http.protocols.base import HttpProtocol
 from carpool.http.routes import Route, Routes, add_models, add_options, check_root_path, of_orders, of_pages
 from carpool.http.servable import check_services
 from carpool.http.service_list import ServiceList
+from carpool.http.shares import ConnectionShares
 from carpool.http.status_pages import StatusPages
 from carpool.logger import logger
 from carpool.observe.log import printable
@@ -103,6 +104,9 @@ class App(AppLife):
         refusing: why requests are refused now; None while the services run.
         admin: changes the services while they run.
         on_new_routes: what is called when services have been added or removed.
+        shares: the `share` of each service.
+        connection_shares: how many connections of our own server each service has; None under
+            another one.
         routes: what answers, by path and method.
 
     Raises:
@@ -161,6 +165,7 @@ class App(AppLife):
         self._has_admin_address = has_admin_address
         self._is_patient = when_full_waits(when_full)
         self.on_new_routes: list[Callable[[], None]] = []
+        self.connection_shares: ConnectionShares | None = None
         self.serve_at(self.endpoints)
 
     def _make_pages(self, idle_check_s: float) -> None:
@@ -194,6 +199,7 @@ class App(AppLife):
         self._protocols, self._models, self.routes = self._tables(endpoints)
         self._admission = HeadAdmission(self, self._models, self.routes, self.access, self._protocols)
         self._note_wanted_headers(endpoints)
+        self.shares: dict[object, float] = {endpoint: endpoint.service.share for endpoint in endpoints}
         self._pages.forget_document()
         for endpoint in endpoints:
             if self.observer is not None and endpoint.driver is not None:

@@ -5,15 +5,23 @@ whichever connection needs it first. When the memory is full, one of the bodies 
 ended: the one of which the smallest part came lately. So clients that send heads and no bodies take
 nothing from others, and a client that fills the memory and then pauses makes room as soon as others
 need it.
+
+Where there are several services, the shares of connections are half of the memory, and the other
+half is guaranteed to the services: no body of a service is ended as long as those over their share
+are not more than what is guaranteed to it (`shares.py`). So there is always one to end: if neither
+rule left any, all bodies would fit.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from carpool.clock import Clock
 from carpool.errors import Overloaded
+from carpool.http.shares import guaranteed_of
 
 _HALF_LIFE_S = 0.25  # bytes that came this long ago count half as "lately"
 
@@ -27,6 +35,10 @@ class Body(Protocol):
 
     held: int
 
+    @property
+    def service(self) -> object:
+        """The service that it is for; None where its head does not say."""
+
     def end(self) -> None:
         """Refuse this body, which comes too slowly, and let go of its memory."""
 
@@ -36,20 +48,33 @@ class Bodies:
 
     Args:
         limit: bytes of all bodies together.
-        share: bytes of one body that are always let in.
+        connections: how many bodies there may be.
         clock: monotonic seconds.
 
     Attributes:
+        share: bytes of one body that are always let in.
+        guaranteed: bytes of bodies over their share of which none is ended, by service.
         held: bytes of all bodies together.
     """
 
-    def __init__(self, limit: int, share: int, clock: Clock) -> None:
+    def __init__(self, limit: int, connections: int, clock: Clock) -> None:
         self.limit = limit
-        self.share = share
+        self.share = limit // connections
+        self.guaranteed: dict[object, int] = {}
         self.held = 0
+        self._connections = connections
         self._clock = clock
         # bodies over their share: how many bytes came lately, and when that was worked out
         self._large: dict[Body, tuple[float, float]] = {}
+
+    def divide(self, weights: Mapping[object, float]) -> None:
+        """Guarantee each service its part from now on.
+
+        Args:
+            weights: the `share` of each service.
+        """
+        self.guaranteed = guaranteed_of(self.limit, weights)
+        self.share = (self.limit - sum(self.guaranteed.values())) // self._connections
 
     def add(self, body: Body, nbytes: int) -> None:
         """Count more bytes of a body, and end the slowest bodies while all together are too large.
@@ -63,7 +88,7 @@ class Bodies:
             before = self._lately(body) if body in self._large else body.held - nbytes
             self._large[body] = (before + nbytes, self._clock())
         while self.held > self.limit:
-            slowest = min(self._large, key=self._rank, default=body)
+            slowest = min(self._may_end(), key=self._rank, default=body)
             if slowest is body:
                 text = "too many bytes of bodies are being received"
                 raise Overloaded(text, retry_after_s=1.0, reason="uploads")
@@ -75,6 +100,15 @@ class Bodies:
         self.held -= body.held
         body.held = 0
         self._large.pop(body, None)
+
+    def _may_end(self) -> Collection[Body]:
+        """Return the bodies over their share of services that have more than is guaranteed."""
+        if not self.guaranteed:
+            return self._large
+        held: Counter[object] = Counter()
+        for body in self._large:
+            held[body.service] += body.held
+        return [body for body in self._large if held[body.service] > self.guaranteed.get(body.service, 0)]
 
     def _rank(self, body: Body) -> tuple[float, int]:
         """Return which part of a body came lately; of equal ones the largest ranks first."""

@@ -356,6 +356,13 @@ def content_length(headers: Mapping[bytes, bytes]) -> int:
     return int(text)
 
 
+def too_many_connections() -> Refusal:
+    """Return why a connection is closed for which there is no room."""
+    refusal = Refusal(503, "too_many_connections")
+    refusal.retry_after_s = 1.0
+    return refusal
+
+
 def too_large(limit: int) -> InvalidRequest:
     """Return the refusal of a body of more than `limit` bytes."""
     return InvalidRequest(f"the body is larger than {limit} bytes", status=413, code="too_large")

@@ -36,8 +36,8 @@ from typing import cast
 from carpool.errors import InvalidRequest
 from carpool.http.answer_writer import CONTINUE
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
-from carpool.http.codec import Refusal
-from carpool.http.exchange import HttpResponse
+from carpool.http.codec import Refusal, too_many_connections
+from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.large_body import LargeBody
 from carpool.http.part_writer import PartWriter
@@ -85,13 +85,14 @@ class Connection(PartWriter):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        self._state.connections.add(self)
+        has_room = self._state.add(self)
         self._timers.start()
-        n_open, most = len(self._state.connections), self._limits.connections
-        if n_open > 2 * most:
+        if has_room:
+            return
+        if self._state.is_crowded:
             self.abort()
-        elif n_open > most:
-            self.refuse(self.app.refuse(None, Refusal(503, "too_many_connections")))
+        else:
+            self.refuse(self.app.refuse(None, too_many_connections()))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._state.remove(self)
@@ -160,7 +161,12 @@ class Connection(PartWriter):
                 return
             raw, blank_line, rest = data.partition(b"\r\n\r\n")
             head = heads.get(raw)
-            if head is None or head.length > len(rest) or not blank_line:
+            if (
+                head is None
+                or head.length > len(rest)
+                or not blank_line
+                or (head.model is not self.counted_for and not self.has_room_at(head.model))
+            ):
                 if rest := self._reader.feed(data, raw + blank_line):
                     self._keep(rest)
                 return
@@ -186,6 +192,23 @@ class Connection(PartWriter):
                     self.app.route_raised(exchange, error)
                 if head.ask is None:
                     self._note_page(exchange)
+
+    def has_room_at(self, model: ServedModel | None, owed: int = 0) -> bool:
+        """Count this connection for the model that it asks now, and report whether there is room.
+
+        It counts for one model at a time, and goes on doing so until it asks another one. So those
+        that are idle count, too, and an answer costs nothing.
+
+        Args:
+            model: the model; None for pages, for which it goes on counting as before.
+            owed: how many answers the request itself is owed. If others are owed besides, the
+                connection goes on counting for their model.
+        """
+        if model is None or model is self.counted_for or len(self._queue) > owed:
+            return True
+        has_room = self._state.shares.take(self, model)
+        self.counted_for = model if has_room else None
+        return has_room
 
     def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
         """Take a whole request from the reader, and the response if the app refused its head."""

@@ -141,12 +141,13 @@ class Head:
         fields: all headers; kept only by an app that `wants_heads`.
         route: answers the request; set by `App.admit`.
         ask: what is asked of which model; set by `App.admit`, None for the app's own pages.
+        model: the model that is asked; None for pages, and where the body will say it.
         caller: the name of the key with which it is asked; empty where keys are not needed.
         extra: headers that each answer to it has; set by `App.admit`.
         protocol: words the errors, at an address of a protocol; None elsewhere.
     """
 
-    __slots__ = ("ask", "caller", "extra", "fields", "headers", "method", "path", "protocol", "query", "route")
+    __slots__ = ("ask", "caller", "extra", "fields", "headers", "method", "model", "path", "protocol", "query", "route")
 
     def __init__(
         self,
@@ -163,6 +164,7 @@ class Head:
         self.fields = fields
         self.route: Callable[[Exchange], None] = _not_admitted
         self.ask: Ask | None = None
+        self.model: ServedModel | None = None
         self.caller = ""
         self.extra: tuple[tuple[bytes, bytes], ...] = ()
         self.protocol: ErrorWords | None = None
@@ -216,6 +218,13 @@ class Exchange(Request):
     def client_host(self) -> str | None:
         """The address of the client; empty on a Unix socket, None where it is not known."""
         return None
+
+    def has_room_at(self, model: ServedModel) -> bool:
+        """Count its connection for the model that its body asks, and report whether there is room.
+
+        Where connections are not ours to count, there is.
+        """
+        return True
 
     def respond(self, response: HttpResponse) -> None:
         """Send the response to the client."""

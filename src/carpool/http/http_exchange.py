@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from math import inf
 from typing import Protocol
 
-from carpool.http.exchange import Exchange, HttpResponse
+from carpool.http.exchange import Exchange, HttpResponse, ServedModel
 from carpool.http.server_state import HttpHead
 from carpool.request import Request
 
@@ -16,6 +17,9 @@ class ExchangeConnection(Protocol):
     @property
     def client_host(self) -> str | None:
         """The address of the client."""
+
+    def has_room_at(self, model: ServedModel | None, owed: int) -> bool:
+        """Count the connection for a model, and report whether there is room."""
 
     def flush(self) -> None:
         """Write the answers whose turn it is."""
@@ -65,6 +69,13 @@ class HttpExchange(Exchange):
     @property
     def client_host(self) -> str | None:
         return self.connection.client_host
+
+    def has_room_at(self, model: ServedModel) -> bool:
+        has_room = self.connection.has_room_at(model, owed=1)
+        if not has_room:  # the connection ends with the answer
+            self.head = copy.copy(self.head)  # others may have it, too
+            self.head.keep_alive = False
+        return has_room
 
     def respond(self, response: HttpResponse) -> None:
         if self.response is None:

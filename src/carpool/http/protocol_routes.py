@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import as_model_error, traceback_of
-from carpool.http.codec import Refusal, allow, as_routes_are
+from carpool.http.codec import Refusal, allow, as_routes_are, too_many_connections
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
 from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, Submission
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 
 class _Found(NamedTuple):
-    """What answers at a path with a method."""
+    """What answers at a path with a method, and the model that is asked, if the path says it."""
 
     protocol: HttpProtocol
     route: ProtocolRoute
+    model: Endpoint | None
 
 
 class ProtocolRoutes:
@@ -76,9 +77,11 @@ class ProtocolRoutes:
         for route in protocol.routes(self._endpoints):
             key = as_routes_are(route.path.encode())
             methods = self._routes.setdefault(key, {})
-            methods.setdefault(route.method.encode(), _Found(protocol, route))
+            model = next((each for each in self._endpoints if each is route.model), None)
+            found = _Found(protocol, route, model)
+            methods.setdefault(route.method.encode(), found)
             if route.method == "GET":
-                methods.setdefault(b"HEAD", _Found(protocol, route))
+                methods.setdefault(b"HEAD", found)
             if route.replaces:
                 self.replaced.add(key)
 
@@ -94,7 +97,9 @@ class ProtocolRoutes:
         ]
 
     def admit(self, head: Head) -> None:
-        """Judge a request whose address is not one of the app's own, and set `head.route`.
+        """Judge a request whose address is not one of the app's own.
+
+        It sets `head.route`, and `head.model` if the address says which one is asked.
 
         Raises:
             Refusal: there is nothing at this address, or it does not have the method.
@@ -114,6 +119,8 @@ class ProtocolRoutes:
         found = methods[head.method]
         head.protocol = found.protocol
         head.route = partial(self._answer, found.route)
+        if head.method == b"POST":
+            head.model = found.model
 
     def ask(self, timeout_s: float, lane: Lane) -> Ask:
         """Return what is asked of a model by a request to a protocol; which one, its body may say.
@@ -176,6 +183,8 @@ class ProtocolRoutes:
             return
         most = driver.pipeline.batchers[0].queue.max_size
         try:
+            if not exchange.has_room_at(model):
+                raise too_many_connections()
             if len(submission.items) > most:
                 text = f"there are {len(submission.items)} items in this request, and the queue holds {most:.0f}:"
                 raise InvalidRequest(f"{text} send several requests", status=413, code="too_large")

@@ -20,8 +20,8 @@ import httptools
 
 from carpool.errors import CarpoolError
 from carpool.http.access import SINGLE
-from carpool.http.codec import Refusal, too_large
-from carpool.http.exchange import HttpResponse
+from carpool.http.codec import Refusal, too_large, too_many_connections
+from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.server_state import FRAMING_HEADERS, HttpHead
 from carpool.http_request import Field
 from carpool.logger import logger
@@ -50,13 +50,18 @@ class Receiver(Protocol):
 
     Attributes:
         ignoring_input: whether everything that still comes is thrown away.
+        counted_for: the model for which it counts as a connection; None if it may be another one.
     """
 
     ignoring_input: bool
+    counted_for: ServedModel | None
 
     @property
     def room(self) -> int:
         """How many more requests may be read for now."""
+
+    def has_room_at(self, model: ServedModel | None) -> bool:
+        """Count it for the model that it asks now, and report whether there is room."""
 
     def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
         """Take a whole request, and the response if the app refused its head."""
@@ -132,6 +137,11 @@ class RequestReader:
         self._chunks = 0
         self._large_body: memoryview | None = None  # the memory of a large body
         self._is_bulk = False  # the present body is handed on as it comes
+
+    @property
+    def service(self) -> ServedModel | None:
+        """The service that the present body is for; None where the head does not say."""
+        return None if self.head is None else self.head.model
 
     @property
     def is_idle(self) -> bool:
@@ -235,6 +245,8 @@ class RequestReader:
         if not head.keep_alive:
             head.good_headers = None
         self._refusal = self._app.admit(head)
+        if self._refusal is None and head.model is not self._receiver.counted_for:
+            self._check_room(head)
         ask = head.ask
         if ask is None or ask.framing is not None or self._app.observer is not None:
             head.good_headers = None  # its answers take the long way
@@ -251,6 +263,12 @@ class RequestReader:
                 self._remember(raw, head)
         elif has_body:
             raise _Stop(self._refusal)
+
+    def _check_room(self, head: HttpHead) -> None:
+        """Refuse a request if there is no room for one connection more that asks its model."""
+        if not self._receiver.has_room_at(head.model):
+            head.keep_alive = False
+            self._refusal = self._app.refuse(head, too_many_connections())
 
     def on_body(self, body: bytes) -> None:
         if self._is_bulk:

@@ -63,6 +63,7 @@ class _ServedAddress:
             self.app.access.on_change.append(state.forget_heads)
         if isinstance(self.app, App):
             self.app.on_new_routes.append(state.routes_changed)
+            self.app.connection_shares = state.shares
         create: Any = asyncio.get_running_loop().create_server
         if self.sock.family == socket.AF_UNIX:
             create = asyncio.get_running_loop().create_unix_server

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length
 from carpool.http.exchange import REQUEST_ID, Head
+from carpool.http.shares import ConnectionShares
 from carpool.http_request import Field
 from carpool.wire.memory import Memory
 
 if TYPE_CHECKING:
     from carpool.http.admin_address import AdminApp
     from carpool.http.app import App
+    from carpool.http.exchange import ServedModel
 
 _MOST_KNOWN_HEADS = 1024
 FRAMING_HEADERS: Final = frozenset({b"host", b"expect", b"transfer-encoding"})
@@ -30,7 +32,8 @@ class Limits:
 
     Attributes:
         connections: how many may be open at a time. One more is answered 503 and closed; from twice
-            as many on they are closed without an answer.
+            as many on they are closed without an answer. Of several services none can have all
+            (`shares.py`).
         header_bytes: size of all header lines of a request.
         header_fields: how many headers a request may have.
         target_bytes: size of a request's address.
@@ -102,7 +105,13 @@ class HttpHead(Head):
 
 
 class ConnectedClient(Protocol):
-    """A connection as its server sees it."""
+    """A connection as its server sees it.
+
+    Attributes:
+        counted_for: the model for which it counts; None if that is to be found out again.
+    """
+
+    counted_for: ServedModel | None
 
     def turn_has_come(self) -> None:
         """Ask for the page for which the connection has waited."""
@@ -126,6 +135,8 @@ class ServerState:
 
     Attributes:
         connections: those that are open.
+        ending: those of them that have had their last answer, and are open only so that it arrives.
+        shares: how many of the others each service has.
         kept_headers: the headers of a request that are not thrown away.
         heads: recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
             the same, so most requests need no parsing at all.
@@ -145,11 +156,14 @@ class ServerState:
         self.limits = limits
         self._loop = asyncio.get_running_loop()
         self.connections: set[ConnectedClient] = set()
+        self.ending: dict[ConnectedClient, None] = {}
+        self.shares = ConnectionShares(limits.connections)
         self.kept_headers = {*FRAMING_HEADERS, *app.wanted_headers}
         self.heads: dict[bytes, HttpHead] = {}
         self.memory = Memory()
         largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
-        self.bodies = Bodies(largest, largest // limits.connections, self._loop.time)
+        self.bodies = Bodies(largest, limits.connections, self._loop.time)
+        self._divide()
         self.is_draining = self.long_page_written = False
         self._waiting_for_page: dict[ConnectedClient, None] = {}
         self._gathering: list[ConnectedClient] = []  # connections with parts to write at the end of this turn
@@ -165,9 +179,17 @@ class ServerState:
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
 
     def routes_changed(self) -> None:
-        """Judge all heads anew, and keep what new services look at."""
+        """Judge all heads anew, keep what new services look at, and divide what there is anew."""
         self.heads.clear()
         self.kept_headers.update(self.app.wanted_headers)
+        self._divide()
+        for connection in self.connections:
+            connection.counted_for = None  # there may be no room any more for its next request
+
+    def _divide(self) -> None:
+        """Guarantee each service its part of the connections and of the bytes of bodies."""
+        self.shares.divide(self.app.shares)
+        self.bodies.divide(self.app.shares)
 
     def forget_heads(self) -> None:
         """Forget all known heads: what was let in before may not be any more."""
@@ -223,9 +245,36 @@ class ServerState:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
 
+    def add(self, connection: ConnectedClient) -> bool:
+        """Note a new connection, and report whether there is room for it.
+
+        Those that are ending take no room. If there are too many of them, the one that has been
+        ending for longest is cut off.
+        """
+        self.connections.add(connection)
+        n_open, most = len(self.connections), self.limits.connections
+        has_room = n_open - len(self.ending) <= most
+        if has_room and n_open > 2 * most:
+            longest = next(iter(self.ending))
+            self.remove(longest)
+            longest.abort()
+        return has_room
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are so many connections that not even a refusal is written."""
+        return len(self.connections) > 2 * self.limits.connections
+
+    def note_ending(self, connection: ConnectedClient) -> None:
+        """Note that a connection has had its last answer."""
+        self.ending[connection] = None
+        self.shares.give_back(connection)
+
     def remove(self, connection: ConnectedClient) -> None:
         """Note that a connection is closed."""
         self.connections.discard(connection)
+        self.ending.pop(connection, None)
+        self.shares.give_back(connection)
         if self._emptied is not None and not self._emptied.done() and not self.connections:
             self._emptied.set_result(None)
 

@@ -17,6 +17,7 @@ from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
 from carpool.http.overview import overview
 from carpool.http.protocol_lists import ShownRoute
 from carpool.http.routes import Route, Routes
+from carpool.http.shares import ConnectionShares
 from carpool.observe.stats import Stats
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class DescribedApp(ErrorResponder, Protocol):
         is_tls: whether the server that runs it speaks TLS.
         max_body_bytes: size of the largest request body.
         routes: what answers, by path and method.
+        connection_shares: how many connections of our own server each service has; None under
+            another one.
     """
 
     endpoints: list[Endpoint]
@@ -48,6 +51,7 @@ class DescribedApp(ErrorResponder, Protocol):
     is_tls: bool
     max_body_bytes: int
     routes: Routes
+    connection_shares: ConnectionShares | None
 
     @property
     def served(self) -> list[Endpoint]:
@@ -160,6 +164,9 @@ class StatusPages:
             return
         access, own, accept = self._app.access, self._app.own_metrics, exchange.head.headers.get(b"accept", b"")
         more: list[Any] = [] if access is None else [prometheus.CallerMetrics(access)]
+        if (shares := self._app.connection_shares) is not None:
+            held = {each.name: shares.held.get(each, 0) for each in self._app.served}
+            more.append(prometheus.ConnectionMetrics(held))
         if own is not None:
             running = [endpoint.handle for endpoint in self._app.endpoints if endpoint.handle is not None]
             own.seen([pid for handle in running for pid in handle.pids])

@@ -6,7 +6,7 @@ no client can add series.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import exposition
@@ -80,6 +80,22 @@ class CallerMetrics(Collector):
         yield CounterMetricFamily(
             "carpool_unauthorized", "Requests without a key, or with a wrong one.", value=self._callers.rejected
         )
+
+
+class ConnectionMetrics(Collector):
+    """Collects how many connections of a server each service has, by its name."""
+
+    def __init__(self, connections: Mapping[str, int]) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metric of connections."""
+        connections = GaugeMetricFamily(
+            "carpool_connections", "Open connections, by the model that they have asked last.", labels=("model",)
+        )
+        for name, count in self._connections.items():
+            connections.add_metric((name,), count)
+        yield connections
 
 
 def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:

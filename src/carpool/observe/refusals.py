@@ -28,6 +28,7 @@ _TEXTS = {
     "unsupported_media_type": "the model does not read the content type",
     "invalid_item": "the item does not fit the model",
     "bad_http": "the request is not valid HTTP",
+    "too_many_connections": "the service has as many connections as it may",
     "request_timeout": "the request did not arrive in time",
     "deadline_exceeded": "the deadline passed before the answer was ready",
     "starting": "the service is starting",

@@ -76,6 +76,14 @@ def optional_mib(name: str, value: Any) -> float | None:
     return number
 
 
+def positive(name: str, value: Any) -> float:
+    """Return a positive, finite number. Raises ValueError."""
+    number = _number(value)
+    if number is None or not 0 < number < inf:
+        raise ValueError(f"{name} must be a positive number, not {value!r}")
+    return number
+
+
 def seconds(name: str, value: Any) -> float:
     """Return a positive duration; infinity means no limit. Raises ValueError."""
     number = _number(value)

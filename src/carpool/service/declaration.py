@@ -17,6 +17,7 @@ from carpool.service.checks import (
     lone_wait_s,
     optional_finite_seconds,
     optional_text,
+    positive,
     seconds,
 )
 from carpool.service.routes import Route, routes_of
@@ -41,6 +42,8 @@ class Declaration:
         max_stream_s: The longest time of an answer in parts, in seconds; infinity for no limit.
         overload: What a policy that plans pursues while more requests come than can be served:
             "goodput" or "latency".
+        share: What is guaranteed to it of a server that it shares with others, in proportion to
+            their shares.
         cpus: The cores that the coordinator is tied to; None for no tie.
         max_parallel_starts: How many workers may load at the same time; None for the default.
         routes: The addresses that it has over HTTP besides the usual ones.
@@ -53,6 +56,7 @@ class Declaration:
     part_slo_s: float | None
     max_stream_s: float
     overload: str
+    share: float
     cpus: affinity.Cores | None
     max_parallel_starts: int | None
     routes: tuple[Route, ...]
@@ -66,6 +70,7 @@ class Declaration:
         part_slo_s: float | None = None,
         max_stream_s: float | None = None,
         overload: Literal["goodput", "latency"] = "goodput",
+        share: float = 1.0,
         cpus: int | Collection[int] | None = None,
         max_parallel_starts: int | None = None,
         routes: Mapping[str, Adapter | None] | None = None,
@@ -88,6 +93,7 @@ class Declaration:
             "part_slo_s": optional_finite_seconds("part_slo_s", part_slo_s),
             "max_stream_s": inf if max_stream_s is None else seconds("max_stream_s", max_stream_s),
             "overload": overload,
+            "share": positive("share", share),
             "cpus": None if cpus is None else affinity.parse(cpus),
             "max_parallel_starts": max_parallel_starts,
             "routes": routes_of(routes, declared[0]),

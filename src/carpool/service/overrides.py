@@ -35,6 +35,7 @@ OF_A_SERVICE = (
     "part_slo_s",
     "max_stream_s",
     "overload",
+    "share",
     "max_parallel_starts",
 )
 """The settings of a service that can be changed from outside."""

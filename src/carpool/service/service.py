@@ -46,6 +46,9 @@ class Service(Declaration):
         overload: What a policy that plans pursues while more requests come than can be served:
             "goodput" for as many answers within `slo_s` as possible, or "latency" for quick answers
             to those that are served, at the cost of some goodput.
+        share: What is guaranteed to this service where a server has several: half of its
+            connections, and of the memory for bodies that are being received, is divided among them
+            in proportion to their shares (docs/operating.md).
         cpus: The core, or cores, that the coordinator is tied to while the service runs.
         max_parallel_starts: How many workers, of all stages together, may load their models at the
             same time, at the start and after deaths. Defaults to the number of cores available to
