@@ -131,6 +131,16 @@ class Driver(LoopTurn):
         if not self._is_poll_due:
             self._poll_soon()
 
+    def submit_alike(self, requests: Sequence[Request]) -> None:
+        """Take several new requests of one lane and one deadline, each of size 1, in their order."""
+        self.recall()
+        try:
+            self.pipeline.submit_alike(self.clock(), requests)
+        except BaseException as error:
+            self._fail(error)
+        if not self._is_poll_due:
+            self._poll_soon()
+
     def cancel(self, request: Request) -> None:
         """Cancel a request, whose caller has gone."""
         self.recall()

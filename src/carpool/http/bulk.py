@@ -8,7 +8,6 @@ piece of the body, and one line.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,7 @@ from carpool.http.exchange import Ask, Exchange, HttpResponse
 from carpool.http.items import ExchangeItems
 from carpool.http.many import entry_of
 from carpool.http.streaming import HttpStream
-from carpool.request import DONE, Request
+from carpool.request import DONE, NEW, Request
 from carpool.wire.payload import CUSTOM, LARGE, without_adapter
 
 if TYPE_CHECKING:
@@ -28,14 +27,14 @@ BULK_PRIORITY: Final = -1
 """The priority of items of a bulk request that names none: those of other requests go first."""
 
 _SPACE: Final = ord(" ")
+_NO_SPACE: Final = b"!"
+"""Sorts behind each line that is empty or begins with a space, and before all others."""
 
 Soon = Callable[[Callable[[], None]], object]
 
 
 class BulkItem(Request):
-    """A line of a bulk request.
-
-    There are millions, so `BulkItems` makes them without a constructor of their own, in its loop.
+    """A line of a bulk request; once that is answered, a later one of the same bulk request.
 
     Attributes:
         whole: all lines.
@@ -80,12 +79,18 @@ class BulkItems(ExchangeItems):
         # the body: pieces of a line that is not complete, and complete lines that wait for room
         self._pieces: list[bytes] = []
         self._held = 0
-        self._lines: deque[bytes] = deque()
+        self._lines: list[bytes] = []
+        self._n_taken = 0  # how many of these have become items
         self._has_input_ended = False
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
+        # items that are made can be used again where nothing but their first stage has changed them
+        pipeline = driver.pipeline
+        self._is_plain = ask.endpoint.weigher is None and len(pipeline.batchers) == 1 and pipeline.stepper is None
+        self._spare: list[BulkItem] = []
+
         # the answers
-        self.inside: deque[BulkItem] = deque()
+        self.inside: list[BulkItem] = []
         self.is_flush_due = False
         self._is_paused = False
         self._has_ended = False
@@ -131,7 +136,7 @@ class BulkItems(ExchangeItems):
         if self._broken is None and not self._has_ended:
             self._broken = bytes(response.body) + b"\n"
             self._has_input_ended = True
-            self._lines.clear()
+            self._forget_lines()
             self._pieces.clear()
             self._exchange.leave_body_unread()
             self.flush_soon()
@@ -156,39 +161,88 @@ class BulkItems(ExchangeItems):
             self.break_off(closed)
             return
         inside = self.inside
-        new = self._new_items()
-        if new:
+        lines = self._take_lines()
+        if lines:
+            new = self._items_of(lines)
             inside += new
-            if self._ask.endpoint.weigher is not None:
-                new = [item for item in new if self._is_weighed(item)]
-            self._driver.submit_all(new)
+            if self._ask.endpoint.weigher is None:
+                self._driver.submit_alike(new)
+            else:
+                self._driver.submit_all([item for item in new if self._is_weighed(item)])
         if inside and inside[0].state == DONE:
             self.flush_soon()
 
-    def _new_items(self) -> list[BulkItem]:
-        """Make items of the lines that wait, as far as there is room."""
-        ask, lines, most, new = self._ask, self._lines, self._most, list[BulkItem]()
-        format, accept, lane = ask.format, ask.accept, ask.lane
-        deadline = self._driver.clock() + ask.timeout_s
-        n_inside, longest_usual = len(self.inside), min(self._longest, LARGE - 1)
-        room = min(self._window.limit, most) - n_inside
-        while lines and len(new) < room:
-            line = lines.popleft()
+    def _forget_lines(self) -> None:
+        """Let go of all lines that wait."""
+        self._lines.clear()
+        self._n_taken = 0
+
+    @property
+    def _room(self) -> int:
+        """How many more items may be inside."""
+        return min(self._window.limit, self._most) - len(self.inside)
+
+    def _take_lines(self) -> list[bytes]:
+        """Take lines that wait, without blank ones, as far as there is room."""
+        at = self._n_taken
+        taken = self._lines[at : at + max(0, self._room)]
+        if not taken:
+            return taken
+        if min(taken) < _NO_SPACE or max(map(len, taken)) > min(self._longest, LARGE - 1):
+            return self._take_unusual_lines()
+        self._n_taken = at + len(taken)
+        if self._n_taken == len(self._lines):
+            self._forget_lines()
+        return taken
+
+    def _take_unusual_lines(self) -> list[bytes]:
+        """Do the same where some lines may be blank or long."""
+        taken: list[bytes] = []
+        longest_usual = min(self._longest, LARGE - 1)
+        while self._n_taken < len(self._lines) and len(taken) < self._room:
+            line = self._lines[self._n_taken]
+            self._n_taken += 1
             if not line or (line[0] <= _SPACE and line.isspace()):
                 continue
-            n = len(line)
-            if n > longest_usual:
-                if n > self._longest:
+            if len(line) > longest_usual:
+                if len(line) > self._longest:
                     self.break_off(self._too_long())
                     break
-                self._window.narrow(n)
-                room = min(self._window.limit, most) - n_inside
-            item = BulkItem(line, deadline, None, n)
-            item.whole = self
-            item.format, item.accept, item.lane = format, accept, lane
-            item.bulk = item.patient = True
-            new.append(item)
+                self._window.narrow(len(line))
+            taken.append(line)
+        if self._n_taken == len(self._lines):
+            self._forget_lines()
+        return taken
+
+    def _items_of(self, lines: list[bytes]) -> list[BulkItem]:
+        """Make items of lines, of those that are not needed any more as far as there are some.
+
+        A bulk request has millions of them. To make a request and to let go of it takes longer
+        than all else that is done to it here.
+        """
+        ask, spare, n = self._ask, self._spare, len(lines)
+        deadline, lane = self._driver.clock() + ask.timeout_s, ask.lane
+        while len(spare) < n:
+            spare.append(self._new_item())
+        new = spare[-n:]
+        del spare[-n:]
+        for item, line, nbytes in zip(new, lines, map(len, lines), strict=True):
+            item.item = line
+            item.nbytes = nbytes
+            item.deadline = item.due = deadline
+            item.lane = lane
+            item.id = item.losses = 0
+            item.state = NEW
+            item.result = None
         return new
+
+    def _new_item(self) -> BulkItem:
+        """Make an item without a line."""
+        item = BulkItem(b"", 0.0)
+        item.whole = self
+        item.format, item.accept = self._ask.format, self._ask.accept
+        item.bulk = item.patient = True
+        return item
 
     def _is_weighed(self, item: BulkItem) -> bool:
         """Weigh an item; report whether it can be, else it has failed."""
@@ -208,7 +262,7 @@ class BulkItems(ExchangeItems):
     def cancel(self) -> None:
         """Give up everything: the client has left."""
         self._has_input_ended = self._has_ended = True
-        self._lines.clear()
+        self._forget_lines()
         for item in self.inside:
             self._driver.cancel(item)
         self.inside.clear()
@@ -231,23 +285,36 @@ class BulkItems(ExchangeItems):
         if self._is_paused or self._has_ended:
             return
         inside = self.inside
-        written: list[bytes] = []
-        while inside and inside[0].state == DONE:
-            item = inside.popleft()
-            result = item.result
-            if type(result) is bytes and item.error is None:  # as nearly all are
-                written.append(result)
-            else:
-                written.append(entry_of(item, self._ask, self._exchange.head))
-        if written:
-            written.append(b"")
-            self._exchange.write_part(b"\n".join(written))
+        n = 0
+        for item in inside:
+            if item.state != DONE:
+                break
+            n += 1
+        if n:
+            answered = inside[:n]
+            del inside[:n]
+            self._exchange.write_part(self._written(answered))
         self._submit()
         if self.wants_more:
             self._exchange.want_more()
         elif self._has_input_ended and not (inside or self._lines or self.is_flush_due):
             self._has_ended = True
             self._exchange.end_parts(self._broken or b"", is_whole=True)
+
+    def _written(self, answered: list[BulkItem]) -> bytes:
+        """Return the lines of answers, and keep the items to be used again."""
+        results = [item.result for item in answered]
+        if set(map(type, results)) == {bytes}:  # as nearly all are; what has failed has no result
+            if self._is_plain and not self._driver.pipeline.has_untold_answers:
+                self._spare += answered
+        else:
+            ask, head = self._ask, self._exchange.head
+            results = [
+                result if type(result) is bytes else entry_of(item, ask, head)
+                for item, result in zip(answered, results, strict=True)
+            ]
+        results.append(b"")
+        return b"\n".join(results)  # type: ignore[arg-type]
 
 
 Piece = bytes | HttpResponse | None
