@@ -282,3 +282,24 @@ def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
 
     assert [request.id for request in requests] == [1, 2, 3, 4]
     assert (to.admitted, to.door.count) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (Spec(timeout_s=20.0), Spec(timeout_s=5.0)),
+        (Spec(timeout_s=5.0), Spec(timeout_s=20.0)),
+        (Spec(timeout_s=9.0, bulk=True), Spec(timeout_s=9.0)),
+        (Spec(timeout_s=9.0, due_in_s=2.0), Spec(timeout_s=3.0, bulk=True)),
+        (Spec(nbytes=1, priority=1), Spec(nbytes=5, patient=True)),
+    ],
+)
+@pytest.mark.parametrize("max_bytes", [inf, 12])
+def test_requests_that_are_alike_come_in_like_others(first: Spec, then: Spec, max_bytes: float) -> None:
+    """By an SLO, sooner or later due, of two priorities, or too many for the queue: all as if one by one."""
+    fast, twin = (Side(Service("greedy", 2, inf, max_bytes, 1, 1, 4.0)) for _ in range(2))
+    submits_alike_like_others(twin)
+    for step, argument in [("submit alike", (first, 3)), ("submit alike", (then, 3)), *[("reply", 0)] * 4]:
+        fast.play(1.0, step, argument)
+        twin.play(1.0, step, argument)
+        assert fast.seen == twin.seen

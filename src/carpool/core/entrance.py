@@ -135,7 +135,9 @@ class Entrance:
             id += 1
             request.id = id
             request.admitted = request.arrived = now
-            request.due = due
+        if due != alike.due:
+            for request in requests:
+                request.due = due
         self.admitted = id
         first.enter(now, requests, deadline, nbytes)
         return True

@@ -431,11 +431,12 @@ class Queue:
 
     def _set_running(self, taken: Sequence[Request]) -> None:
         """Note that requests are now running, and take them off the sums."""
-        nbytes = size = 0
+        nbytes, size = 0, len(taken)
+        if self._size != self.count:
+            size = sum([request.size for request in taken])
         for request in taken:
             request.state = RUNNING
             nbytes += request.nbytes
-            size += request.size
         self.count -= len(taken)
         self.nbytes -= nbytes
         self._size -= size

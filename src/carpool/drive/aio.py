@@ -132,7 +132,10 @@ class Driver(LoopTurn):
             self._poll_soon()
 
     def submit_alike(self, requests: Sequence[Request]) -> None:
-        """Take several new requests of one lane and one deadline, each of size 1, in their order."""
+        """Take several new requests, in their order; see `Pipeline.submit_alike`.
+
+        They are submitted at once, and what follows is done at the end of this turn of the loop.
+        """
         self.recall()
         try:
             self.pipeline.submit_alike(self.clock(), requests)

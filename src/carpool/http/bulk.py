@@ -30,6 +30,15 @@ _SPACE: Final = ord(" ")
 _NO_SPACE: Final = b"!"
 """Sorts behind each line that is empty or begins with a space, and before all others."""
 
+_QUICK_S: Final = 0.005
+"""Where batches take less than this, the answers of several are written together, and lines for
+several are taken together, since that takes hardly longer than to do it for one."""
+_LONGEST_WAIT_S: Final = 0.01
+"""After this time answers are written although no other batch has been answered."""
+_WIDENED: Final = 4
+"""How many times the usual number of items may be inside then, so that the workers have enough to
+do until more lines are taken."""
+
 Soon = Callable[[Callable[[], None]], object]
 
 
@@ -72,9 +81,11 @@ class BulkItems(ExchangeItems):
         self._ask = ask
         self._driver = driver
         self._window = window
-        self._most = max(1, int(min(driver.pipeline.batchers[0].queue.max_size, 2**30)) // 2)
+        self._first = driver.pipeline.batchers[0]
+        self._most = max(1, int(min(self._first.queue.max_size, 2**30)) // 2)
         self._longest = longest
         self._soon = soon
+        self._later = driver.loop.call_later
 
         # the body: pieces of a line that is not complete, and complete lines that wait for room
         self._pieces: list[bytes] = []
@@ -84,14 +95,15 @@ class BulkItems(ExchangeItems):
         self._has_input_ended = False
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
-        # items that are made can be used again where nothing but their first stage has changed them
+        # the items: where a service has one stage, and does not weigh, they can be used again
         pipeline = driver.pipeline
-        self._is_plain = ask.endpoint.weigher is None and len(pipeline.batchers) == 1 and pipeline.stepper is None
-        self._spare: list[BulkItem] = []
+        self._are_used_again = ask.endpoint.weigher is None and len(pipeline.batchers) == 1 and pipeline.stepper is None
+        self._spare: list[BulkItem] = []  # what has been answered, and is to be a later line
 
         # the answers
         self.inside: list[BulkItem] = []
         self.is_flush_due = False
+        self._is_timed = False  # answers will be written at some time, whatever comes
         self._is_paused = False
         self._has_ended = False
         exchange.stream = HttpStream(driver.clock(), driver.clock())
@@ -180,10 +192,29 @@ class BulkItems(ExchangeItems):
     @property
     def _room(self) -> int:
         """How many more items may be inside."""
-        return min(self._window.limit, self._most) - len(self.inside)
+        return self._most_inside - len(self.inside)
+
+    @property
+    def _most_inside(self) -> int:
+        """How many items may be inside."""
+        limit = self._window.limit
+        return min(limit * _WIDENED if self._is_quick else limit, self._most)
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether the first stage takes little time for a batch, as far as that is known."""
+        return 0.0 < self._first.times.usual_s < _QUICK_S
+
+    @property
+    def _can_wait(self) -> bool:
+        """Whether answers may wait for those of the next batch: the workers have enough to do."""
+        return self._is_quick and len(self._lines) > 0 and 2 * self._first.queue.count >= self._most_inside
 
     def _take_lines(self) -> list[bytes]:
-        """Take lines that wait, without blank ones, as far as there is room."""
+        """Take lines that wait, without blank ones, as far as there is room.
+
+        Fast path of `_take_unusual_lines`: the same lines, see tests/http/test_bulk_items.py.
+        """
         at = self._n_taken
         taken = self._lines[at : at + max(0, self._room)]
         if not taken:
@@ -196,7 +227,7 @@ class BulkItems(ExchangeItems):
         return taken
 
     def _take_unusual_lines(self) -> list[bytes]:
-        """Do the same where some lines may be blank or long."""
+        """Take lines as `_take_lines` does, where some may be blank or long."""
         taken: list[bytes] = []
         longest_usual = min(self._longest, LARGE - 1)
         while self._n_taken < len(self._lines) and len(taken) < self._room:
@@ -215,10 +246,10 @@ class BulkItems(ExchangeItems):
         return taken
 
     def _items_of(self, lines: list[bytes]) -> list[BulkItem]:
-        """Make items of lines, of those that are not needed any more as far as there are some.
+        """Return items for lines: those that have been answered, or new ones if there are too few.
 
-        A bulk request has millions of them. To make a request and to let go of it takes longer
-        than all else that is done to it here.
+        There are millions of lines, and to make a request and to let go of it takes longer than to
+        use one again. All that a first stage changes of a request it has answered is set here.
         """
         ask, spare, n = self._ask, self._spare, len(lines)
         deadline, lane = self._driver.clock() + ask.timeout_s, ask.lane
@@ -280,8 +311,22 @@ class BulkItems(ExchangeItems):
             self._soon(self._flush)
 
     def _flush(self) -> None:
-        """Write the answers whose turn it is, and take more of the body for them."""
+        """Write the answers that are there, unless they can wait for those of the next batch."""
         self.is_flush_due = False
+        if self._can_wait:
+            if not self._is_timed:
+                self._is_timed = True
+                self._later(_LONGEST_WAIT_S, self._flush_in_time)
+            return
+        self._flush_now()
+
+    def _flush_in_time(self) -> None:
+        """Write the answers that have waited for those of another batch."""
+        self._is_timed = False
+        self._flush_now()
+
+    def _flush_now(self) -> None:
+        """Write the answers whose turn it is, and take more of the body for them."""
         if self._is_paused or self._has_ended:
             return
         inside = self.inside
@@ -302,17 +347,17 @@ class BulkItems(ExchangeItems):
             self._exchange.end_parts(self._broken or b"", is_whole=True)
 
     def _written(self, answered: list[BulkItem]) -> bytes:
-        """Return the lines of answers, and keep the items to be used again."""
+        """Return the lines of answers, and keep the items that can be used again."""
         results = [item.result for item in answered]
-        if set(map(type, results)) == {bytes}:  # as nearly all are; what has failed has no result
-            if self._is_plain and not self._driver.pipeline.has_untold_answers:
-                self._spare += answered
-        else:
+        if set(map(type, results)) != {bytes}:  # nearly all are bytes; what has failed has no result
             ask, head = self._ask, self._exchange.head
             results = [
                 result if type(result) is bytes else entry_of(item, ask, head)
                 for item, result in zip(answered, results, strict=True)
             ]
+            answered = [item for item in answered if type(item.result) is bytes]
+        if self._are_used_again and not self._driver.pipeline.has_untold_answers:
+            self._spare += answered
         results.append(b"")
         return b"\n".join(results)  # type: ignore[arg-type]
 
