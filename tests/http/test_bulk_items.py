@@ -163,6 +163,7 @@ def test_each_line_has_its_answer_in_its_place(
     world.finish(guilty)
 
     assert world.written == expected(body, guilty) and world.is_ended
+    assert not world.items._spare and not world.items.inside  # which would refer to it in a circle
     assert (world.pipeline.answered, world.pipeline.unanswered) == (len(expected(body).split(b"\n")) - 1, 0)
 
 

@@ -98,7 +98,8 @@ class Passage:
             else:
                 passed_over.append(request)
         if passed_over:
-            takers = [request for request in takers if request not in passed_over]
+            others = set(passed_over)
+            takers = [request for request in takers if request not in others]
         endings.answers += takers  # type: ignore[arg-type] # None has been passed over
         endings.answered += len(takers)
         return len(passed_over) - passed_over.count(None)

@@ -297,6 +297,7 @@ class BulkItems(ExchangeItems):
         for item in self.inside:
             self._driver.cancel(item)
         self.inside.clear()
+        self._spare.clear()
 
     def pause(self, is_paused: bool) -> None:
         """Write nothing and take nothing for a client that does not take its answers, or go on."""
@@ -344,6 +345,7 @@ class BulkItems(ExchangeItems):
             self._exchange.want_more()
         elif self._has_input_ended and not (inside or self._lines or self.is_flush_due):
             self._has_ended = True
+            self._spare.clear()  # they refer to this object
             self._exchange.end_parts(self._broken or b"", is_whole=True)
 
     def _written(self, answered: list[BulkItem]) -> bytes:
