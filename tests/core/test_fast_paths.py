@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -91,6 +91,11 @@ class Side:
             new = [spec.make(len(self.requests) + i, now, self.pipeline) for i, spec in enumerate(argument)]
             self.requests += new
             self.pipeline.submit(now, new)
+        elif step == "submit alike":
+            alike, n = argument
+            new = [alike.make(len(self.requests) + i, now, self.pipeline) for i in range(n)]
+            self.requests += new
+            self.pipeline.submit_alike(now, new)
         elif step == "cancel" and self.requests:
             self.pipeline.cancel(now, self.requests[argument % len(self.requests)])
         elif step == "reply" and self.running:
@@ -124,11 +129,18 @@ def _counted(batcher: Batcher) -> tuple[object, ...]:
     times = batcher.times.usual_s, batcher.times.fastest_s
     due = batcher.wake_at, batcher.attention_at
     learned = batcher.policy.hop_s, *times
-    return (batcher.running, batcher.idle, batcher.late_results, batcher.stray_replies, learned, due)
+    queue = batcher.queue
+    held = queue.count, queue.size, queue.nbytes, queue.earliest_deadline, queue.earliest_due, queue.oldest_arrival
+    entered = batcher.entered, held
+    return (batcher.running, batcher.idle, batcher.late_results, batcher.stray_replies, learned, due, entered)
 
 
 def admits_one_by_one(side: Side) -> None:
     side.pipeline._entrance.admit_all = lambda now, requests: False  # type: ignore[method-assign]
+
+
+def submits_alike_like_others(side: Side) -> None:
+    side.pipeline.submit_alike = side.pipeline.submit  # type: ignore[method-assign]
 
 
 def answers_one_by_one(side: Side) -> None:
@@ -172,15 +184,19 @@ specs = st.builds(
     bulk=st.sampled_from([False, False, True]),
     cancelled=st.sampled_from([False] * 7 + [True]),
 )
+alike = specs.map(lambda spec: replace(spec, size=1, cancelled=False))
 steps = st.one_of(
     st.tuples(st.just("submit"), st.lists(specs, min_size=1, max_size=5)),
+    st.tuples(st.just("submit alike"), st.tuples(alike, st.integers(1, 5))),
     st.tuples(st.just("reply"), st.integers(0, 9)),
     st.tuples(st.just("cancel"), st.integers(0, 99)),
 )
 scripts = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), steps), max_size=25)
 
 
-@pytest.mark.parametrize("slow", [admits_one_by_one, answers_one_by_one, takes_all_replies_for_partial])
+@pytest.mark.parametrize(
+    "slow", [admits_one_by_one, submits_alike_like_others, answers_one_by_one, takes_all_replies_for_partial]
+)
 @PROPERTY
 @given(service=services, script=scripts)
 def test_a_fast_path_comes_to_the_same(
@@ -266,3 +282,24 @@ def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
 
     assert [request.id for request in requests] == [1, 2, 3, 4]
     assert (to.admitted, to.door.count) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (Spec(timeout_s=20.0), Spec(timeout_s=5.0)),
+        (Spec(timeout_s=5.0), Spec(timeout_s=20.0)),
+        (Spec(timeout_s=9.0, bulk=True), Spec(timeout_s=9.0)),
+        (Spec(timeout_s=9.0, due_in_s=2.0), Spec(timeout_s=3.0, bulk=True)),
+        (Spec(nbytes=1, priority=1), Spec(nbytes=5, patient=True)),
+    ],
+)
+@pytest.mark.parametrize("max_bytes", [inf, 12])
+def test_requests_that_are_alike_come_in_like_others(first: Spec, then: Spec, max_bytes: float) -> None:
+    """By an SLO, sooner or later due, of two priorities, or too many for the queue: all as if one by one."""
+    fast, twin = (Side(Service("greedy", 2, inf, max_bytes, 1, 1, 4.0)) for _ in range(2))
+    submits_alike_like_others(twin)
+    for step, argument in [("submit alike", (first, 3)), ("submit alike", (then, 3)), *[("reply", 0)] * 4]:
+        fast.play(1.0, step, argument)
+        twin.play(1.0, step, argument)
+        assert fast.seen == twin.seen

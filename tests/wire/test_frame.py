@@ -201,6 +201,16 @@ def test_what_small_items_hold_is_only_their_own() -> None:
     assert {type(payload) for payload in kept[0].payloads} == {bytes}
 
 
+@PROPERTY
+@given(length=st.integers(0, 9), n=st.sampled_from([1, 3, 4, 5, 256, 257]), odd=st.integers(0, 1))
+def test_buffers_of_one_length_are_cut_like_others(length: int, n: int, odd: int) -> None:
+    """What small items hold is the same, whether or not all of them are of one length."""
+    parts = [bytes([65 + i % 26]) * length for i in range(n - 1)] + [b"x" * (length + odd)]
+    reply = Frame(FrameKind.REPLY, 1, list(range(n)), bytes(n), payloads=parts)
+
+    assert receive(FrameReader(), data_of(reply))[0].payloads == parts
+
+
 def test_a_large_buffer_that_is_kept_is_not_received_into_again() -> None:
     """Any number of frames with buffers of the same size: each keeps its own content as long as it is held."""
     reader = FrameReader()

@@ -115,6 +115,33 @@ class Entrance:
         first.enter(now, requests, soonest)
         return True
 
+    def admit_alike(self, now: float, requests: Sequence[Request]) -> bool:
+        """Admit all of some requests that are alike, or none of them.
+
+        Fast path of `admit_all` for new requests of one lane, one due and one deadline, each of
+        size 1: the same outcome, see tests/core/test_fast_paths.py.
+        """
+        if self.door.count or self._journal is not None:
+            return False
+        first, alike, n = self._first, requests[0], len(requests)
+        deadline = alike.deadline
+        nbytes = sum([request.nbytes for request in requests])
+        is_hurried = deadline - now < first.longest_wait_s(n) + first.policy.onward_s
+        if is_hurried or not first.queue.has_room(nbytes, n):
+            return False
+        due = min(alike.due, deadline, inf if alike.bulk else now + self._slo_s)
+        id = self.admitted
+        for request in requests:
+            id += 1
+            request.id = id
+            request.admitted = request.arrived = now
+        if due != alike.due:
+            for request in requests:
+                request.due = due
+        self.admitted = id
+        first.enter(now, requests, deadline, nbytes)
+        return True
+
     def admit_lone(self, now: float, request: Request) -> None:
         """Admit a request that a worker has had since `now`: it is not refused any more."""
         self.admitted += 1

@@ -190,6 +190,36 @@ class Queue:
         if self.by_length:
             self._sort_in(requests)
 
+    def push_alike(self, requests: Sequence[Request], nbytes: int) -> None:
+        """Put requests of one lane, one due and one deadline, each of size 1, in their places.
+
+        Fast path of `push`: the same outcome, see tests/core/test_fast_paths.py.
+
+        Args:
+            requests: at least one.
+            nbytes: how many bytes they hold.
+        """
+        alike, n = requests[0], len(requests)
+        due, deadline = alike.due, alike.deadline
+        lane_queue = self._lanes.get(alike.lane) or self._open(alike.lane, alike.arrived)
+        entries = lane_queue.entries
+        if not entries:
+            lane_queue.ages_from = alike.arrived
+        elif due < entries[-1].due:
+            self.push(requests)
+            return
+        if due != deadline or deadline < lane_queue.latest_deadline:
+            lane_queue.watch_deadline(deadline)
+        entries += requests
+        for request in requests:
+            request.state = QUEUED
+        lane_queue.live += n
+        self.count += n
+        self.nbytes += nbytes
+        self._size += n
+        if self.by_length:
+            self._sort_in(requests)
+
     def put_back(self, requests: Sequence[Request]) -> None:
         """Let requests that were taken together wait again, placed by their dues and arrivals."""
         for request in reversed(requests):  # each goes ahead of its equals, so the last comes first
@@ -401,11 +431,12 @@ class Queue:
 
     def _set_running(self, taken: Sequence[Request]) -> None:
         """Note that requests are now running, and take them off the sums."""
-        nbytes = size = 0
+        nbytes, size = 0, len(taken)
+        if self._size != self.count:
+            size = sum([request.size for request in taken])
         for request in taken:
             request.state = RUNNING
             nbytes += request.nbytes
-            size += request.size
         self.count -= len(taken)
         self.nbytes -= nbytes
         self._size -= size

@@ -68,20 +68,26 @@ class StageRequests:
         self._policy_predicts = kind.predicted_wait_s is not Policy.predicted_wait_s
         self._policy_knows_lone = knows_lone_requests(kind)
 
-    def enter(self, now: float, requests: Sequence[Request], soonest: float | None = None) -> None:
+    def enter(
+        self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
+    ) -> None:
         """Put requests in the queue of this stage; their `stage` and `arrived` must be set already.
 
         Args:
             now: the time.
             requests: at least one.
             soonest: the earliest of their deadlines, if it is known.
+            nbytes: how many bytes they hold, if they are alike (see `Queue.push_alike`).
         """
         if soonest is None:
             soonest = min([request.deadline for request in requests])
         if soonest < self.attention_at:
             self.attention_at = soonest
         self.entered += len(requests)
-        self.queue.push(requests)
+        if nbytes is None:
+            self.queue.push(requests)
+        else:
+            self.queue.push_alike(requests, nbytes)
         if self._policy_listens:
             self.policy.arrived_together(now, requests)
 

@@ -124,7 +124,9 @@ class StageStreams(Batcher):
 
     # -- requests come and go
 
-    def enter(self, now: float, requests: Sequence[Request], soonest: float | None = None) -> None:
+    def enter(
+        self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
+    ) -> None:
         """Put requests in the queue of this stage; `stage` and `arrived` must be set already."""
         for request in requests:
             stream = request.stream

@@ -131,6 +131,19 @@ class Driver(LoopTurn):
         if not self._is_poll_due:
             self._poll_soon()
 
+    def submit_alike(self, requests: Sequence[Request]) -> None:
+        """Take several new requests, in their order; see `Pipeline.submit_alike`.
+
+        They are submitted at once, and what follows is done at the end of this turn of the loop.
+        """
+        self.recall()
+        try:
+            self.pipeline.submit_alike(self.clock(), requests)
+        except BaseException as error:
+            self._fail(error)
+        if not self._is_poll_due:
+            self._poll_soon()
+
     def cancel(self, request: Request) -> None:
         """Cancel a request, whose caller has gone."""
         self.recall()

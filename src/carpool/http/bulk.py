@@ -8,7 +8,6 @@ piece of the body, and one line.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,7 @@ from carpool.http.exchange import Ask, Exchange, HttpResponse
 from carpool.http.items import ExchangeItems
 from carpool.http.many import entry_of
 from carpool.http.streaming import HttpStream
-from carpool.request import DONE, Request
+from carpool.request import DONE, NEW, Request
 from carpool.wire.payload import CUSTOM, LARGE, without_adapter
 
 if TYPE_CHECKING:
@@ -28,14 +27,23 @@ BULK_PRIORITY: Final = -1
 """The priority of items of a bulk request that names none: those of other requests go first."""
 
 _SPACE: Final = ord(" ")
+_NO_SPACE: Final = b"!"
+"""Sorts behind each line that is empty or begins with a space, and before all others."""
+
+_QUICK_S: Final = 0.005
+"""Where batches take less than this, the answers of several are written together, and lines for
+several are taken together, since that takes hardly longer than to do it for one."""
+_LONGEST_WAIT_S: Final = 0.01
+"""After this time answers are written although no other batch has been answered."""
+_WIDENED: Final = 4
+"""How many times the usual number of items may be inside then, so that the workers have enough to
+do until more lines are taken."""
 
 Soon = Callable[[Callable[[], None]], object]
 
 
 class BulkItem(Request):
-    """A line of a bulk request.
-
-    There are millions, so `BulkItems` makes them without a constructor of their own, in its loop.
+    """A line of a bulk request; once that is answered, a later one of the same bulk request.
 
     Attributes:
         whole: all lines.
@@ -73,20 +81,29 @@ class BulkItems(ExchangeItems):
         self._ask = ask
         self._driver = driver
         self._window = window
-        self._most = max(1, int(min(driver.pipeline.batchers[0].queue.max_size, 2**30)) // 2)
+        self._first = driver.pipeline.batchers[0]
+        self._most = max(1, int(min(self._first.queue.max_size, 2**30)) // 2)
         self._longest = longest
         self._soon = soon
+        self._later = driver.loop.call_later
 
         # the body: pieces of a line that is not complete, and complete lines that wait for room
         self._pieces: list[bytes] = []
         self._held = 0
-        self._lines: deque[bytes] = deque()
+        self._lines: list[bytes] = []
+        self._n_taken = 0  # how many of these have become items
         self._has_input_ended = False
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
+        # the items: where a service has one stage, and does not weigh, they can be used again
+        pipeline = driver.pipeline
+        self._are_used_again = ask.endpoint.weigher is None and len(pipeline.batchers) == 1 and pipeline.stepper is None
+        self._spare: list[BulkItem] = []  # what has been answered, and is to be a later line
+
         # the answers
-        self.inside: deque[BulkItem] = deque()
+        self.inside: list[BulkItem] = []
         self.is_flush_due = False
+        self._is_timed = False  # answers will be written at some time, whatever comes
         self._is_paused = False
         self._has_ended = False
         exchange.stream = HttpStream(driver.clock(), driver.clock())
@@ -131,7 +148,7 @@ class BulkItems(ExchangeItems):
         if self._broken is None and not self._has_ended:
             self._broken = bytes(response.body) + b"\n"
             self._has_input_ended = True
-            self._lines.clear()
+            self._forget_lines()
             self._pieces.clear()
             self._exchange.leave_body_unread()
             self.flush_soon()
@@ -156,39 +173,107 @@ class BulkItems(ExchangeItems):
             self.break_off(closed)
             return
         inside = self.inside
-        new = self._new_items()
-        if new:
+        lines = self._take_lines()
+        if lines:
+            new = self._items_of(lines)
             inside += new
-            if self._ask.endpoint.weigher is not None:
-                new = [item for item in new if self._is_weighed(item)]
-            self._driver.submit_all(new)
+            if self._ask.endpoint.weigher is None:
+                self._driver.submit_alike(new)
+            else:
+                self._driver.submit_all([item for item in new if self._is_weighed(item)])
         if inside and inside[0].state == DONE:
             self.flush_soon()
 
-    def _new_items(self) -> list[BulkItem]:
-        """Make items of the lines that wait, as far as there is room."""
-        ask, lines, most, new = self._ask, self._lines, self._most, list[BulkItem]()
-        format, accept, lane = ask.format, ask.accept, ask.lane
-        deadline = self._driver.clock() + ask.timeout_s
-        n_inside, longest_usual = len(self.inside), min(self._longest, LARGE - 1)
-        room = min(self._window.limit, most) - n_inside
-        while lines and len(new) < room:
-            line = lines.popleft()
+    def _forget_lines(self) -> None:
+        """Let go of all lines that wait."""
+        self._lines.clear()
+        self._n_taken = 0
+
+    @property
+    def _room(self) -> int:
+        """How many more items may be inside."""
+        return self._most_inside - len(self.inside)
+
+    @property
+    def _most_inside(self) -> int:
+        """How many items may be inside."""
+        limit = self._window.limit
+        return min(limit * _WIDENED if self._is_quick else limit, self._most)
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether the first stage takes little time for a batch, as far as that is known."""
+        return 0.0 < self._first.times.usual_s < _QUICK_S
+
+    @property
+    def _can_wait(self) -> bool:
+        """Whether answers may wait for those of the next batch: the workers have enough to do."""
+        return self._is_quick and len(self._lines) > 0 and 2 * self._first.queue.count >= self._most_inside
+
+    def _take_lines(self) -> list[bytes]:
+        """Take lines that wait, without blank ones, as far as there is room.
+
+        Fast path of `_take_unusual_lines`: the same lines, see tests/http/test_bulk_items.py.
+        """
+        at = self._n_taken
+        taken = self._lines[at : at + max(0, self._room)]
+        if not taken:
+            return taken
+        if min(taken) < _NO_SPACE or max(map(len, taken)) > min(self._longest, LARGE - 1):
+            return self._take_unusual_lines()
+        self._n_taken = at + len(taken)
+        if self._n_taken == len(self._lines):
+            self._forget_lines()
+        return taken
+
+    def _take_unusual_lines(self) -> list[bytes]:
+        """Take lines as `_take_lines` does, where some may be blank or long."""
+        taken: list[bytes] = []
+        longest_usual = min(self._longest, LARGE - 1)
+        while self._n_taken < len(self._lines) and len(taken) < self._room:
+            line = self._lines[self._n_taken]
+            self._n_taken += 1
             if not line or (line[0] <= _SPACE and line.isspace()):
                 continue
-            n = len(line)
-            if n > longest_usual:
-                if n > self._longest:
+            if len(line) > longest_usual:
+                if len(line) > self._longest:
                     self.break_off(self._too_long())
                     break
-                self._window.narrow(n)
-                room = min(self._window.limit, most) - n_inside
-            item = BulkItem(line, deadline, None, n)
-            item.whole = self
-            item.format, item.accept, item.lane = format, accept, lane
-            item.bulk = item.patient = True
-            new.append(item)
+                self._window.narrow(len(line))
+            taken.append(line)
+        if self._n_taken == len(self._lines):
+            self._forget_lines()
+        return taken
+
+    def _items_of(self, lines: list[bytes]) -> list[BulkItem]:
+        """Return items for lines: those that have been answered, or new ones if there are too few.
+
+        There are millions of lines, and to make a request and to let go of it takes longer than to
+        use one again. All that a first stage changes of a request it has answered is set here.
+        """
+        ask, spare, n = self._ask, self._spare, len(lines)
+        deadline, lane = self._driver.clock() + ask.timeout_s, ask.lane
+        while len(spare) < n:
+            spare.append(self._new_item())
+        new = spare[-n:]
+        del spare[-n:]
+        for item, line, nbytes in zip(new, lines, map(len, lines), strict=True):
+            item.item = line
+            item.nbytes = nbytes
+            item.deadline = item.due = deadline
+            item.lane = lane
+            item.id = item.losses = 0
+            item.state = NEW
+            item.result = None
         return new
+
+    def _new_item(self) -> BulkItem:
+        """Make an item without a line."""
+        item = BulkItem(b"", 0.0)
+        item.whole = self
+        item.format, item.accept = self._ask.format, self._ask.accept
+        item.bulk = item.patient = True
+        return item
 
     def _is_weighed(self, item: BulkItem) -> bool:
         """Weigh an item; report whether it can be, else it has failed."""
@@ -208,10 +293,11 @@ class BulkItems(ExchangeItems):
     def cancel(self) -> None:
         """Give up everything: the client has left."""
         self._has_input_ended = self._has_ended = True
-        self._lines.clear()
+        self._forget_lines()
         for item in self.inside:
             self._driver.cancel(item)
         self.inside.clear()
+        self._spare.clear()
 
     def pause(self, is_paused: bool) -> None:
         """Write nothing and take nothing for a client that does not take its answers, or go on."""
@@ -226,28 +312,56 @@ class BulkItems(ExchangeItems):
             self._soon(self._flush)
 
     def _flush(self) -> None:
-        """Write the answers whose turn it is, and take more of the body for them."""
+        """Write the answers that are there, unless they can wait for those of the next batch."""
         self.is_flush_due = False
+        if self._can_wait:
+            if not self._is_timed:
+                self._is_timed = True
+                self._later(_LONGEST_WAIT_S, self._flush_in_time)
+            return
+        self._flush_now()
+
+    def _flush_in_time(self) -> None:
+        """Write the answers that have waited for those of another batch."""
+        self._is_timed = False
+        self._flush_now()
+
+    def _flush_now(self) -> None:
+        """Write the answers whose turn it is, and take more of the body for them."""
         if self._is_paused or self._has_ended:
             return
         inside = self.inside
-        written: list[bytes] = []
-        while inside and inside[0].state == DONE:
-            item = inside.popleft()
-            result = item.result
-            if type(result) is bytes and item.error is None:  # as nearly all are
-                written.append(result)
-            else:
-                written.append(entry_of(item, self._ask, self._exchange.head))
-        if written:
-            written.append(b"")
-            self._exchange.write_part(b"\n".join(written))
+        n = 0
+        for item in inside:
+            if item.state != DONE:
+                break
+            n += 1
+        if n:
+            answered = inside[:n]
+            del inside[:n]
+            self._exchange.write_part(self._written(answered))
         self._submit()
         if self.wants_more:
             self._exchange.want_more()
         elif self._has_input_ended and not (inside or self._lines or self.is_flush_due):
             self._has_ended = True
+            self._spare.clear()  # they refer to this object
             self._exchange.end_parts(self._broken or b"", is_whole=True)
+
+    def _written(self, answered: list[BulkItem]) -> bytes:
+        """Return the lines of answers, and keep the items that can be used again."""
+        results = [item.result for item in answered]
+        if set(map(type, results)) != {bytes}:  # nearly all are bytes; what has failed has no result
+            ask, head = self._ask, self._exchange.head
+            results = [
+                result if type(result) is bytes else entry_of(item, ask, head)
+                for item, result in zip(answered, results, strict=True)
+            ]
+            answered = [item for item in answered if type(item.result) is bytes]
+        if self._are_used_again and not self._driver.pipeline.has_untold_answers:
+            self._spare += answered
+        results.append(b"")
+        return b"\n".join(results)  # type: ignore[arg-type]
 
 
 Piece = bytes | HttpResponse | None

@@ -138,6 +138,8 @@ class Policy(ABC):
     """Base of all policies.
 
     `decide` is the policy; the other calls tell it what it may learn from, or ask for its reasons.
+    No request is to be kept once it has left the queue: when it has been answered, it may be used
+    again for another item.
 
     Args:
         max_batch_size: most that one batch may hold; None means the stage's.
