@@ -72,7 +72,7 @@ class SetReport(NamedTuple):
             ids of these.
         values: their parts.
         rows: how many streams were stepped; 0 if there was no step.
-        step_s: seconds that the step took.
+        step_s: seconds that the step took, with what lies between it and the one before.
         length: units of work of the streams that were started before it; 0 if none was.
         start_s: seconds that starting them took.
         returned: ids of streams that were stopped because memory ran out, the newest of the set.
