@@ -79,7 +79,7 @@ class Front:
 
 async def until_part(wire: Wire, part: bytes) -> float:
     """Wait until a client has a part, and return the time."""
-    while part not in wire.received:
+    while part not in wire.received:  # noqa: ASYNC110
         await asyncio.sleep(0.0001)
     return asyncio.get_running_loop().time()
 

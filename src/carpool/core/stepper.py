@@ -265,9 +265,7 @@ class Stepper(StepReports):
         running.number += 1
         running.is_stopped = False
         running.ask = ask
-        order = Order(
-            self.stage, running.place, running.number, running.to_leave, running.to_join, pause, resume, ask
-        )
+        order = Order(self.stage, running.place, running.number, running.to_leave, running.to_join, pause, resume, ask)
         if order.join or pause or resume:
             running.unfollowed.append(order)
         self.orders.append(order)
