@@ -54,27 +54,34 @@ def ask(port: int, n: int) -> socket.socket:
     return connection
 
 
-def until_first(connection: socket.socket) -> None:
-    """Wait for the first part."""
-    got = b""
-    while b"data: " not in got:
+def until(mark: bytes, connection: socket.socket, got: bytes = b"") -> bytes:
+    """Read on until something has come, and return all that has."""
+    while mark not in got:
         data = connection.recv(65536)
         assert data, f"the stream broke: {got[:200]!r}"
         got += data
+    return got
+
+
+def until_first(connection: socket.socket) -> bytes:
+    """Wait for the first part."""
+    return until(b"data: ", connection)
 
 
 def first_after_leaving(port: int) -> float:
     """Seconds from the leaving of one client to the first part of the next one."""
     leaver = ask(port, LONG)
     until_first(leaver)
-    until = time.perf_counter() + STAYS_S
-    while time.perf_counter() < until:
+    until_s = time.perf_counter() + STAYS_S
+    while time.perf_counter() < until_s:
         leaver.recv(65536)
     began = time.perf_counter()
     leaver.close()
     with ask(port, 3) as follower:
-        until_first(follower)  # after the step under way, which made a part of the one who left
-        return time.perf_counter() - began
+        got = until_first(follower)  # after the step under way, which made a part of the one who left
+        taken = time.perf_counter() - began
+        until(b"event: end", follower, got)  # if it left, too, its stray parts would be counted
+        return taken
 
 
 def stray_parts(port: int) -> float:
@@ -87,10 +94,10 @@ def stray_parts(port: int) -> float:
 def leaving(rounds: int) -> Iterator[Row]:
     """What one who leaves costs the next one."""
     with running(started("one", 0)) as server:
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
-            with ask(server.port, 3) as first:
-                until_first(first)
+        warm_s = time.monotonic() + 1
+        while time.monotonic() < warm_s:
+            with ask(server.port, 3) as warming:
+                until(b"event: end", warming)
         taken, strays = [], []
         for _ in range(rounds):
             before = stray_parts(server.port)

@@ -80,13 +80,15 @@ class Stream:
         place: the position of the worker whose running set it is in.
         joined: when it joined that set.
         first_step: how many steps the worker had made when it followed the order by which the
-            stream joined; -1 until then.
+            stream joined, and those since in which the stream has rested; -1 until then.
         first_parts: how many parts had been handed on when it joined.
         redo: how many steps it had lost when its worker was lost last, as no part told of them.
         probation: how many steps it is to make alone after that.
         heard: when its last part came; before that, when it was admitted.
         is_paused: whether its caller has asked for no more parts for now.
         is_resting: whether its worker has been told not to step it.
+        rests_since: how many steps the worker had made when it followed that; -1 if it has not, or
+            steps the stream again.
         first_at: when its first part came, put off by its pauses since; infinity before.
         last_at: when the last part came that was handed on, or when it went on after a pause; minus
             infinity before the first.
@@ -115,6 +117,7 @@ class Stream:
         "place",
         "probation",
         "redo",
+        "rests_since",
         "until",
     )
 
@@ -127,7 +130,7 @@ class Stream:
         self.kept: list[object] = []
         self.kept_bytes = 0
         self.next_due = inf
-        self.place = self.first_step = -1
+        self.place = self.first_step = self.rests_since = -1
         self.first_parts = self.redo = 0
         self.probation = 1
         self.joined = 0.0

@@ -503,6 +503,73 @@ def test_a_stream_that_kills_its_workers_costs_two_and_harms_nobody() -> None:
         assert request.losses == 0
 
 
+def test_steps_in_which_a_stream_rests_are_none_that_it_has_lost() -> None:
+    """What a stream has to make again is what it has made, whoever was stepped meanwhile."""
+    pipeline = Pipeline([stepper(resumable=True)])
+    pipeline.worker_ready(0, 0)
+    rests, mate = submitted(pipeline, 0.0, 2)
+    stream_of(rests).is_collected = True
+    pipeline.poll(0.0)
+    parts = iter(range(100))
+
+    def step(seen: int, rows: int) -> None:
+        pipeline.reported(1.0, SetReport(0, 0, seen, False, [Part(mate.id, next(parts))], rows, 1.0))
+        pipeline.poll(1.0)
+
+    step(1, 2)
+    step(1, 2)
+    pipeline.pause(1.0, rests, True)
+    assert only_order(pipeline, 1.0).pause == [rests.id]
+    step(1, 2)  # the one that was under way
+    for _ in range(5):
+        step(2, 1)
+    pipeline.pause(1.0, rests, False)
+    assert only_order(pipeline, 1.0).resume == [rests.id]
+    step(2, 1)
+    step(3, 2)
+    pipeline.worker_lost(2.0, 0, 0)
+
+    assert stream_of(rests).redo == 4
+    assert stream_of(mate).redo == 0
+
+
+def test_a_killer_that_collects_costs_three_workers_wherever_it_waits() -> None:
+    """Its mates run on probation after it, one by one; the steps in which it rests meanwhile do not hide that it
+    comes to the same step again. Once it is convicted, no mate that was lost with it makes more than one step alone.
+    """
+    killer: list[Request] = []
+
+    def answer(item: int) -> Iterator[object]:
+        for i in range(item):
+            if item == 13 and i == 4:
+                driver.at(driver.clock.now, lambda: driver.lose(0, stream_of(killer[0]).place, back_after_s=0.25))
+            yield i
+
+    driver = drive(stepper(rows=8), answer=answer)
+    killer.append(ask(driver, 13, collected=True))
+    mates = [ask(driver, 20 + i, collected=True) for i in range(6)]
+    lost: list[float] = []
+    lose = driver.lose
+    driver.lose = lambda *args, **more: (lost.append(driver.clock.now), lose(*args, **more))  # type: ignore
+    driver.run()
+
+    assert len(lost) == 3 and code_of(killer[0]) == "request_crashed_worker"
+    assert [mate.result for mate in mates] == [list(range(20 + i)) for i in range(6)]
+    assert max(reader(mate).ended for mate in mates) < lost[-1] + 0.25 + 6 + 26
+
+
+def test_streams_that_were_lost_in_different_steps_make_one_step_alone() -> None:
+    """Where workers are killed from outside, hardly a stream is lost twice in the same step, and none is held up."""
+    driver = drive(stepper(rows=4))
+    requests = [ask(driver, 100, when, collected=True) for when in (0.0, 10.0, 20.0)]
+    driver.at(40.5, lambda: driver.lose(0, 0, back_after_s=1.0))
+    driver.at(60.5, lambda: driver.lose(0, 0, back_after_s=1.0))
+    driver.run()
+
+    assert [request.result for request in requests] == [list(range(100))] * 3
+    assert max(reader(request).ended for request in requests) < 61.5 + 3 + 100
+
+
 def test_on_probation_all_others_of_a_set_rest() -> None:
     """First an order has them rest; once it is followed, the suspect joins, and after one step it is acquitted."""
     stage = stepper(rows=4, resumable=True)

@@ -70,7 +70,11 @@ class Losses:
                 stepper.forget(stream_of(request))
         stepper.quarantine(again)
         self._put_back(now, stepper, lost.untold, self._able_to_go_on(now, stepper, lost.resting))
-        return lost.suspect is not None and lost.suspect.losses >= MOST_LOSSES
+        if lost.suspect is None or lost.suspect.losses < MOST_LOSSES:
+            return False
+        if stream_of(lost.suspect).redo:
+            stepper.shorten_probations()
+        return True
 
     def set_left(self, now: float, stepper: Stepper, place: int) -> None:
         """Do what `Pipeline.worker_left` promises for a worker of a stage of steps."""

@@ -72,7 +72,7 @@ class SetReport(NamedTuple):
             ids of these.
         values: their parts.
         rows: how many streams were stepped; 0 if there was no step.
-        step_s: seconds that the step took.
+        step_s: seconds that the step took, with what lies between it and the one before.
         length: units of work of the streams that were started before it; 0 if none was.
         start_s: seconds that starting them took.
         returned: ids of streams that were stopped because memory ran out, the newest of the set.
@@ -114,7 +114,8 @@ class RunningSet:
             worker has followed.
         resting: how many members it has been told not to step.
         steps: how many steps the worker has reported.
-        unfollowed: the numbers of orders that the worker has not followed yet, with those who join.
+        unfollowed: the orders by which streams join, rest or go on, and which the worker has not
+            followed yet.
         to_join: requests that the next order tells the worker of.
         to_leave: ids that the next order sends away.
         gone: for each stream that an order sends away, the number of this order, until the worker
@@ -165,7 +166,7 @@ class RunningSet:
         self.size = self.number = self.seen = self.ask = self.starting = self.resting = self.untested = 0
         self.is_stopped = True
         self.steps = 0
-        self.unfollowed: list[tuple[int, list[Request]]] = []
+        self.unfollowed: list[Order] = []
         self.to_join: list[Request] = []
         self.to_leave: list[int] = []
         self.gone: dict[int, int] = {}
@@ -224,25 +225,45 @@ class RunningSet:
             self.unwanted_since = inf
 
     def note_step(self, report: SetReport) -> None:
-        """Count a step, and note from which one on streams take part that have joined."""
-        while self.unfollowed and self.unfollowed[0][0] <= report.seen:
-            for request in self.unfollowed.pop(0)[1]:
-                stream_of(request).first_step = self.steps
+        """Count a step, and note which streams take part from it on, and which ones do not."""
+        while self.unfollowed and self.unfollowed[0].number <= report.seen:
+            self._note_followed(self.unfollowed.pop(0))
         if report.rows:
             self.steps += 1
+
+    def _note_followed(self, order: Order) -> None:
+        """Note who takes part in steps, and who rests, once the worker has followed an order."""
+        for request in order.join:
+            stream = stream_of(request)
+            stream.first_step, stream.rests_since = self.steps, -1
+        for id in order.pause:
+            if id in self.members:
+                stream_of(self.members[id]).rests_since = self.steps
+        for id in order.resume:
+            if id in self.members:
+                stream = stream_of(self.members[id])
+                stream.first_step += self.steps - stream.rests_since
+                stream.rests_since = -1
 
     def note_loss(self, stream: Stream) -> None:
         """Note what a stream has lost with its worker, and for how long it is to run on probation.
 
         Where parts tell how far it was, it comes to the step that may have killed its worker at
         once. Where they do not, as it is collected or had no part for a while, it comes there only
-        after some steps, and may kill another worker in company. Then it makes all of these steps
-        alone; if all streams did so after a kill from outside, it would take too long.
+        after some steps, and may kill another worker in company. If that is lost in the same step
+        of the stream as the first one, give or take one, it makes all of these steps alone. If
+        other streams did so too, as after kills from outside, it would take too long.
         """
-        made = self.steps - stream.first_step if stream.first_step >= 0 else 0
+        made = self._steps_of(stream)
         lost = max(0, made - (stream.parts - stream.first_parts))
-        stream.probation = lost + 1 if stream.redo > 0 and made <= stream.redo else 1
+        stream.probation = lost + 1 if stream.redo > 0 and abs(made - stream.redo) <= 1 else 1
         stream.redo = lost
+
+    def _steps_of(self, stream: Stream) -> int:
+        """Return how many steps a stream has made in this set; those in which it rests are none."""
+        if stream.first_step < 0:
+            return 0
+        return (self.steps if stream.rests_since < 0 else stream.rests_since) - stream.first_step
 
     def spare_s(self, now: float) -> float:
         """Return for how long all may stand still before a part is late; infinity for ever."""

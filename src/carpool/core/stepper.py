@@ -79,7 +79,8 @@ class Stepper(StepReports):
     A stream whose worker was lost runs again on probation: alone, for its start and one step, while
     all others of the set rest. So only that stream is to blame if a second worker is lost. If it
     has to make steps again of which no part tells, and a second worker is lost with it in company
-    before it has made them, it makes all of them alone (`RunningSet.note_loss`).
+    as it has just made them, it makes all of them alone (`RunningSet.note_loss`), unless another
+    stream is found guilty meanwhile.
 
     Its arguments are those of `StageStreams`.
     """
@@ -264,10 +265,10 @@ class Stepper(StepReports):
         running.number += 1
         running.is_stopped = False
         running.ask = ask
-        leave, join = running.to_leave, running.to_join
-        if join:
-            running.unfollowed.append((running.number, join))
-        self.orders.append(Order(self.stage, running.place, running.number, leave, join, pause, resume, ask))
+        order = Order(self.stage, running.place, running.number, running.to_leave, running.to_join, pause, resume, ask)
+        if order.join or pause or resume:
+            running.unfollowed.append(order)
+        self.orders.append(order)
         running.to_leave, running.to_join = [], []
         look_at = now + self.patience.least_s
         if look_at < self.attention_at:

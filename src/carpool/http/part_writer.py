@@ -12,7 +12,7 @@ from carpool.http.server_state import ServerState
 from carpool.http.streaming import SILENCE_S, HttpStream
 
 _LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the same turn
-_RESET_S = 0.001  # a client on the same machine that is gone has reset the connection by then
+_RESET_S = 0.001  # a client near by that is gone has reset the connection by then
 
 
 class PartWriter(AnswerWriter):
@@ -76,6 +76,8 @@ class PartWriter(AnswerWriter):
         gathered, self._gathered = self._gathered, []
         if gathered and not self._transport.is_closing():
             self._transport.write(b"".join(gathered))
+            if self._is_half_closed:
+                self._loop.call_soon(self.probe, False)  # one on the same machine that is gone has reset already
 
     def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
         """End an answer in parts, in its turn."""

@@ -122,7 +122,7 @@ class StepPolicy(Policy):
         self.start.learn(length, seconds)
 
     def stepped(self, n: int, seconds: float) -> None:
-        """Note that a step of `n` streams has taken `seconds`."""
+        """Note that a step of `n` streams has taken `seconds`, with what lies between two steps."""
         self.active = n
         self.step.learn(n, seconds)
 

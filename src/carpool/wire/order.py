@@ -122,9 +122,10 @@ class ReportHead(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         stopped: whether it does nothing more until the next order.
         started: how many streams were started or resumed.
-        start_s: seconds that this took.
+        start_s: seconds that this took, with reading the order and `preprocess`.
         stepped: how many streams were stepped.
-        step_s: seconds that this took.
+        step_s: seconds that this took, with all else since the last report but starting and
+            waiting.
         buffers: empty if parts are kept as their callers get them, or not at all; else for each
             stream of the frame how many buffers are the caller's, with those to be kept behind
             them.

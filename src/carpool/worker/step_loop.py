@@ -9,7 +9,9 @@
       _send                  one frame with all that has come of it
 
 One report follows each order and each step. It says which order was the last one that was followed,
-and whether the worker waits for another.
+and whether the worker waits for another. What it says of times leaves nothing out but waiting: a
+step has taken all that lies between it and the one before, but for starting those who have joined.
+So policies know how far apart parts really come.
 """
 
 from __future__ import annotations
@@ -186,10 +188,15 @@ class StepAnswerer:
 
     async def follow(self, frame: Frame) -> tuple[wire.OrderHead, list[Out]]:
         """Follow an order; return it, and what has come of the streams that join."""
+        began, measures = monotonic(), self._runner.measures
+        started, start_s = measures.started, measures.start_s
         order, joining = wire.read_order(frame)
         self.number = frame.batch_id
         rows, outs = await self._rows_of(joining)
-        return order, [*outs, *await self._runner.follow(order, rows)]
+        outs = [*outs, *await self._runner.follow(order, rows)]
+        if measures.started > started:
+            measures.start_s = start_s + monotonic() - began
+        return order, outs
 
     async def step(self) -> Sequence[Out]:
         """Make one step, and return what has come of it."""
@@ -380,7 +387,8 @@ async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, 
     """Follow orders and make steps until no more frames come."""
     waits = True
     order = _NO_ORDER
-    idle_since, waited_s = monotonic(), 0.0
+    began = idle_since = monotonic()
+    waited_s = 0.0
     while True:
         outs: Sequence[Out] = ()
         while waits or not order.is_whole or await link.has_news():
@@ -389,7 +397,8 @@ async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, 
                 await answerer.stop_all()
                 return
             if waits:
-                waited_s = max(0.0, link.heard_at - idle_since)
+                began = max(link.heard_at, idle_since)
+                waited_s = began - idle_since
             if points.after_recv is not None:
                 points.after_recv()
             waits = False
@@ -402,10 +411,17 @@ async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, 
         packed = await answerer.pack(outs)
         stops = order.ask == EVERY_STEP or (order.ask == ON_LEAVING and packed.has_ends)
         waits = stops or not answerer.has_running
-        _send(link, answerer.number, answerer.take_measures(), packed, waits, waited_s)
+        measures = answerer.take_measures()
+        ended = monotonic()
+        if measures.stepped:
+            measures.step_s = max(0.0, ended - began - measures.start_s)
+        began = ended  # sending this report is a part of the next step
+        _send(link, answerer.number, measures, packed, waits, waited_s)
         if points.after_send is not None:
             points.after_send()
-        idle_since, waited_s = monotonic(), 0.0
+        waited_s = 0.0
+        if waits:
+            idle_since = monotonic()
 
 
 def _send(link: StepLink, number: int, measures: Measures, packed: Packed, stopped: bool, waited_s: float) -> None:
