@@ -92,13 +92,15 @@ class Entrance:
                 break
             id += 1
             request.id = id
-            request.admitted = request.arrived = now
+            request.admitted = now
+            request.arrived = now
             deadline = request.deadline
+            due = request.due
             if deadline < soonest:
                 soonest = deadline
-            if deadline < request.due:
-                request.due = deadline
-            if latest < request.due and not request.bulk:
+            if deadline < due:
+                request.due = due = deadline
+            if latest < due and not request.bulk:
                 request.due = latest
             nbytes += request.nbytes
             units += request.size
