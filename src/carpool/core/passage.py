@@ -89,17 +89,17 @@ class Passage:
         Returns:
             How many results came too late.
         """
-        late: set[Request | None] = set()
+        endings = self._endings
+        answers = endings.answers
+        before = len(answers)
         for request, result in zip(takers, results, strict=True):
             if request is not None and request.state == RUNNING:
                 request.state = DONE
                 request.result = result
-            else:
-                late.add(request)
-        answered = [request for request in takers if request is not None and request not in late] if late else takers
-        self._endings.answers += answered  # type: ignore[arg-type] # without `late`, there is no None
-        self._endings.answered += len(answered)
-        return len(takers) - takers.count(None) - len(answered)
+                answers.append(request)
+        answered = len(answers) - before
+        endings.answered += answered
+        return len(takers) - takers.count(None) - answered
 
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
         """Weigh a request for its next stage and report whether that worked; if not, it fails."""
