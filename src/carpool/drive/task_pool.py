@@ -150,7 +150,7 @@ class TaskDriver(Driver):
     def _tell(self, requests: Sequence[Request]) -> None:
         """Wake the tasks that wait for these requests, in the next turn of the loop."""
         try:
-            self.loop.call_soon(self._wake_tasks, iter(requests))
+            self.loop.call_soon(self._wake_tasks, iter(requests))  # type: ignore[arg-type] # see above
         except RuntimeError:
             if not self.loop.is_closed():  # else no task will ever run
                 raise
