@@ -162,8 +162,8 @@ class Request:
         patient: whether it waits while the queue is full, instead of being refused.
         format: how `item` is to be decoded.
         accept: how the last stage is to encode the result.
-        admitted: when it entered the service; not set before that.
-        arrived: when it entered its present stage; not set before the first.
+        admitted: when it entered the service.
+        arrived: when it entered its present stage.
         losses: how many workers of its present stage were lost while they had it.
         stage: the position of its present stage.
         state: NEW, QUEUED, RUNNING or DONE.
@@ -200,8 +200,6 @@ class Request:
         "trail",
     )
 
-    admitted: float
-    arrived: float
     trail: Trail
 
     def __init__(self, item: object, deadline: float, caller: Caller | None = None, nbytes: int = 0) -> None:
@@ -219,6 +217,8 @@ class Request:
         self.format = 0
         self.accept = 0
         self.id = 0
+        self.admitted = 0.0
+        self.arrived = 0.0
         self.losses = 0
         self.stage = 0
         self.state = NEW

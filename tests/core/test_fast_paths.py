@@ -114,8 +114,7 @@ class Side:
 
 
 def _told(request: Request) -> tuple[object, ...]:
-    came = getattr(request, "admitted", None), getattr(request, "arrived", None)  # not set if it was cancelled before
-    times = *came, request.due, request.deadline
+    times = request.admitted, request.arrived, request.due, request.deadline
     error = request.error
     retry_after_s = getattr(error, "retry_after_s", None)
     return (request.id, request.state, request.stage, times, request.result, type(error), str(error), retry_after_s)

@@ -85,10 +85,10 @@ class Entrance:
             return False
         first = self._first
         latest = now + self._slo_s
-        soonest, nbytes, units = inf, 0, 0
+        soonest, nbytes = inf, 0
         id = self.admitted
         for request in requests:
-            if request.id or request.state != NEW:
+            if request.id or request.state:  # of which NEW is 0
                 break
             id += 1
             request.id = id
@@ -103,8 +103,8 @@ class Entrance:
             if latest < due and not request.bulk:
                 request.due = latest
             nbytes += request.nbytes
-            units += request.size
         n = id - self.admitted
+        units = n if soonest == inf else sum([request.size for request in requests])  # which then does not matter
         try:
             is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.onward_s
         except BaseException:  # of the policy
