@@ -104,12 +104,14 @@ class Entrance:
                 request.due = latest
             nbytes += request.nbytes
         n = id - self.admitted
-        units = n if soonest == inf else sum([request.size for request in requests])  # which then does not matter
-        try:
-            is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.onward_s
-        except BaseException:  # of the policy
-            _clear_ids(requests[:n])
-            raise
+        is_hurried = False
+        if soonest != inf:
+            units = sum([request.size for request in requests])
+            try:
+                is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.onward_s
+            except BaseException:  # of the policy
+                _clear_ids(requests[:n])
+                raise
         if n < len(requests) or not n or is_hurried or not first.queue.has_room(nbytes, n):
             _clear_ids(requests[:n])
             return False

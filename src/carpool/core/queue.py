@@ -155,6 +155,7 @@ class Queue:
         """
         lane: Lane | None = None
         lane_queue: LaneQueue = None  # type: ignore[assignment] # set together with `lane`
+        entries: list[Request] = []
         nbytes = size = before = 0
         for request in requests:
             if request.lane is not lane:
