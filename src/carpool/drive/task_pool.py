@@ -132,47 +132,6 @@ def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseE
     return unheard
 
 
-class TaskDriver(Driver):
-    """Drives the pipeline of a batch function whose callers are tasks.
-
-    Its attributes are those of `Driver`; its requests are all `AwaitedRequest`s.
-
-    Args:
-        pipeline: decides.
-        stats: counts every batch and answer.
-    """
-
-    def __init__(self, pipeline: Pipeline, stats: Stats) -> None:
-        super().__init__(pipeline, stats)
-        self._done = self.loop.create_future()  # what each task is told to be done, so that it goes on
-        self._done.set_result(None)
-
-    def _tell(self, requests: Sequence[Request]) -> None:
-        """Wake the tasks that wait for these requests, in the next turn of the loop."""
-        try:
-            self.loop.call_soon(self._wake_tasks, iter(requests))  # type: ignore[arg-type] # see above
-        except RuntimeError:
-            if not self.loop.is_closed():  # else no task will ever run
-                raise
-
-    def _wake_tasks(self, requests: Iterator[AwaitedRequest]) -> None:
-        """Run the tasks that wait for these requests as far as they go.
-
-        A task raises nothing here but KeyboardInterrupt and SystemExit, which end the run of the
-        loop.
-        """
-        done = self._done
-        try:
-            for request in requests:
-                wakeup = request.wakeup
-                if wakeup is not None:
-                    request.wakeup = None
-                    request.context.run(wakeup, done)
-        except BaseException:
-            self.loop.call_soon(self._wake_tasks, requests)  # should the loop be run once more, the others go on
-            raise
-
-
 class AwaitedRequest(Request):
     """A request that a task awaits; its answer is a plain object, and no `caller` is needed.
 
@@ -244,3 +203,44 @@ class InnerRequest(AwaitedRequest):
         super().__init__(item, deadline)
         InnerRequest.were_made = True
         self.drivers_around = drivers_around
+
+
+class TaskDriver(Driver):
+    """Drives the pipeline of a batch function whose callers are tasks.
+
+    Its attributes are those of `Driver`; its requests are all `AwaitedRequest`s.
+
+    Args:
+        pipeline: decides.
+        stats: counts every batch and answer.
+    """
+
+    def __init__(self, pipeline: Pipeline, stats: Stats) -> None:
+        super().__init__(pipeline, stats)
+        self._done = self.loop.create_future()  # what tasks that are woken take for what they have waited for
+        self._done.set_result(None)
+
+    def _tell(self, requests: Sequence[Request]) -> None:
+        """Wake the tasks that wait for these requests, in the next turn of the loop."""
+        try:
+            self.loop.call_soon(self._wake_tasks, iter(requests))  # type: ignore[arg-type] # no others come
+        except RuntimeError:
+            if not self.loop.is_closed():  # else no task will ever run
+                raise
+
+    def _wake_tasks(self, requests: Iterator[AwaitedRequest]) -> None:
+        """Run the tasks that wait for these requests as far as they go.
+
+        A task raises nothing here but KeyboardInterrupt and SystemExit, which end the run of the
+        loop.
+        """
+        done = self._done
+        try:
+            for request in requests:
+                wakeup = request.wakeup
+                if wakeup is not None:
+                    request.wakeup = None
+                    request.context.run(wakeup, done)
+        except BaseException:
+            self.loop.call_soon(self._wake_tasks, requests)  # should the loop be run once more, the others go on
+            raise
