@@ -403,19 +403,12 @@ class Queue:
 
     def _set_running(self, taken: Sequence[Request]) -> None:
         """Note that requests are now running, and take them off the sums."""
-        n = len(taken)
-        if self._size == self.count and not self.nbytes:  # they have one unit each and no bytes
-            for request in taken:
-                request.state = RUNNING
-            self.count -= n
-            self._size -= n
-            return
         nbytes = size = 0
         for request in taken:
             request.state = RUNNING
             nbytes += request.nbytes
             size += request.size
-        self.count -= n
+        self.count -= len(taken)
         self.nbytes -= nbytes
         self._size -= size
 
