@@ -206,13 +206,17 @@ class Request:
     trail: Trail
 
     def __init__(self, item: object, deadline: float, caller: Caller | None = None, nbytes: int = 0) -> None:
+        # one assignment a line: chained ones take longer
         self.item = item
-        self.deadline = self.due = deadline
+        self.deadline = deadline
+        self.due = deadline
         self.caller = caller
         self.nbytes = nbytes
-        self.size = self.length = 1
+        self.size = 1
+        self.length = 1
         self.lane = DEFAULT_LANE
-        self.bulk = self.patient = False
+        self.bulk = False
+        self.patient = False
         self.format = 0
         self.accept = 0
         self.id = 0

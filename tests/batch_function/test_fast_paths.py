@@ -1,9 +1,11 @@
-"""A call of an async batch function takes a fast path, whose outcome is that of the slow one."""
+"""A call of a batch function takes a fast path, whose outcome is that of the slow one."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 
 import carpool
 from carpool.batch_function.tasks import AsyncBatch
+from tests.effort import examples
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ITEMS = st.lists(st.integers(-3, 9), min_size=1, max_size=6)
 
@@ -86,3 +90,38 @@ def test_a_call_is_many_with_one_item(
 
     assert (quick.batches, quick.answers) == (expected.batches, expected.answers)
     assert len(quick.answers) == sum(len(xs) for _, xs in rounds)
+
+
+class Line:
+    """A batch function of threads that holds its first call back, so that all others wait in its line."""
+
+    def __init__(self, ask: Callable[[Any, int], Any], max_batch_size: int) -> None:
+        self.begun, self.may_go = threading.Event(), threading.Event()
+        self._ask = ask
+        self._f: Any = carpool.batch(max_batch_size=max_batch_size, policy="greedy")(self._run)
+
+    def _run(self, xs: list[int]) -> list[Any]:
+        self.begun.set()
+        self.may_go.wait(PATIENCE_S)
+        return [odd_ones_fail(x) for x in xs]
+
+    def answers(self, xs: list[int]) -> list[str]:
+        """Return what callers in as many threads are given or raised."""
+        with ThreadPoolExecutor(len(xs) + 1) as pool:
+            first = pool.submit(self._f, 0)
+            assert self.begun.wait(PATIENCE_S)
+            callers = [pool.submit(self._ask, self._f, x) for x in xs]
+            wait_until(lambda: self._f.stats().waiting == len(xs))
+            self.may_go.set()
+            assert first.result(PATIENCE_S) == 0
+            return [repr(caller.exception(PATIENCE_S) or caller.result()) for caller in callers]
+
+
+@examples(20)
+@given(xs=ITEMS, max_batch_size=st.integers(1, 4))
+def test_a_call_of_a_thread_that_waits_in_the_line_is_many_with_one_item(xs: list[int], max_batch_size: int) -> None:
+    """Whoever comes while another thread is inside the function is given or raised the same both ways."""
+    quick = Line(lambda f, x: f(x), max_batch_size).answers(xs)
+
+    assert quick == Line(lambda f, x: f.many([x])[0], max_batch_size).answers(xs)
+    assert [each.startswith("ValueError") for each in quick] == [x % 2 == 1 for x in xs]

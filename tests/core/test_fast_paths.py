@@ -272,7 +272,7 @@ def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
     """Those that it kept from coming in wait at the door, with ids of their own."""
     policy = Breaks(2)
     to = pipeline_of(stage(policy=policy))
-    requests = first, second, third, last = [Request(n, inf) for n in range(4)]
+    requests = first, second, third, last = [Request(n, 9.0) for n in range(4)]
     to.submit(0, [first])
     policy.broken = True
     with pytest.raises(RuntimeError, match="no limit"):

@@ -26,7 +26,7 @@ from carpool.clock import monotonic
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, as_outcome, for_all
-from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskPool, drivers_around
+from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskDriver, TaskPool, drivers_around
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
 from carpool.logger import logger
@@ -181,15 +181,19 @@ class AsyncBatch(Bindable, Generic[A, B]):
         deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         request = AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around)
         request.patient = True
-        request.future = asyncio.Future(loop=driver.loop)
+        request.wakeup = None
+        request._loop = driver.loop
         if self._shares is not None:
             _set_shares([request], self._shares([x]))
         driver.submit(request)
         try:
-            return await request.future  # type: ignore[no-any-return]
+            await request
         except asyncio.CancelledError:
             driver.cancel(request)
             raise
+        if request.error is not None:
+            raise request.error
+        return request.result  # type: ignore[return-value]
 
     def stats(self) -> FunctionSnapshot:
         """Return what it has done so far, on all event loops; of a method, for its instance."""
@@ -213,10 +217,12 @@ class AsyncBatch(Bindable, Generic[A, B]):
         _set_shares(requests, self._settings.shares(items, priority))
         for request in requests:
             request.patient = True
-            request.future = driver.loop.create_future()
+            request.wakeup = None
+            request._loop = driver.loop
         driver.submit_all(requests)
         try:
-            done = await asyncio.gather(*[request.future for request in requests], return_exceptions=True)
+            for request in requests:  # whichever comes last, all of them are waited for
+                await request
         except asyncio.CancelledError:
             for request in requests:
                 driver.cancel(request)
@@ -224,7 +230,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         for request in requests:
             if request.error is not None:
                 raise request.error
-        return done
+        return [request.result for request in requests]
 
     async def close(self) -> None:
         """Refuse new calls on any loop, and wait for the calls of this loop.
@@ -293,7 +299,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if lost:
             logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
         pipeline = Pipeline([self._settings.new_batcher(self.__name__)], slo_s=self._settings.slo_s)
-        driver = Driver(pipeline, FunctionStats(self.__name__, pipeline))
+        driver = TaskDriver(pipeline, FunctionStats(self.__name__, pipeline))
         pool = TaskPool(driver, self._run_batch, self._settings.max_in_flight_batches)
         driver.executors = [pool]
         pool.start()

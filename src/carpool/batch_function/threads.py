@@ -147,21 +147,29 @@ class ThreadBatch(Bindable, Generic[A, B]):
             RuntimeError: This is a call from inside the function itself.
             Exception: What the function raised. Each caller of a batch that raised gets it.
         """
-        # Fast path of `_run_through` where the line is empty: the same outcome, see
-        # tests/batch_function/test_alone.py.
+        # Fast path of `_run_through` and `_answer`, and of `many([x])`: the same outcome, see
+        # tests/batch_function/test_fast_paths.py, and where the line is empty test_alone.py.
         if self._each_counts_as_one and not priority:
-            lone = self._driver.call_alone(x, self._timeout_s, self._run)
+            driver, run = self._driver, self._run
+            lone = driver.call_alone(x, self._timeout_s, run)
             if lone is not None:
                 if lone.began >= self._loop_look.due:
                     self._loop_look.look(lone.began)
                 if lone.error is not None:
                     raise lone.error
-                return cast(B, lone.result)
-        waiter = self._run_through(self._settings.pieces(x), priority)
-        joined = waiter.requests[0].admitted
-        if joined >= self._loop_look.due:
-            self._loop_look.look(joined)
-        return self._answer(waiter)
+                return lone.result  # type: ignore[return-value]
+            waiter = driver.join([x], None, self._timeout_s)
+            driver.wait(waiter, run)
+        else:
+            waiter = self._run_through(self._settings.pieces(x), priority)
+        request = waiter.requests[0]
+        if request.admitted >= self._loop_look.due:
+            self._loop_look.look(request.admitted)
+        if len(waiter.requests) > 1:
+            return self._answer(waiter)
+        if request.error is not None:
+            raise request.error
+        return request.result  # type: ignore[return-value]
 
     def many(self, xs: Iterable[A], *, priority: int = 0) -> list[B]:
         """Return the results for several items of one caller, in the order of the items.

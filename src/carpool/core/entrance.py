@@ -85,29 +85,33 @@ class Entrance:
             return False
         first = self._first
         latest = now + self._slo_s
-        soonest, nbytes, units = inf, 0, 0
+        soonest, nbytes = inf, 0
         id = self.admitted
         for request in requests:
-            if request.id or request.state != NEW:
+            if request.id or request.state:  # of which NEW is 0
                 break
             id += 1
             request.id = id
-            request.admitted = request.arrived = now
+            request.admitted = now
+            request.arrived = now
             deadline = request.deadline
+            due = request.due
             if deadline < soonest:
                 soonest = deadline
-            if deadline < request.due:
-                request.due = deadline
-            if latest < request.due and not request.bulk:
+            if deadline < due:
+                request.due = due = deadline
+            if latest < due and not request.bulk:
                 request.due = latest
             nbytes += request.nbytes
-            units += request.size
         n = id - self.admitted
-        try:
-            is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.onward_s
-        except BaseException:  # of the policy
-            _clear_ids(requests[:n])
-            raise
+        is_hurried = False
+        if soonest != inf:
+            units = sum([request.size for request in requests])
+            try:
+                is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.onward_s
+            except BaseException:  # of the policy
+                _clear_ids(requests[:n])
+                raise
         if n < len(requests) or not n or is_hurried or not first.queue.has_room(nbytes, n):
             _clear_ids(requests[:n])
             return False

@@ -155,17 +155,19 @@ class Queue:
         """
         lane: Lane | None = None
         lane_queue: LaneQueue = None  # type: ignore[assignment] # set together with `lane`
-        nbytes = size = joined = 0
+        entries: list[Request] = []
+        nbytes = size = before = 0
         for request in requests:
             if request.lane is not lane:
                 if lane is not None:
-                    lane_queue.live += joined
-                    joined = 0
+                    lane_queue.live += len(entries) - before
                 lane = request.lane
                 lane_queue = self._lanes.get(lane) or self._open(lane, request.arrived)
-                append = lane_queue.entries.append
-                if lane_queue.entries:
-                    latest = lane_queue.entries[-1].due
+                entries = lane_queue.entries
+                append, before = entries.append, len(entries)
+                latest_deadline = lane_queue.latest_deadline
+                if entries:
+                    latest = entries[-1].due
                 else:
                     latest = -inf
                     lane_queue.ages_from = request.arrived
@@ -176,14 +178,14 @@ class Queue:
                 latest = due
             else:
                 lane_queue.insert(request)
-            if due != deadline or deadline < lane_queue.latest_deadline:
+            if due != deadline or deadline < latest_deadline:
                 lane_queue.watch_deadline(deadline)
-            joined += 1
+                latest_deadline = lane_queue.latest_deadline
             request.state = QUEUED
             nbytes += request.nbytes
             size += request.size
         if lane is not None:
-            lane_queue.live += joined
+            lane_queue.live += len(entries) - before
         self.count += len(requests)
         self.nbytes += nbytes
         self._size += size

@@ -134,12 +134,16 @@ class LoopTurn:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:
                 self._refusal_log.tell()
-            for request in todo.answer:
-                try:
-                    request.tell()
-                except BaseException:  # the other callers have their answers all the same
-                    about = {"model": self.stats.name}
-                    logger.exception("the answer of %r could not be delivered to its caller", request, extra=about)
+            self._tell(todo.answer)
+
+    def _tell(self, requests: Sequence[Request]) -> None:
+        """Deliver answers to their callers."""
+        for request in requests:
+            try:
+                request.tell()
+            except BaseException:  # the other callers have their answers all the same
+                about = {"model": self.stats.name}
+                logger.exception("the answer of %r could not be delivered to its caller", request, extra=about)
 
     def _give_up(self, stage: int, place: int, late_s: float) -> None:
         """Give up a worker that hangs; if this process did not run itself, give it its time anew.

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import types
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Any, ClassVar
 
 from carpool.clock import monotonic
 from carpool.core.batch import Batch
+from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, for_all
-from carpool.request import Request
+from carpool.observe.stats import Stats
+from carpool.request import DONE, Request
 
 Run = Callable[[list[Any]], Awaitable[BatchOutcome]]
 """Calls the user's function for the items of a batch."""
@@ -124,7 +126,7 @@ def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseE
     unheard: BaseException | None = None
     for i, error in errors.items():
         if isinstance(error, KeyboardInterrupt | SystemExit):
-            if not requests[i].future.done():  # type: ignore[attr-defined]
+            if not requests[i].is_abandoned:  # type: ignore[attr-defined]
                 return None
             unheard = error
     return unheard
@@ -133,25 +135,56 @@ def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseE
 class AwaitedRequest(Request):
     """A request that a task awaits; its answer is a plain object, and no `caller` is needed.
 
+    To its task it is a future, with as much of one as a task asks for. With futures the loop would
+    have to make, keep and call a callback for each task, while `TaskDriver` wakes all those of a
+    batch in one. It is awaited only until it is done: the answer is its `result` or its `error`.
+
+    Fast path of a request that sets the result of a future: the same outcome, see
+    tests/drive/test_awaited_requests.py.
+
     Attributes:
-        future: gets the answer; it is to be set before the request is submitted.
+        wakeup: wakes the task that awaits it; None where none does, which is to be set before the
+            request is submitted.
+        context: that of this task.
     """
 
-    __slots__ = ("future",)
+    __slots__ = ("_asyncio_future_blocking", "_loop", "context", "wakeup")
 
-    future: asyncio.Future[Any]
+    wakeup: Callable[[Any], object] | None
+    context: contextvars.Context
 
-    def tell(self) -> None:
-        """Give the answer to the future. It never raises, since the batch has other requests."""
-        try:
-            if self.error is None:
-                self.future.set_result(self.result)
-            else:
-                self.future.set_exception(self.error)
-        except Exception:
-            if not self.future.done():  # it refuses the error; else its task was cancelled or its loop is closed
-                kind = type(self.error).__name__
-                self.future.set_exception(RuntimeError(f"{kind} cannot be raised in a task that awaits"))
+    # by these names asyncio asks each future for its loop, and whether it is being awaited
+    _loop: asyncio.AbstractEventLoop | None
+    _asyncio_future_blocking: bool
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait until the request is done."""
+        if self.state != DONE:
+            self._asyncio_future_blocking = True
+            yield self
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether no task waits for its answer any more."""
+        return self.state == DONE or self._loop is None
+
+    # -- what its task calls
+
+    def add_done_callback(self, wakeup: Callable[[Any], object], *, context: contextvars.Context) -> None:
+        """Note how to wake the task."""
+        self.wakeup = wakeup
+        self.context = context
+
+    def cancel(self, msg: object = None) -> bool:
+        """Wake the task with a CancelledError; return False if it is being woken already."""
+        wakeup, loop = self.wakeup, self._loop
+        if wakeup is None or loop is None:
+            return False
+        self.wakeup = self._loop = None
+        cancelled = loop.create_future()
+        cancelled.cancel(msg)
+        loop.call_soon(wakeup, cancelled, context=self.context)
+        return True
 
 
 class InnerRequest(AwaitedRequest):
@@ -170,3 +203,44 @@ class InnerRequest(AwaitedRequest):
         super().__init__(item, deadline)
         InnerRequest.were_made = True
         self.drivers_around = drivers_around
+
+
+class TaskDriver(Driver):
+    """Drives the pipeline of a batch function whose callers are tasks.
+
+    Its attributes are those of `Driver`; its requests are all `AwaitedRequest`s.
+
+    Args:
+        pipeline: decides.
+        stats: counts every batch and answer.
+    """
+
+    def __init__(self, pipeline: Pipeline, stats: Stats) -> None:
+        super().__init__(pipeline, stats)
+        self._done = self.loop.create_future()  # what tasks that are woken take for what they have waited for
+        self._done.set_result(None)
+
+    def _tell(self, requests: Sequence[Request]) -> None:
+        """Wake the tasks that wait for these requests, in the next turn of the loop."""
+        try:
+            self.loop.call_soon(self._wake_tasks, iter(requests))  # type: ignore[arg-type] # no others come
+        except RuntimeError:
+            if not self.loop.is_closed():  # else no task will ever run
+                raise
+
+    def _wake_tasks(self, requests: Iterator[AwaitedRequest]) -> None:
+        """Run the tasks that wait for these requests as far as they go.
+
+        A task raises nothing here but KeyboardInterrupt and SystemExit, which end the run of the
+        loop.
+        """
+        done = self._done
+        try:
+            for request in requests:
+                wakeup = request.wakeup
+                if wakeup is not None:
+                    request.wakeup = None
+                    request.context.run(wakeup, done)
+        except BaseException:
+            self.loop.call_soon(self._wake_tasks, requests)  # should the loop be run once more, the others go on
+            raise
