@@ -261,7 +261,8 @@ def test_a_server_that_can_answer_nothing_ends(folder: Path, monkeypatch: pytest
         kill_for_good(first, served.process.pid, keep={second})
         wait_until(lambda: served.ask("POST", "/models/one/predict", 1)[0] == 503)
         status, body, _ = served.ask("GET", "/readyz")
-        assert (status, b"not_ready" in body) == (503, True)
+        assert (status, b"not ready: one" in body) == (200, True)
+        assert served.ask("GET", "/models/one/ready")[0] == 503
         assert served.ask("POST", "/models/two/predict", 1)[0] == 200
         assert served.process.poll() is None
         kill_for_good(second, served.process.pid)
