@@ -159,7 +159,7 @@ def test_who_reads_an_item_twice_gets_two_arrays() -> None:
 
 def test_a_block_is_two_buffers() -> None:
     """A block of however many arrays is two buffers, a head and all elements in a row."""
-    values = [np.full(3, i, np.float32) for i in range(50)]
+    values = [np.full(LARGE // 50, i, np.float32) for i in range(50)]
     frame = Frame(FrameKind.REPLY, 1, list(range(50)), bytes(50), payloads=[dump(value) for value in values])
 
     first, head, elements = encode(frame)

@@ -138,6 +138,27 @@ def test_results_are_written_at_once_as_one_by_one(
         assert all(report.message for report in failed)
 
 
+@PROPERTY
+@given(alike, st.sampled_from([OBJECT, OBJECT, OBJECT, JSON]), st.booleans())
+def test_scalars_are_written_at_once_as_ever(values: list[Any], accept: int, is_last: bool) -> None:
+    """Scalars that are written at once have the outcomes and payloads that they have otherwise, and
+    floats for Python callers are always written at once.
+    """
+    n = len(values)
+    accepts = bytes([accept]) * n
+    at_once, otherwise = (Frame(FrameKind.REPLY, 1, list(range(n))) for _ in range(2))
+    answerer = answerer_of(Arrays, is_last)
+    done = answerer._write_scalars(values, accepts, at_once)
+    run_now(answerer._encode(values, accepts, inf, otherwise))
+
+    if done:
+        assert accept == OBJECT
+        assert at_once.formats == otherwise.formats
+        assert seen(list(at_once.payloads)) == seen(list(otherwise.payloads))
+    else:
+        assert accept != OBJECT or set(map(type, values)) != {float}
+
+
 def opened(payload: Any, accept: int, is_last: bool) -> Any:
     """A payload as the next process sees it."""
     return seen(load(payload)) if accept == OBJECT or not is_last else payload

@@ -79,8 +79,7 @@ class Invoker:
         self._preprocess = getattr(self.instance, "preprocess", None)
         self._postprocess = getattr(self.instance, "postprocess", None)
         has_hooks = self._preprocess is not None or self._postprocess is not None
-        has_more_to_do = has_hooks or traits.takes_array or before_next_call is not None
-        self._only_predicts = batched and not has_more_to_do and allowed_batch_sizes is None
+        self._only_predicts = batched and not has_hooks and not traits.takes_array and allowed_batch_sizes is None
 
     async def set_up(self) -> None:
         """Call the model's `setup`. Raises what that raises."""
@@ -122,15 +121,17 @@ class Invoker:
         pairs = [y if type(y) is Failed else (y, x) for y, x in zip(results, values, strict=True)]
         return await self._for_each(lambda pair: postprocess(*pair), pairs, trouble)
 
-    def run_now(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
+    def run_now(self, values: list[Any], trouble: list[Trouble], until: float = inf) -> list[Any]:
         """Run items of which none has failed, where nothing waits.
 
         Fast path of `run`: the same outcome, see tests/call/test_fast_paths.py. A model without
         hooks is called directly.
         """
         if not self._only_predicts:
-            return run_now(self.run(values, trouble, all_ok=True))
-        return _fail_returned_errors(self.retrier.call_now(self._predict, values, trouble))
+            return run_now(self.run(values, trouble, all_ok=True, until=until))
+        self._calls = 1
+        results = self.retrier.call_now(self._predict, values, trouble, announced=self._counted, until=until)
+        return _fail_returned_errors(results)
 
     async def call_together(
         self,

@@ -32,7 +32,7 @@ from typing import Final
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
-from carpool.wire.scalars import SCALARS, are_scalars, pack, unpack
+from carpool.wire.scalars import SCALARS, Scalars, are_scalars, pack, unpack
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
@@ -131,7 +131,7 @@ def _table(kind: FrameKind, items: int, buffers: int, has_counts: bool) -> struc
 
 def encode(frame: Frame) -> list[Buffer]:
     """Return the frame as buffers to be written one after the other; payload buffers are not
-    copied, unless they are many and small.
+    copied, unless they are small.
 
     Raises:
         FrameError: it is over a limit, its per-item sequences differ in length, or an item is not a
@@ -145,6 +145,10 @@ def encode(frame: Frame) -> list[Buffer]:
         one = _encode_one(frame, payloads[0])
         if one is not None:
             return [one]
+    elif type(payloads) is Scalars:
+        together = _encode_scalars(frame, payloads)
+        if together is not None:
+            return [together]
     if n < 2:
         block, buffers = _NOT_A_BLOCK
     elif kind == FrameKind.PARTS:
@@ -180,8 +184,8 @@ def encode(frame: Frame) -> list[Buffer]:
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
     )
-    if m > _MANY and length < LARGE:
-        return [b"".join((header, table, *buffers))]  # to copy little is quicker than to write many buffers
+    if length < LARGE:
+        return [b"".join((header, table, *buffers))]  # to copy little is quicker than to write several buffers
     return [header + table, *buffers]
 
 
@@ -207,6 +211,24 @@ def _encode_one(frame: Frame, payload: Payload) -> bytes | None:
     if not len(frame.deadlines) == 1 == len(frame.accepts):
         return None
     return header + table.pack(frame.ids[0], frame.formats, length, frame.deadlines[0], frame.accepts) + payload  # type: ignore[operator]
+
+
+def _encode_scalars(frame: Frame, payloads: Scalars) -> bytes | None:
+    """Return a reply that is one small block of scalars as bytes; None if it is another frame.
+
+    Fast path of the rest of `encode`: the same bytes, see tests/wire/test_scalar_frames.py.
+    """
+    n = len(frame.ids)
+    if frame.kind != FrameKind.REPLY or not 1 < n == len(payloads) == len(frame.formats) <= MAX_ITEMS:
+        return None
+    body = pack(payloads)
+    length = len(body)
+    if length >= LARGE or length > MAX_FRAME_BYTES:
+        return None
+    header = _HEADER.pack(
+        *(MAGIC, VERSION, FrameKind.REPLY, _SCALARS, n, 1, frame.batch_id, length, frame.busy_s, frame.waited_s)
+    )
+    return header + _table(FrameKind.REPLY, n, 1, False).pack(*frame.ids, frame.formats, length) + body
 
 
 def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
@@ -368,6 +390,10 @@ class FrameReader:
                 f"the bytes are not a carpool frame of version {VERSION}: they begin with {magic!r}, version {version},"
                 f" kind {kind}, block {block}"
             )
+        if block == _SCALARS and kind in _HAVE_SCALARS and m == 1 < n <= MAX_ITEMS and length < LARGE:
+            frame = self._open_scalars(_KINDS[kind], n, batch, length, busy_s, waited_s)
+            if frame is not None:
+                return frame
         if block and not _can_be_block(kind, block, n, m):
             raise FrameError(f"a frame of kind {kind} cannot have a block of {n} items in {m} buffers")
         if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
@@ -421,6 +447,30 @@ class FrameReader:
         if routed:
             deadline, frame.accepts = routed
             frame.deadlines = (deadline,)
+        return frame
+
+    def _open_scalars(
+        self, kind: FrameKind, n: int, batch: int, length: int, busy_s: float, waited_s: float
+    ) -> Frame | None:
+        """Read the frame of a small block of scalars; None if it is not complete, or not in order.
+
+        Fast path of the rest of `_open`: the same frame, see tests/wire/test_scalar_frames.py.
+        """
+        table, at = _table(kind, n, 1, False), self._start + _HEADER.size
+        body = at + table.size
+        if self._end - body < length or length > self._max_bytes:
+            return None
+        fields = table.unpack_from(self._scratch, at)
+        if fields[n + 1] != length:
+            return None
+        try:
+            payloads = unpack(bytes(self._view[body : body + length]), n)
+        except ValueError:
+            return None
+        self._start = body + length
+        frame = Frame(kind, batch, list(fields[:n]), fields[n], b"", (), payloads, busy_s, waited_s)
+        if kind == FrameKind.BATCH:
+            frame.deadlines, frame.accepts = fields[n + 2 : -1], fields[-1]
         return frame
 
     def _new_body(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], block: int) -> _Body | _Dropped:
@@ -565,6 +615,8 @@ class _Dropped:
 def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
     """Return the small buffers that follow each other in `shared`, each as bytes of its own."""
     whole = bytes(shared)
+    if len(lengths) == 1:
+        return [whole]
     ends = list(accumulate(lengths))
     return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 

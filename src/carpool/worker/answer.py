@@ -27,7 +27,7 @@ from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
 from carpool.wire.outcome import FailureReport, Outcome, read_report
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW, adapted, without_adapter
 from carpool.wire.response import pack_response
-from carpool.wire.scalars import are_scalars, as_scalars
+from carpool.wire.scalars import Scalars, are_scalars, as_scalars
 from carpool.worker.program import MainProgram
 from carpool.worker.reports import Expired, FailureReports, outcome_of
 
@@ -254,16 +254,19 @@ class BatchAnswerer:
         started = monotonic()
         self.trouble = []
         until = max(frame.deadlines)
-        values = self._decode_alike(frame, started)
-        if values is None:
-            values = await self._decode_each(frame, started, until)
+        alike = self._decode_alike(frame, started)
+        values = await self._decode_each(frame, started, until) if alike is None else alike
         if self._before_predict is not None:
             self._before_predict()
-        results = await self._invoker.run(values, self.trouble, until=until)
+        if alike is None or self._invoker.retrier.may_wait:
+            results = await self._invoker.run(values, self.trouble, until=until)
+        else:
+            results = self._invoker.run_now(values, self.trouble, until)
         if self._after_predict is not None:
             self._after_predict()
         reply = Frame(FrameKind.REPLY, frame.batch_id, frame.ids)
-        await self._encode(results, frame.accepts, until, reply)
+        if not self._write_scalars(results, frame.accepts, reply):
+            await self._encode(results, frame.accepts, until, reply)
         reply.busy_s = monotonic() - started
         return reply
 
@@ -314,7 +317,7 @@ class BatchAnswerer:
             return None
         try:
             if format == OBJECT:
-                if are_scalars(payloads):
+                if type(payloads) is Scalars or are_scalars(payloads):
                     return list(payloads)
                 block = arrays.block_of(payloads, MAX_FRAME_BYTES)
                 if block is not None:
@@ -398,6 +401,20 @@ class BatchAnswerer:
                 outcomes[i] = Outcome.RESPONSE
                 payloads[i] = pack_response(response, payloads[i])  # type: ignore[arg-type]
         reply.formats, reply.payloads = bytes(outcomes), payloads
+
+    def _write_scalars(self, results: list[Any], accepts: bytes, reply: Frame) -> bool:
+        """Put scalars into the reply as they are, where no caller wants them in another form; return
+        False if the results are anything else.
+
+        Fast path of `_encode`: the same outcome, see tests/worker/test_fast_paths.py.
+        """
+        if accepts.count(OBJECT) != len(accepts):
+            return False
+        scalars = as_scalars(results, set(map(type, results)))
+        if scalars is None:
+            return False
+        reply.formats, reply.payloads = bytes(len(scalars)), scalars
+        return True
 
     def _take_out_responses(self, results: list[Any], accepts: bytes, responses: dict[int, Response]) -> bytes:
         """Move each `Response` from `results` to `responses`, and put its value in its place.
