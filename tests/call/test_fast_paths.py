@@ -116,9 +116,7 @@ def test_call_now_has_the_outcome_of_call(make: Callable[[], Drawn], n: int, iso
 
 @PROPERTY
 @given(drawn, st.integers(1, 13), st.booleans(), st.sampled_from([-1.0, inf]))
-def test_run_now_has_the_outcome_of_run(
-    make: Callable[[], Drawn], n: int, isolate_errors: bool, until: float
-) -> None:
+def test_run_now_has_the_outcome_of_run(make: Callable[[], Drawn], n: int, isolate_errors: bool, until: float) -> None:
     """A model without hooks that is called directly has the same results, failures and troubles as
     one that is run step by step, and the same of its calls are announced.
     """

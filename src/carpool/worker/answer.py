@@ -403,10 +403,12 @@ class BatchAnswerer:
         reply.formats, reply.payloads = bytes(outcomes), payloads
 
     def _write_scalars(self, results: list[Any], accepts: bytes, reply: Frame) -> bool:
-        """Put scalars into the reply as they are, where no caller wants them in another form; return
-        False if the results are anything else.
+        """Put scalars into the reply as they are, where no caller wants them in another form.
 
         Fast path of `_encode`: the same outcome, see tests/worker/test_fast_paths.py.
+
+        Returns:
+            Whether it was done; it is not if the results are anything else.
         """
         if accepts.count(OBJECT) != len(accepts):
             return False
