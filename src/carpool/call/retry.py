@@ -165,12 +165,21 @@ class Retrier:
                 raise
             why = error
         returned = part = None
-        function = function if announced is None else announced(function)
-        retry = _Retry(self, function, items, trouble, None, range(len(items)), until)
         try:
-            return run_now(retry.run(why))
+            return self.retry_now(function if announced is None else announced(function), items, trouble, why, until)
         finally:
             del why
+
+    def retry_now(
+        self,
+        function: Callable[[list[Any]], Any],
+        items: list[Any],
+        trouble: list[Trouble],
+        why: BaseException,
+        until: float,
+    ) -> list[Any]:
+        """Make a call for a whole batch again in parts, after it has raised `why`."""
+        return run_now(_Retry(self, function, items, trouble, None, range(len(items)), until).run(why))
 
     async def resolve(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of what user code returned to be awaited.
