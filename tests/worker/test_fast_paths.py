@@ -237,6 +237,32 @@ def test_arrays_are_answered_at_once_as_ever(returns: str, n: int, dtype: str, a
     assert answered(quick, whole, accept, deadline, at_once=True) == expected
 
 
+class FillsOneArray(Model):
+    """Returns the same array again and again, with other elements."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros((2, 3))
+
+    def predict(self, xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        self.array += 1
+        return self.array
+
+
+def test_results_that_stay_in_the_process_have_memory_of_their_own() -> None:
+    """A model that runs in this process may write into the array that it has returned, as nothing
+    of it is sent before the next call.
+    """
+    frame = batch(OBJECT, [0, 0])
+    frame.payloads = block_of([dump(row) for row in np.ones((2, 3))], 10**6) or ()
+    invoker = Invoker(FillsOneArray, {}, traits_of(FillsOneArray, True), Retrier(isolate_errors=True), batched=True)
+    answerer = BatchAnswerer(invoker, is_first=True, is_last=True, same_process=True)
+    replies = [run_now(answerer.answer(frame)) for _ in range(2)]
+
+    assert [[opened(body, OBJECT, True) for body in reply.payloads] for reply in replies] == [
+        [seen(np.full(3, float(call)))] * 2 for call in (1, 2)
+    ]
+
+
 @PROPERTY
 @given(alike, st.sampled_from([OBJECT, OBJECT, OBJECT, JSON]), st.booleans())
 def test_scalars_are_written_at_once_as_ever(values: list[Any], accept: int, is_last: bool) -> None:

@@ -300,7 +300,7 @@ class BatchAnswerer:
         if self._after_predict is not None:
             self._after_predict()
         if type(results) is type(whole):
-            block = _as_array_block(results)
+            block = _as_array_block(results, copy=self._same_process)
             if block is not None:
                 reply.formats, reply.payloads = bytes(n), block
                 return True
@@ -561,10 +561,10 @@ def _as_block(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload]
     return arrays.block_of_rows(results.whole) if type(results) is ArrayRows else as_scalars(results, kinds)
 
 
-def _as_array_block(array: Any) -> Block | None:
+def _as_array_block(array: Any, *, copy: bool) -> Block | None:
     """Return the rows of an array as a block; None if they must be written one by one."""
     try:
-        return arrays.block_of_rows(array)
+        return arrays.block_of_rows(array, copy=copy)
     except BaseException:
         return None
 
