@@ -137,18 +137,18 @@ def encode(frame: Frame) -> list[Buffer]:
         FrameError: it is over a limit, its per-item sequences differ in length, or an item is not a
             buffer.
     """
+    payloads = frame.payloads
+    if type(payloads) is Scalars:
+        together = _encode_scalars(frame, payloads)
+        if together is not None:
+            return [together]
     kind, n = frame.kind, len(frame.ids)
     counts: Sequence[int]
     buffers: Sequence[Buffer]
-    payloads = frame.payloads
     if n == 1 == len(payloads):
         one = _encode_one(frame, payloads[0])
         if one is not None:
             return [one]
-    elif type(payloads) is Scalars:
-        together = _encode_scalars(frame, payloads)
-        if together is not None:
-            return [together]
     if n < 2:
         block, buffers = _NOT_A_BLOCK
     elif kind == FrameKind.PARTS:
@@ -218,17 +218,16 @@ def _encode_scalars(frame: Frame, payloads: Scalars) -> bytes | None:
 
     Fast path of the rest of `encode`: the same bytes, see tests/wire/test_scalar_frames.py.
     """
-    n = len(frame.ids)
-    if frame.kind != FrameKind.REPLY or not 1 < n == len(payloads) == len(frame.formats) <= MAX_ITEMS:
+    kind, ids, formats = frame.kind, frame.ids, frame.formats
+    n = len(ids)
+    if kind != FrameKind.REPLY or not 1 < n == len(payloads) == len(formats) <= MAX_ITEMS:
         return None
     body = pack(payloads)
     length = len(body)
     if length >= LARGE or length > MAX_FRAME_BYTES:
         return None
-    header = _HEADER.pack(
-        *(MAGIC, VERSION, FrameKind.REPLY, _SCALARS, n, 1, frame.batch_id, length, frame.busy_s, frame.waited_s)
-    )
-    return header + _table(FrameKind.REPLY, n, 1, False).pack(*frame.ids, frame.formats, length) + body
+    header = _HEADER.pack(MAGIC, VERSION, kind, _SCALARS, n, 1, frame.batch_id, length, frame.busy_s, frame.waited_s)
+    return header + _table(kind, n, 1, False).pack(*ids, formats, length) + body
 
 
 def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
@@ -324,8 +323,9 @@ class FrameReader:
 
     def get_buffer(self) -> memoryview:
         """Return the memory where the next bytes belong; it is never empty."""
-        if type(self._body) is _Body and self._body.wants_own_memory:
-            return self._body.rest
+        body = self._body
+        if body is not None and type(body) is _Body and body.wants_own_memory:
+            return body.rest
         if self._end == 0:
             return self._view
         if self._end == len(self._scratch):
@@ -340,14 +340,24 @@ class FrameReader:
             FrameError: the bytes are not a frame, or one over the limits.
         """
         body = self._body
-        if type(body) is _Body and body.wants_own_memory:
+        frames: list[Frame] = []
+        if body is None:
+            self._end += n
+            frame = self._open()
+            if frame is not None:
+                frames.append(frame)
+                if self._start == self._end:
+                    self._start = self._end = 0
+                    return frames
+            elif self._body is None:
+                return frames
+        elif type(body) is _Body and body.wants_own_memory:
             try:
                 body.advance(n)
             except MemoryError:
                 self._body = _Dropped(body.header, body.missing)
         else:
             self._end += n
-        frames: list[Frame] = []
         while self._start < self._end or self._body is not None:
             frame = self._open() if self._body is None else self._fill(self._body)
             if frame is None:

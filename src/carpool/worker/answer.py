@@ -353,9 +353,11 @@ class BatchAnswerer:
         format = formats[0]
         if format >= CUSTOM or formats.count(format) != len(formats) or min(frame.deadlines) <= now:
             return None
+        if type(payloads) is Scalars and format == OBJECT:
+            return payloads[:]
         try:
             if format == OBJECT:
-                if type(payloads) is Scalars or are_scalars(payloads):
+                if are_scalars(payloads):
                     return list(payloads)
                 block = arrays.block_of(payloads, MAX_FRAME_BYTES)
                 if block is not None:
