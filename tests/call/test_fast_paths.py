@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -113,18 +115,28 @@ def test_call_now_has_the_outcome_of_call(make: Callable[[], Drawn], n: int, iso
 
 
 @PROPERTY
-@given(drawn, st.integers(1, 13), st.booleans())
-def test_run_now_has_the_outcome_of_run(make: Callable[[], Drawn], n: int, isolate_errors: bool) -> None:
+@given(drawn, st.integers(1, 13), st.booleans(), st.sampled_from([-1.0, inf]))
+def test_run_now_has_the_outcome_of_run(make: Callable[[], Drawn], n: int, isolate_errors: bool, until: float) -> None:
     """A model without hooks that is called directly has the same results, failures and troubles as
-    one that is run step by step.
+    one that is run step by step, and the same of its calls are announced.
     """
     quick, slow = make(), make()
     items = list(range(n))
+    announced: dict[Drawn, list[int]] = {quick: [], slow: []}
+
+    def announce(function: Drawn) -> None:
+        announced[function].append(len(function.parts))
+
     invokers = [
-        Invoker(function, {}, traits_of(function, True), retrier(isolate_errors), batched=True)
+        Invoker(
+            *(function, {}, traits_of(function, True), retrier(isolate_errors)),
+            batched=True,
+            before_next_call=partial(announce, function),
+        )
         for function in (quick, slow)
     ]
 
-    now = seen(lambda trouble: invokers[0].run_now(items, trouble))
-    assert now == seen(lambda trouble: run_now(invokers[1].run(items, trouble)))
+    now = seen(lambda trouble: invokers[0].run_now(items, trouble, until))
+    assert now == seen(lambda trouble: run_now(invokers[1].run(items, trouble, until=until)))
     assert quick.parts == slow.parts
+    assert announced[quick] == announced[slow] == list(range(1, len(quick.parts)))

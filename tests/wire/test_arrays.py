@@ -159,7 +159,7 @@ def test_who_reads_an_item_twice_gets_two_arrays() -> None:
 
 def test_a_block_is_two_buffers() -> None:
     """A block of however many arrays is two buffers, a head and all elements in a row."""
-    values = [np.full(3, i, np.float32) for i in range(50)]
+    values = [np.full(LARGE // 50, i, np.float32) for i in range(50)]
     frame = Frame(FrameKind.REPLY, 1, list(range(50)), bytes(50), payloads=[dump(value) for value in values])
 
     first, head, elements = encode(frame)
@@ -208,13 +208,25 @@ def test_rows_are_packed_like_arrays() -> None:
         assert block_of_rows(other) is None
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_not_copied_are_the_same(dtype: str) -> None:
+    """A block that shares the array's memory travels as the same bytes as a copy of the rows, whatever its dtype."""
+    whole = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    blocks = [block_of_rows(whole, copy=copy) for copy in (True, False)]
+    sent = [data_of(Frame(FrameKind.REPLY, 1, [1, 2], bytes(2), payloads=block or ())) for block in blocks]
+
+    assert sent[0] == sent[1]
+    assert blocks[1] is not None and np.shares_memory(np.frombuffer(blocks[1].elements, np.uint8), whole)
+
+
 def test_a_message_of_arrays_that_is_too_large_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message of arrays that is too large goes in pieces, each a block of as many as fit."""
     monkeypatch.setattr("carpool.wire.frame.MAX_FRAME_BYTES", 100)
     values = [np.full(4, i, np.float64) for i in range(7)]
     frame = Frame(FrameKind.REPLY, 1, list(range(7)), bytes(7), payloads=[dump(value) for value in values])
-    rows = Frame(FrameKind.REPLY, 1, list(range(7)), bytes(7), payloads=block_of_rows(np.stack(values)) or ())
-    for whole in (frame, rows):
+    stacked = [block_of_rows(np.stack(values), copy=copy) or () for copy in (True, False)]
+    rows = [Frame(FrameKind.REPLY, 1, list(range(7)), bytes(7), payloads=block) for block in stacked]
+    for whole in (frame, *rows):
         pieces = in_pieces(whole)
         back = [payload for piece in pieces for payload in receive(FrameReader(), data_of(piece))[0].payloads]
 

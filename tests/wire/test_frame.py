@@ -233,14 +233,22 @@ def test_a_large_buffer_that_was_dropped_is_received_into_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"bytes", bytearray(b"array"), memoryview(b"view"), bytes(LARGE), np.arange(9000).data], ids=type
+    "payload", [bytes(LARGE), bytearray(LARGE), memoryview(bytes(LARGE)), np.arange(9000).data], ids=type
 )
-def test_a_payload_is_written_from_where_it_lies(payload: Any) -> None:
+def test_a_large_payload_is_written_from_where_it_lies(payload: Any) -> None:
     """Encoding adds one buffer in front and hands on the payload's own."""
     first, *others = encode(Frame(FrameKind.REPLY, 1, [1, 2], b"\0\0", payloads=[payload, [b"head", payload]]))
 
     assert isinstance(first, bytes)
     assert [id(part) for part in others[::2]] == [id(payload)] * 2
+
+
+@pytest.mark.parametrize("payload", [b"bytes", bytearray(b"array"), memoryview(b"view"), np.arange(9).data], ids=type)
+def test_small_payloads_are_written_together(payload: Any) -> None:
+    """A frame of a few small payloads is one buffer, which is written with one call."""
+    (whole,) = encode(Frame(FrameKind.REPLY, 1, [1, 2], b"\0\0", payloads=[payload, [b"head", payload]]))
+
+    assert whole.endswith(bytes(payload) + b"head" + bytes(payload))  # type: ignore[union-attr]
 
 
 def test_buffers_of_wide_elements_count_in_bytes() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.wire import frame as frames
-from carpool.wire.frame import Frame, FrameError, FrameKind, FrameReader, encode
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind, FrameReader, encode
 from carpool.wire.payload import LARGE
 from carpool.wire.single import open_reply
 from tests.effort import examples
@@ -60,9 +60,9 @@ def written(frame: Frame) -> bytes | None:
         return None
 
 
-def read(data: bytes, cuts: list[int]) -> Any:
+def read(data: bytes, cuts: list[int], max_bytes: int = MAX_FRAME_BYTES) -> Any:
     """The frames in these bytes, which come in pieces, or what is said of them."""
-    reader, found, begin = FrameReader(), [], 0
+    reader, found, begin = FrameReader(max_bytes), [], 0
     for end in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
         while begin < end:
             buffer = reader.get_buffer()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from math import inf
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -16,6 +20,7 @@ from carpool.call.retry import Retrier
 from carpool.model import traits_of
 from carpool.rows import ArrayRows
 from carpool.wire import order as wire
+from carpool.wire.arrays import block_of
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.outcome import read_report
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump, load
@@ -136,6 +141,147 @@ def test_results_are_written_at_once_as_one_by_one(
         assert any(each.formats)
         failed = [read_report(p) for p, outcome in zip(each.payloads, each.formats, strict=True) if outcome]
         assert all(report.message for report in failed)
+
+
+RETURNS: dict[str, Callable[[Any], Any]] = {
+    "twice": lambda xs: 2 * xs,
+    "itself, changed": lambda xs: np.add(xs, 1, out=xs) if xs.flags.writeable else xs + 1,
+    "another order of axes": lambda xs: np.asfortranarray(xs),
+    "every second column": lambda xs: xs[:, ::2],
+    "wider": lambda xs: xs[:, None] * np.ones((1, 3, 1)),
+    "a byte order of its own": lambda xs: xs.astype(">f8"),
+    "texts": lambda xs: np.array([["one", "two"]] * len(xs)),
+    "no columns": lambda xs: xs[:, :0],
+    "sums": lambda xs: xs.sum(axis=1),
+    "a list of rows": list,
+    "a list with an error": lambda xs: [ValueError("one"), *xs[1:]],
+    "one too few": lambda xs: xs[1:],
+    "a scalar": lambda xs: xs.sum(),
+    "a matrix": lambda xs: np.asmatrix(xs),
+}
+
+
+class TakesArrays(Model):
+    """Raises for rows that begin with one of `guilty`, and returns what was drawn; keeps what it was called with."""
+
+    def __init__(self, returns: str, guilty: set[int], most: int, is_async: bool) -> None:
+        self.returns, self.guilty, self.most, self.is_async = returns, guilty, most, is_async
+        self.calls: list[Any] = []
+
+    def predict(self, xs: np.ndarray[Any, Any]) -> Any:
+        self.calls.append(seen(np.array(xs)))
+        if len(xs) > self.most:
+            raise MemoryError
+        is_guilty = bool(self.guilty & {int(x) for x in xs[:, 0]})
+        returned = RETURNS[self.returns](xs)
+        if is_guilty:
+            raise KeyError("guilty")
+        return self._later(returned) if self.is_async else returned
+
+    async def _later(self, returned: Any) -> Any:
+        return returned
+
+
+def answered(model: TakesArrays, whole: Any, accept: int, deadline: float, *, at_once: bool) -> Any:
+    """All that can be told of how a batch that is one array is answered, by the model too."""
+    n = len(whole)
+    block = block_of([dump(row) for row in whole], 10**6)
+    assert block is not None
+    frame = batch(OBJECT, [0] * n, deadline)
+    frame.payloads, frame.accepts = block, bytes([accept]) * n
+    announced: list[int] = []
+    invoker = Invoker(
+        *(model, {}, traits_of(TakesArrays, True), Retrier(isolate_errors=True)),
+        batched=True,
+        before_next_call=partial(announced.append, 1),
+    )
+    assert invoker.runs_arrays
+    invoker.runs_arrays = at_once
+    answerer = BatchAnswerer(invoker, is_first=True, is_last=True)
+    reply = run_now(answerer.answer(frame))
+    told = [
+        opened(body, accept, True) if outcome == 0 else read_report(body).message
+        for outcome, body in zip(reply.formats, reply.payloads, strict=True)
+    ]
+    return reply.formats, told, answerer.trouble, model.calls, announced
+
+
+@pytest.mark.parametrize("returns", sorted(RETURNS))
+def test_an_array_is_answered_at_once_as_ever(returns: str) -> None:
+    """A batch that is one array has the outcomes, payloads, troubles and calls of the model that it
+    has row by row, whatever the model does with it.
+    """
+    for guilty, most, is_async, is_writable in product([set(), {1}, {0, 2}], [9, 2], [False, True], [False, True]):
+        whole = np.arange(8, dtype=np.float32).reshape(4, 2) // 2
+        whole.flags.writeable = is_writable
+        quick, slow = (TakesArrays(returns, guilty, most, is_async) for _ in range(2))
+
+        expected = answered(slow, whole, OBJECT, inf, at_once=False)
+        assert answered(quick, whole, OBJECT, inf, at_once=True) == expected
+
+
+@PROPERTY
+@given(
+    st.sampled_from(sorted(RETURNS)),
+    st.integers(2, 5),
+    st.sampled_from(["f4", "f8", "i8"]),
+    st.sampled_from([OBJECT, JSON]),
+    st.sampled_from([inf, 0.0]),
+)
+def test_arrays_are_answered_at_once_as_ever(returns: str, n: int, dtype: str, accept: int, deadline: float) -> None:
+    """The same holds for arrays of other types, callers of other kinds, and deadlines that have passed."""
+    whole = np.arange(2 * n).reshape(n, 2).astype(dtype) // 2
+    quick, slow = (TakesArrays(returns, set(), 9, False) for _ in range(2))
+
+    expected = answered(slow, whole, accept, deadline, at_once=False)
+    assert answered(quick, whole, accept, deadline, at_once=True) == expected
+
+
+class FillsOneArray(Model):
+    """Returns the same array again and again, with other elements."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros((2, 3))
+
+    def predict(self, xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        self.array += 1
+        return self.array
+
+
+def test_results_that_stay_in_the_process_have_memory_of_their_own() -> None:
+    """A model that runs in this process may write into the array that it has returned, as nothing
+    of it is sent before the next call.
+    """
+    frame = batch(OBJECT, [0, 0])
+    frame.payloads = block_of([dump(row) for row in np.ones((2, 3))], 10**6) or ()
+    invoker = Invoker(FillsOneArray, {}, traits_of(FillsOneArray, True), Retrier(isolate_errors=True), batched=True)
+    answerer = BatchAnswerer(invoker, is_first=True, is_last=True, same_process=True)
+    replies = [run_now(answerer.answer(frame)) for _ in range(2)]
+
+    assert [[opened(body, OBJECT, True) for body in reply.payloads] for reply in replies] == [
+        [seen(np.full(3, float(call)))] * 2 for call in (1, 2)
+    ]
+
+
+@PROPERTY
+@given(alike, st.sampled_from([OBJECT, OBJECT, OBJECT, JSON]), st.booleans())
+def test_scalars_are_written_at_once_as_ever(values: list[Any], accept: int, is_last: bool) -> None:
+    """Scalars that are written at once have the outcomes and payloads that they have otherwise, and
+    floats for Python callers are always written at once.
+    """
+    n = len(values)
+    accepts = bytes([accept]) * n
+    at_once, otherwise = (Frame(FrameKind.REPLY, 1, list(range(n))) for _ in range(2))
+    answerer = answerer_of(Arrays, is_last)
+    done = answerer._write_scalars(values, accepts, at_once)
+    run_now(answerer._encode(values, accepts, inf, otherwise))
+
+    if done:
+        assert accept == OBJECT
+        assert at_once.formats == otherwise.formats
+        assert seen(list(at_once.payloads)) == seen(list(otherwise.payloads))
+    else:
+        assert accept != OBJECT or set(map(type, values)) != {float}
 
 
 def opened(payload: Any, accept: int, is_last: bool) -> Any:

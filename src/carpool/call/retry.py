@@ -61,6 +61,7 @@ class Retrier:
         clock: monotonic seconds.
 
     Attributes:
+        may_wait: whether there is an event loop on which async user code can wait.
         most_probes: how many items of the next suspect batch are tried by themselves.
     """
 
@@ -82,7 +83,7 @@ class Retrier:
         self._oom_errors = oom_errors
         self._fatal_errors = fatal_errors
         self._is_ending = is_ending
-        self._may_wait = may_wait
+        self.may_wait = may_wait
         self._budget_s = MOST_RERUN_S  # for running batches again; below zero it is overdrawn
         self._budget_at = clock()  # when that was worked out
         self._rerun_s = 0.0  # spent on running batches again since then
@@ -130,11 +131,27 @@ class Retrier:
         finally:
             del why  # it holds this frame
 
-    def call_now(self, function: Callable[[list[Any]], Any], items: list[Any], trouble: list[Trouble]) -> list[Any]:
+    def call_now(
+        self,
+        function: Callable[[list[Any]], Any],
+        items: list[Any],
+        trouble: list[Trouble],
+        *,
+        announced: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None = None,
+        until: float = inf,
+    ) -> list[Any]:
         """Make a call for a whole batch where nothing waits.
 
         Fast path of `call`: the same outcome, see tests/call/test_fast_paths.py. It takes no
         coroutine.
+
+        Args:
+            function: takes a list and returns as many results.
+            items: at least one.
+            trouble: whatever happens besides is appended to this.
+            announced: returns what takes the place of `function` where the call is made again in
+                parts; None if nothing does.
+            until: the time from which nobody waits for the results.
         """
         returned: Any
         part: Any = items[:]
@@ -148,11 +165,21 @@ class Retrier:
                 raise
             why = error
         returned = part = None
-        retry = _Retry(self, function, items, trouble, None, range(len(items)), inf)
         try:
-            return run_now(retry.run(why))
+            return self.retry_now(function if announced is None else announced(function), items, trouble, why, until)
         finally:
             del why
+
+    def retry_now(
+        self,
+        function: Callable[[list[Any]], Any],
+        items: list[Any],
+        trouble: list[Trouble],
+        why: BaseException,
+        until: float,
+    ) -> list[Any]:
+        """Make a call for a whole batch again in parts, after it has raised `why`."""
+        return run_now(_Retry(self, function, items, trouble, None, range(len(items)), until).run(why))
 
     async def resolve(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of what user code returned to be awaited.
@@ -160,7 +187,7 @@ class Retrier:
         Raises:
             TypeError: it would wait, and there is no event loop to wait on.
         """
-        return await awaitable if self._may_wait else run_now(awaitable)
+        return await awaitable if self.may_wait else run_now(awaitable)
 
     def is_fatal(self, error: BaseException) -> bool:
         """Report whether an exception ends the whole call. Nothing of the exception itself is

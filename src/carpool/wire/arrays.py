@@ -210,13 +210,21 @@ def block_of(payloads: Sequence[Any], most_bytes: int) -> Block | None:
         return None
 
 
-def block_of_rows(array: Array) -> Block | None:
-    """Return a copy of an array's rows as a block; None if they must be pickled."""
+def block_of_rows(array: Array, *, copy: bool = True) -> Block | None:
+    """Return an array's rows as a block; None if they must be pickled.
+
+    Args:
+        array: the array.
+        copy: whether the block has memory of its own; if not, it must be sent before the array
+            changes.
+    """
     kind: Any = type(array)
     if kind is not array_type() or array.ndim < 2 or not array.flags.c_contiguous:
         return None
     head = head_of(array, array.shape[1:])
-    return None if head is None or not len(array) else Block(head, array.tobytes(), len(array))
+    if head is None or not len(array):
+        return None
+    return Block(head, array.tobytes() if copy else memoryview(array.view("u1")).cast("B"), len(array))
 
 
 def _make_array(head: bytes, count: tuple[int, ...], elements: bytearray) -> Array:

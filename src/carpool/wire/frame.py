@@ -32,7 +32,7 @@ from typing import Final
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
-from carpool.wire.scalars import SCALARS, are_scalars, pack, unpack
+from carpool.wire.scalars import SCALARS, Scalars, are_scalars, pack, unpack
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
@@ -138,16 +138,20 @@ def _cut(length: int, n: int) -> struct.Struct:
 
 def encode(frame: Frame) -> list[Buffer]:
     """Return the frame as buffers to be written one after the other; payload buffers are not
-    copied, unless they are many and small.
+    copied, unless they are small.
 
     Raises:
         FrameError: it is over a limit, its per-item sequences differ in length, or an item is not a
             buffer.
     """
+    payloads = frame.payloads
+    if type(payloads) is Scalars:
+        together = _encode_scalars(frame, payloads)
+        if together is not None:
+            return [together]
     kind, n = frame.kind, len(frame.ids)
     counts: Sequence[int]
     buffers: Sequence[Buffer]
-    payloads = frame.payloads
     if n == 1 == len(payloads):
         one = _encode_one(frame, payloads[0])
         if one is not None:
@@ -187,8 +191,8 @@ def encode(frame: Frame) -> list[Buffer]:
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
     )
-    if m > _MANY and length < LARGE:
-        return [b"".join((header, table, *buffers))]  # to copy little is quicker than to write many buffers
+    if length < LARGE:
+        return [b"".join((header, table, *buffers))]  # to copy little is quicker than to write several buffers
     return [header + table, *buffers]
 
 
@@ -214,6 +218,23 @@ def _encode_one(frame: Frame, payload: Payload) -> bytes | None:
     if not len(frame.deadlines) == 1 == len(frame.accepts):
         return None
     return header + table.pack(frame.ids[0], frame.formats, length, frame.deadlines[0], frame.accepts) + payload  # type: ignore[operator]
+
+
+def _encode_scalars(frame: Frame, payloads: Scalars) -> bytes | None:
+    """Return a reply that is one small block of scalars as bytes; None if it is another frame.
+
+    Fast path of the rest of `encode`: the same bytes, see tests/wire/test_scalar_frames.py.
+    """
+    kind, ids, formats = frame.kind, frame.ids, frame.formats
+    n = len(ids)
+    if kind != FrameKind.REPLY or not 1 < n == len(payloads) == len(formats) <= MAX_ITEMS:
+        return None
+    body = pack(payloads)
+    length = len(body)
+    if length >= LARGE or length > MAX_FRAME_BYTES:
+        return None
+    header = _HEADER.pack(MAGIC, VERSION, kind, _SCALARS, n, 1, frame.batch_id, length, frame.busy_s, frame.waited_s)
+    return header + _table(kind, n, 1, False).pack(*ids, formats, length) + body
 
 
 def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
@@ -309,8 +330,9 @@ class FrameReader:
 
     def get_buffer(self) -> memoryview:
         """Return the memory where the next bytes belong; it is never empty."""
-        if type(self._body) is _Body and self._body.wants_own_memory:
-            return self._body.rest
+        body = self._body
+        if body is not None and type(body) is _Body and body.wants_own_memory:
+            return body.rest
         if self._end == 0:
             return self._view
         if self._end == len(self._scratch):
@@ -325,14 +347,24 @@ class FrameReader:
             FrameError: the bytes are not a frame, or one over the limits.
         """
         body = self._body
-        if type(body) is _Body and body.wants_own_memory:
+        frames: list[Frame] = []
+        if body is None:
+            self._end += n
+            frame = self._open()
+            if frame is not None:
+                frames.append(frame)
+                if self._start == self._end:
+                    self._start = self._end = 0
+                    return frames
+            elif self._body is None:
+                return frames
+        elif type(body) is _Body and body.wants_own_memory:
             try:
                 body.advance(n)
             except MemoryError:
                 self._body = _Dropped(body.header, body.missing)
         else:
             self._end += n
-        frames: list[Frame] = []
         while self._start < self._end or self._body is not None:
             frame = self._open() if self._body is None else self._fill(self._body)
             if frame is None:
@@ -375,6 +407,10 @@ class FrameReader:
                 f"the bytes are not a carpool frame of version {VERSION}: they begin with {magic!r}, version {version},"
                 f" kind {kind}, block {block}"
             )
+        if block == _SCALARS and kind in _HAVE_SCALARS and m == 1 < n <= MAX_ITEMS and length < LARGE:
+            frame = self._open_scalars(_KINDS[kind], n, batch, length, busy_s, waited_s)
+            if frame is not None:
+                return frame
         if block and not _can_be_block(kind, block, n, m):
             raise FrameError(f"a frame of kind {kind} cannot have a block of {n} items in {m} buffers")
         if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
@@ -428,6 +464,30 @@ class FrameReader:
         if routed:
             deadline, frame.accepts = routed
             frame.deadlines = (deadline,)
+        return frame
+
+    def _open_scalars(
+        self, kind: FrameKind, n: int, batch: int, length: int, busy_s: float, waited_s: float
+    ) -> Frame | None:
+        """Read the frame of a small block of scalars; None if it is not complete, or not in order.
+
+        Fast path of the rest of `_open`: the same frame, see tests/wire/test_scalar_frames.py.
+        """
+        table, at = _table(kind, n, 1, False), self._start + _HEADER.size
+        body = at + table.size
+        if self._end - body < length or length > self._max_bytes:
+            return None
+        fields = table.unpack_from(self._scratch, at)
+        if fields[n + 1] != length:
+            return None
+        try:
+            payloads = unpack(bytes(self._view[body : body + length]), n)
+        except ValueError:
+            return None
+        self._start = body + length
+        frame = Frame(kind, batch, list(fields[:n]), fields[n], b"", (), payloads, busy_s, waited_s)
+        if kind == FrameKind.BATCH:
+            frame.deadlines, frame.accepts = fields[n + 2 : -1], fields[-1]
         return frame
 
     def _new_body(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], block: int) -> _Body | _Dropped:
@@ -579,6 +639,8 @@ def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
     if _MANY <= n <= _MOST_CUT and lengths.count(lengths[0]) == n:
         return list(_cut(lengths[0], n).unpack(shared))
     whole = bytes(shared)
+    if len(lengths) == 1:
+        return [whole]
     ends = list(accumulate(lengths))
     return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 

@@ -23,11 +23,12 @@ from carpool.http_response import Response
 from carpool.model import Adapter, types_of
 from carpool.rows import ArrayRows
 from carpool.wire import arrays, payload
+from carpool.wire.arrays import Block
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
 from carpool.wire.outcome import FailureReport, Outcome, read_report
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW, adapted, without_adapter
 from carpool.wire.response import pack_response
-from carpool.wire.scalars import are_scalars, as_scalars
+from carpool.wire.scalars import Scalars, are_scalars, as_scalars
 from carpool.worker.program import MainProgram
 from carpool.worker.reports import Expired, FailureReports, outcome_of
 
@@ -253,19 +254,59 @@ class BatchAnswerer:
         """Return the reply to a batch, with the items in the order of the batch."""
         started = monotonic()
         self.trouble = []
-        until = max(frame.deadlines)
-        values = self._decode_alike(frame, started)
-        if values is None:
-            values = await self._decode_each(frame, started, until)
-        if self._before_predict is not None:
-            self._before_predict()
-        results = await self._invoker.run(values, self.trouble, until=until)
-        if self._after_predict is not None:
-            self._after_predict()
         reply = Frame(FrameKind.REPLY, frame.batch_id, frame.ids)
-        await self._encode(results, frame.accepts, until, reply)
+        if type(frame.payloads) is not Block or not await self._answer_array(frame, started, reply):
+            await self._answer(frame, started, reply)
         reply.busy_s = monotonic() - started
         return reply
+
+    async def _answer(self, frame: Frame, started: float, reply: Frame) -> None:
+        """Put outcomes and results of a batch into its reply."""
+        until = max(frame.deadlines)
+        alike = self._decode_alike(frame, started)
+        values = await self._decode_each(frame, started, until) if alike is None else alike
+        if self._before_predict is not None:
+            self._before_predict()
+        if alike is None or self._invoker.retrier.may_wait:
+            results = await self._invoker.run(values, self.trouble, until=until)
+        else:
+            results = self._invoker.run_now(values, self.trouble, until)
+        if self._after_predict is not None:
+            self._after_predict()
+        if not self._write_scalars(results, frame.accepts, reply):
+            await self._encode(results, frame.accepts, until, reply)
+
+    async def _answer_array(self, frame: Frame, started: float, reply: Frame) -> bool:
+        """Answer a batch that is one array with one array, if the model takes it as it is.
+
+        Fast path of `_answer`: the same outcome, see tests/worker/test_fast_paths.py. To make an
+        object of each row, and to let go of them all, takes as long as to copy the block.
+
+        Returns:
+            Whether it was done; if not, nothing was.
+        """
+        n = len(frame.ids)
+        is_plain = frame.formats.count(OBJECT) == frame.accepts.count(OBJECT) == n and min(frame.deadlines) > started
+        if not (is_plain and self._invoker.runs_arrays):
+            return False
+        try:
+            whole = frame.payloads.array()  # type: ignore[attr-defined]
+        except BaseException:
+            return False
+        if self._before_predict is not None:
+            self._before_predict()
+        until = max(frame.deadlines)
+        results = self._invoker.run_array(whole, self.trouble, until)
+        if self._after_predict is not None:
+            self._after_predict()
+        if type(results) is type(whole):
+            block = _as_array_block(results, copy=self._same_process)
+            if block is not None:
+                reply.formats, reply.payloads = bytes(n), block
+                return True
+            results = ArrayRows(results)
+        await self._encode(results, frame.accepts, until, reply)
+        return True
 
     async def decode(self, frame: Frame) -> list[Any]:
         """Return the values of items, with `Failed` for those that cannot be read or are late."""
@@ -312,6 +353,8 @@ class BatchAnswerer:
         format = formats[0]
         if format >= CUSTOM or formats.count(format) != len(formats) or min(frame.deadlines) <= now:
             return None
+        if type(payloads) is Scalars and format == OBJECT:
+            return payloads[:]
         try:
             if format == OBJECT:
                 if are_scalars(payloads):
@@ -398,6 +441,22 @@ class BatchAnswerer:
                 outcomes[i] = Outcome.RESPONSE
                 payloads[i] = pack_response(response, payloads[i])  # type: ignore[arg-type]
         reply.formats, reply.payloads = bytes(outcomes), payloads
+
+    def _write_scalars(self, results: list[Any], accepts: bytes, reply: Frame) -> bool:
+        """Put scalars into the reply as they are, where no caller wants them in another form.
+
+        Fast path of `_encode`: the same outcome, see tests/worker/test_fast_paths.py.
+
+        Returns:
+            Whether it was done; it is not if the results are anything else.
+        """
+        if accepts.count(OBJECT) != len(accepts):
+            return False
+        scalars = as_scalars(results, set(map(type, results)))
+        if scalars is None:
+            return False
+        reply.formats, reply.payloads = bytes(len(scalars)), scalars
+        return True
 
     def _take_out_responses(self, results: list[Any], accepts: bytes, responses: dict[int, Response]) -> bytes:
         """Move each `Response` from `results` to `responses`, and put its value in its place.
@@ -502,6 +561,14 @@ def _as_parser_error(error: BaseException) -> BaseException:
 def _as_block(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload] | None:
     """Return results of these types as payloads if they travel as one block, else None."""
     return arrays.block_of_rows(results.whole) if type(results) is ArrayRows else as_scalars(results, kinds)
+
+
+def _as_array_block(array: Any, *, copy: bool) -> Block | None:
+    """Return the rows of an array as a block; None if they must be written one by one."""
+    try:
+        return arrays.block_of_rows(array, copy=copy)
+    except BaseException:
+        return None
 
 
 def _as_text(value: Any) -> bytes:

@@ -70,19 +70,20 @@ class ParentSocket:
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None once the parent has closed its end."""
-        while not self._received:
+        received, reader = self._received, self._reader
+        while not received:
             if self._has_ended:
                 return None
-            was_idle = self._reader.idle
-            n = self.sock.recv_into(self._reader.get_buffer())
+            was_idle = reader.idle
+            n = self.sock.recv_into(reader.get_buffer())
             if was_idle:
                 self.heard_at = monotonic()
             if n == 0:
                 return None
-            self._received += self._reader.received(n)
-            if not self._received and self.receive_fault is not None:
+            received += reader.received(n)
+            if not received and self.receive_fault is not None:
                 self.receive_fault()
-        frame = self._received.popleft()
+        frame = received.popleft()
         if frame.kind in _WORK and self._parent_ends.poll(0):
             return None  # it had come ahead of time when the service was closed at once
         if frame.no_memory:

@@ -142,7 +142,13 @@ async def serve(
         if points.after_recv is not None:
             points.after_recv()
         announcer.begin(frame.batch_id)
-        reply = await _answer(answerer, frame, retrier, same_process)
+        try:
+            reply = await answerer.answer(frame)
+        except BaseException as error:
+            # the model's own errors do not come here: it is an error of carpool's
+            if retrier.is_fatal(error) or isinstance(error, InjectedFault):
+                raise
+            reply = _all_failed(frame, error, same_process)
         reply.waited_s = waited_s
         if reply.causes:
             clear_own_frames(reply.causes.values())
@@ -259,26 +265,20 @@ def _send_state(link: Link, state: str, *more: bytes) -> None:
 # -- answering batches
 
 
-async def _answer(answerer: BatchAnswerer, frame: Frame, retrier: Retrier, same_process: bool) -> Frame:
-    """Return the reply to a batch, whatever happens.
+def _all_failed(frame: Frame, error: BaseException, same_process: bool) -> Frame:
+    """Return the reply to a batch that could not be answered.
 
     `BatchAnswerer` fails single items for errors of user code; what it lets through fails all items
     of the batch.
     """
-    try:
-        return await answerer.answer(frame)
-    except BaseException as error:
-        # the model's own errors do not come here: it is an error of carpool's
-        if retrier.is_fatal(error) or isinstance(error, InjectedFault):
-            raise
-        failed = Failed(as_model_error(error, "what the model gave or returned"))
-        failures = FailureReports(same_process)
-        reported = [failures.report(position, failed) for position in range(len(frame.ids))]
-        return Frame(
-            *(FrameKind.REPLY, frame.batch_id, frame.ids, bytes([outcome for outcome, _ in reported])),
-            payloads=[body for _, body in reported],
-            causes=failures.causes,
-        )
+    failed = Failed(as_model_error(error, "what the model gave or returned"))
+    failures = FailureReports(same_process)
+    reported = [failures.report(position, failed) for position in range(len(frame.ids))]
+    return Frame(
+        *(FrameKind.REPLY, frame.batch_id, frame.ids, bytes([outcome for outcome, _ in reported])),
+        payloads=[body for _, body in reported],
+        causes=failures.causes,
+    )
 
 
 def _send_reply(link: Link, reply: Frame) -> None:
