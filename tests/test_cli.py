@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import carpool
+from carpool.cli import main, wants_json
 from carpool.cli.summary import in_short, print_summary
 from carpool.cli.targets import find_service
 from carpool.http import App
@@ -235,6 +237,68 @@ def test_a_model_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "carpool: worker 0 of stage Broken could not start" in done.stderr
     assert "OSError: no weights here" in done.stderr
+
+
+@pytest.fixture
+def own_log() -> Iterator[None]:
+    """Give the test a log of its own, which is as it was afterwards."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("own_log")
+@pytest.mark.parametrize(
+    ("arguments", "environ", "status", "told"),
+    [
+        (["broken:service"], {}, 1, "1 / 0\n    ~~^~~\nZeroDivisionError: division by zero"),
+        (["nowhere:service"], {}, 2, "there is no module 'nowhere'"),
+        ([f"{LIGHT}:talks", "--max-body-mb", "0"], {}, 2, "max_body_bytes must be"),
+        ([f"{LIGHT}:talks", "--prot", "1"], {}, 1, "Did you mean"),
+        ([f"{LIGHT}:talks"], {"CARPOOL_PORT": "many"}, 1, "many"),
+        ([f"{LIGHT}:talks", "--host", "0.0.0.0"], {}, 2, "everybody who reaches"),
+    ],
+)
+def test_with_a_log_of_json_a_start_that_fails_is_one_line_of_json(
+    arguments: list[str],
+    environ: dict[str, str],
+    status: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever keeps a server from starting, a log that is JSON has it in one line of JSON."""
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["carpool", "serve", *arguments, "--log", "json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    entry = json.loads(line)
+    assert (ended.value.code, entry["level"], entry["code"]) == (status, "critical", "startup_failed")
+    assert told in entry["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "wants"),
+    [
+        (["serve", "m:s", "--log", "json"], None, True),
+        (["worker", "m:s", "--log=json"], None, True),
+        (["serve", "m:s"], "json", True),
+        (["serve", "m:s", "--log", "text"], "json", False),
+        (["serve", "m:s"], None, False),
+        (["top", "--log", "json"], "json", False),
+        ([], "json", False),
+    ],
+)
+def test_json_is_wanted_by_option_or_variable(arguments: list[str], variable: str | None, wants: bool) -> None:
+    """A flag counts before the variable, and both only for commands that have a log."""
+    assert wants_json(arguments, {} if variable is None else {"CARPOOL_LOG": variable}) is wants
 
 
 def test_an_import_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:

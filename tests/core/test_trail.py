@@ -51,6 +51,14 @@ def test_in_a_queue(at: int) -> None:
     assert told(pipeline, at + 0.125) == f"no answer within {at}.125 s: {spent}"
 
 
+def test_a_time_out_of_less_than_a_millisecond_is_told_in_milliseconds() -> None:
+    """A caller with a very short time-out reads how short it was, and not that it was 0.000 s."""
+    pipeline = chain()
+    pipeline.submit(0, [ask("a", 0.0005)])
+
+    assert told(pipeline, 0.0005) == "no answer within 0.500 ms: 0.500 ms waiting for embed"
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_in_a_worker(at: int) -> None:
     """A request that expires in a worker is told its wait for the worker and its time in it."""

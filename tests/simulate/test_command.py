@@ -17,6 +17,7 @@ from rich.console import Console
 from carpool.cli import add_simulator, cli
 from carpool.simulate import Report, run
 from carpool.simulate.command import simulate
+from carpool.simulate.options import Options
 from carpool.simulate.table import table_of
 
 add_simulator()
@@ -93,7 +94,9 @@ def test_a_table_on_stdout_and_nothing_else() -> None:
 
 def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` has every figure of `run`, and the settings."""
-    simulate(policy="greedy,cork", duration="1s", seeds=1, jobs=1, as_json=True, slo="30ms/120ms", hop="1ms")
+    simulate(
+        options=Options(policy="greedy,cork", duration="1s", seeds=1, jobs=1, as_json=True, slo="30ms/120ms", hop="1ms")
+    )
 
     found = json.loads(capsys.readouterr().out)
     expected = run("greedy", duration_s=1, slo_s=(0.03, 0.12), hop_s=0.001).to_dict()
@@ -107,7 +110,7 @@ def test_several_numbers_in_one_are_told_how_stages_are_written(capsys: pytest.C
     for option in ("workers", "max_batch_size"):
         given: dict[str, Any] = {option: ["3,4,5"]}
         with pytest.raises(SystemExit):
-            simulate(**given)
+            simulate(options=Options(**given))
         flag = "--" + option.replace("_", "-")
         told = capsys.readouterr().err
         assert f"for stages in a row write {flag} 3 4 5, one for each" in told
@@ -117,23 +120,26 @@ def test_several_numbers_in_one_are_told_how_stages_are_written(capsys: pytest.C
 def test_one_option_takes_a_number_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     """`--workers 1 4` is the same as `--workers 1 --workers 4`."""
     _, bound, _ = cli.parse_args(["simulate", "--workers", "1", "4", "--max-batch-size", "8", "16", "--seeds", "1"])
-    assert (bound.arguments["workers"], bound.arguments["max_batch_size"]) == (["1", "4"], ["8", "16"])
+    options = bound.arguments["options"]
+    assert (options.workers, options.max_batch_size) == (["1", "4"], ["8", "16"])
 
 
 def test_stages_workers_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
     """An option that is given once more is for the next stage."""
     simulate(
-        policy="greedy",
-        cost=["affine:a=1ms,b=0s", "sqrt:c=4ms"],
-        workers=["1", "4"],
-        max_batch_size=["8", "16"],
-        duration="1s",
-        slo="none",
-        seeds=1,
-        jobs=1,
-        weights="pareto",
-        weights_known=True,
-        as_json=True,
+        options=Options(
+            policy="greedy",
+            cost=["affine:a=1ms,b=0s", "sqrt:c=4ms"],
+            workers=["1", "4"],
+            max_batch_size=["8", "16"],
+            duration="1s",
+            slo="none",
+            seeds=1,
+            jobs=1,
+            weights="pareto",
+            weights_known=True,
+            as_json=True,
+        )
     )
 
     found = json.loads(capsys.readouterr().out)
@@ -149,7 +155,7 @@ def test_a_trace_is_replayed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFi
     path.write_text("t\n" + "".join(f"{t / 10}\n" for t in range(31)))
     requests = []
     for trace, arrivals in ((str(path), None), (f"{path},speed=2", None), (str(path), "poisson:rate=100")):
-        simulate(policy="greedy", trace=trace, arrivals=arrivals, seeds=1, jobs=1, as_json=True)
+        simulate(options=Options(policy="greedy", trace=trace, arrivals=arrivals, seeds=1, jobs=1, as_json=True))
         report = json.loads(capsys.readouterr().out)["reports"][0]
         requests.append((report["requests"], round(report["duration_s"], 6)))
 
@@ -162,7 +168,7 @@ def test_a_picture(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[st
     """A picture is drawn of fifteen loads, and the table is printed too."""
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture{ending}"
-    simulate(policy="greedy", duration="100ms", seeds=1, jobs=1, plot=path)
+    simulate(options=Options(policy="greedy", duration="100ms", seeds=1, jobs=1, plot=path))
 
     assert path.stat().st_size > 10_000
     assert f"drawn: {path}" in capsys.readouterr().out.replace("\n", "")

@@ -10,6 +10,7 @@ import pytest
 
 from carpool.simulate.command import simulate
 from carpool.simulate.cost_file import StageCosts, given_costs, read_costs, write_costs
+from carpool.simulate.options import Options
 from carpool.simulate.plan import best, staffings, workers_of
 from carpool.simulate.plan_command import plan
 
@@ -91,7 +92,7 @@ def test_a_file_of_costs_is_read_as_it_was_written(tmp_path: Path, capsys: pytes
     specs = ["table:1=1000us", "table:1=2000us,8=9000us"]
     assert given_costs([str(path)], "x") == (specs, [1, 8])
     assert given_costs(["a", "b"], "x") == (["a", "b"], None) and given_costs(None, "x") == (["x"], None)
-    simulate(policy="greedy", cost=[str(path)], as_json=True, **FAST)
+    simulate(options=Options(policy="greedy", cost=[str(path)], as_json=True, **FAST))
     assert json.loads(capsys.readouterr().out)["max_batch_size"] == [1, 8]
     path.write_text('{"service": "x", "stages": []}')
     with pytest.raises(ValueError, match="has no costs: make it with carpool profile"):

@@ -10,6 +10,7 @@ import pytest
 
 from carpool.simulate import Report, run
 from carpool.simulate.command import simulate
+from carpool.simulate.options import Options
 from carpool.simulate.scaling import Busy, Load, Ongoing, rule_of
 from carpool.simulate.servers import Servers, WorkerRange
 
@@ -120,7 +121,9 @@ def test_the_command_shows_worker_seconds_and_draws_workers(tmp_path: Path, caps
     """`carpool simulate --workers 1-4` has a column of worker-seconds, and `--plot` draws them over time."""
     pytest.importorskip("matplotlib")
     picture = tmp_path / "workers.svg"
-    simulate(policy="greedy", workers=["1-4"], start_s=1.0, duration="2s", seeds=1, jobs=1, plot=picture)
+    simulate(
+        options=Options(policy="greedy", workers=["1-4"], start_s=1.0, duration="2s", seeds=1, jobs=1, plot=picture)
+    )
 
     assert "worker s" in capsys.readouterr().out
     assert "worker-seconds" in picture.read_text()
@@ -129,5 +132,5 @@ def test_the_command_shows_worker_seconds_and_draws_workers(tmp_path: Path, caps
 def test_a_simulation_of_steps_has_no_range(capsys: pytest.CaptureFixture[str]) -> None:
     """With --steps a range is refused, in one line."""
     with pytest.raises(SystemExit):
-        simulate(steps=True, workers=["1-4"])
+        simulate(options=Options(steps=True, workers=["1-4"]))
     assert "a fixed number of workers" in capsys.readouterr().err

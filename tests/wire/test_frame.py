@@ -105,9 +105,12 @@ def frames(draw: st.DrawFn) -> Frame:
         draw(st.lists(ids, min_size=n, max_size=n)),
         draw(st.binary(min_size=n, max_size=n)),
         payloads=items,
-        busy_s=draw(seconds),
         waited_s=draw(seconds),
     )
+    if kind in (FrameKind.SETUP, FrameKind.BATCH, FrameKind.ORDER):
+        frame.made_at = draw(seconds)
+    else:
+        frame.busy_s = draw(seconds)
     if kind in (FrameKind.BATCH, FrameKind.ORDER):
         frame.accepts = draw(st.binary(min_size=n, max_size=n))
         frame.deadlines = draw(st.lists(seconds, min_size=n, max_size=n))
@@ -288,10 +291,10 @@ def test_a_short_rest_takes_no_read_of_its_own() -> None:
 def test_the_bytes_are_those_of_the_description() -> None:
     """A frame is written as the header, table and body that the description spells out."""
     frame = Frame(
-        FrameKind.BATCH, 77, [10, 11], b"\1\2", b"\3\0", [4.0, 5.0], [[b"ab", b""], b"c"], busy_s=6.0, waited_s=7.0
+        FrameKind.BATCH, 77, [10, 11], b"\1\2", b"\3\0", [4.0, 5.0], [[b"ab", b""], b"c"], made_at=6.0, waited_s=7.0
     )
     expected = (
-        header(kind=4, items=2, buffers=3, batch=77, length=3, busy_s=6.0, waited_s=7.0)
+        header(kind=4, items=2, buffers=3, batch=77, length=3, first=6.0, waited_s=7.0)
         + struct.pack("<QQ", 10, 11)
         + b"\1\2"
         + struct.pack("<III", 2, 0, 1)
@@ -441,7 +444,7 @@ def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], 
     payloads: list[Any] = [[bytes(size) for size in parts] if len(parts) > 1 else bytes(parts[0]) for parts in sizes]
     frame = Frame(
         *(FrameKind.BATCH, 7, list(range(n)), bytes(range(n)), bytes(reversed(range(n))), [1.5 * i for i in range(n)]),
-        *(payloads, 2.0, 3.0),
+        *(payloads, 1.0, 2.0, 3.0),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "MAX_FRAME_BYTES", limit)
@@ -457,6 +460,7 @@ def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], 
     for one, other in pairwise(pieces):
         assert sum(map(sum, [sizes[id] for id in one.ids])) + sum(sizes[other.ids[0]]) > limit
     assert {(piece.kind, piece.batch_id) for piece in pieces} == {(FrameKind.BATCH, 7)}
+    assert [piece.made_at for piece in pieces] == [0.0] * (len(pieces) - 1) + [1.0]
     assert [piece.busy_s for piece in pieces] == [0.0] * (len(pieces) - 1) + [2.0]
     assert [piece.waited_s for piece in pieces] == [0.0] * (len(pieces) - 1) + [3.0]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from carpool.batch_function.base import Settings, as_written
-from carpool.batch_function.on_loop import LoopLook
+from carpool.batch_function.loop_check import LoopCheck
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch, Ticket
 from carpool.model import Model, item_types_of, name_of
@@ -137,7 +137,7 @@ class SeveralInThreads(ThreadBatch[tuple[Any, ...], B], Generic[B]):
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
         self._arguments = _arguments_of(self._function)
-        self._loop_look = LoopLook(self.__name__, depth=1)
+        self._loop_check = LoopCheck(self.__name__, depth=1)
 
     def __call__(self, *args: Any, priority: int = 0, **kwargs: Any) -> B:
         """Return the function's result for one call; see `ThreadBatch`.

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from carpool.batch_function.base import Bindable, Settings, invoker_of, live_functions
-from carpool.batch_function.on_loop import LoopLook
+from carpool.batch_function.loop_check import LoopCheck
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
@@ -117,10 +117,10 @@ class ThreadBatch(Bindable, Generic[A, B]):
         settings: Settings,
         invoker: Invoker,
         driver: LineDriver | None = None,
-        loop_look: LoopLook | None = None,
+        loop_check: LoopCheck | None = None,
     ) -> None:
         super().__init__(function, settings)
-        self._loop_look = loop_look or LoopLook(self.__name__)
+        self._loop_check = loop_check or LoopCheck(self.__name__)
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # the model was made and set up here, and is to be torn down
         self._closing = threading.RLock()
@@ -153,8 +153,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
             driver, run = self._driver, self._run
             lone = driver.call_alone(x, self._timeout_s, run)
             if lone is not None:
-                if lone.began >= self._loop_look.due:
-                    self._loop_look.look(lone.began)
+                if lone.began >= self._loop_check.due:
+                    self._loop_check.check(lone.began)
                 if lone.error is not None:
                     raise lone.error
                 return lone.result  # type: ignore[return-value]
@@ -163,8 +163,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
         else:
             waiter = self._run_through(self._settings.pieces(x), priority)
         request = waiter.requests[0]
-        if request.admitted >= self._loop_look.due:
-            self._loop_look.look(request.admitted)
+        if request.admitted >= self._loop_check.due:
+            self._loop_check.check(request.admitted)
         if len(waiter.requests) > 1:
             return self._answer(waiter)
         if request.error is not None:
@@ -188,8 +188,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
             pieces = [self._settings.pieces(x) for x in xs]
             waiter = self._run_through(list(chain.from_iterable(pieces)), priority)
         joined = waiter.requests[0].admitted if waiter.requests else -inf  # of no items: nobody has waited
-        if joined >= self._loop_look.due:
-            self._loop_look.look(joined)
+        if joined >= self._loop_check.due:
+            self._loop_check.check(joined)
         if pieces is None:
             return [_result_of(request) for request in waiter.requests]
         return merging.joined_by_caller([_result_of(request) for request in waiter.requests], pieces)
@@ -259,7 +259,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         bound = self._over_items(functools.partial(self._function, instance))
         driver = self._of_instance(instance, self._new_driver)
         invoker = invoker_of(bound, self._settings, is_async=False, sibling=self._invoker)
-        method = type(self)(self._function, self._settings, invoker, driver, self._loop_look)
+        method = type(self)(self._function, self._settings, invoker, driver, self._loop_check)
         self._bind(method, instance)
         return method
 

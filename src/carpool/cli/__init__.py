@@ -6,19 +6,23 @@ Every error that a user can make is reported in one line, with what to do about 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 try:
     from cyclopts import App as Cli
+    from cyclopts import CycloptsError
     from rich.console import Console
 except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
 from carpool.cli.config_command import show_config
-from carpool.cli.exits import fail
+from carpool.cli.exits import FAILED, fail
 from carpool.cli.health_command import health
 from carpool.cli.operate_commands import reload, scale, services
 from carpool.cli.score_command import score
@@ -27,6 +31,7 @@ from carpool.cli.server_keys import server_key
 from carpool.cli.sources import sources
 from carpool.cli.targets import add_current_folder
 from carpool.cli.worker_command import worker
+from carpool.observe import log
 
 
 def _demo_can_run() -> bool:
@@ -132,7 +137,24 @@ def add_simulator() -> None:
 
 def main() -> None:
     """Run the command that `sys.argv` names, without the simulator unless it needs that."""
-    named = sys.argv[1] if len(sys.argv) > 1 else ""
+    arguments = sys.argv[1:]
+    named = arguments[0] if arguments else ""
     if named.startswith("-") or named not in cli:
         add_simulator()
-    cli()
+    if not wants_json(arguments, os.environ):
+        cli(arguments)
+        return
+    log.set_up("json")  # the log is JSON from the beginning, also where a setting makes no sense
+    try:
+        cli(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        fail(str(error), FAILED)
+
+
+def wants_json(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Report whether a command is asked to write its log as JSON, before its settings are read."""
+    if not arguments or arguments[0] not in ("serve", "worker"):
+        return False
+    given = [b for a, b in pairwise([*arguments, ""]) if a == "--log"]
+    given += [each.removeprefix("--log=") for each in arguments if each.startswith("--log=")]
+    return (given or [environ.get("CARPOOL_LOG")])[-1] == "json"

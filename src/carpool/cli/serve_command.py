@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +78,7 @@ def serve(
 
         fail(why_not_bound(error, chosen, _as_flag))
     summarize(server, chosen)
-    _run_until_stopped(server, chosen)
+    _run_until_stopped(server)
 
 
 def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Config, of_cluster: list[str]) -> Server:
@@ -108,19 +106,14 @@ def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Conf
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
-def _run_until_stopped(server: Server, settings: ServerSettings) -> None:
+def _run_until_stopped(server: Server) -> None:
     """Run a server that listens already. Exits with an error if it cannot start or has failed."""
     from carpool.http.serve import run_until_stopped
 
     try:
         run_until_stopped(server)
     except StartupError as error:
-        if settings.log == "json":
-            logger.critical("%s", error, extra={"code": "startup_failed"})
-        logging.shutdown()  # log lines that are still on their way come first
-        if settings.log != "json":
-            print(f"carpool: {error}", file=sys.stderr)
-        raise SystemExit(FAILED) from None
+        fail(str(error), FAILED)
     except Unavailable as error:
         logger.critical("%s; ended", error)
         raise SystemExit(FAILED) from None

@@ -19,19 +19,18 @@ def find_service(target: str) -> Service:
     try:
         return service_named(target)
     except BrokenModule as error:
-        _print_from_module_on(error.error)
-        fail(str(error), FAILED)
+        fail(str(error), FAILED, traceback=_from_module_on(error.error))
     except NotFound as error:
         fail(str(error))
 
 
-def _print_from_module_on(error: BaseException) -> None:
-    """Print the traceback of an import, without the frames that are not the user's."""
+def _from_module_on(error: BaseException) -> str:
+    """Return the traceback of an import, without the frames that are not the user's."""
     ours = (named.__file__, importlib.__file__, "<frozen importlib")
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
         frames = frames.tb_next
-    print("".join(traceback.format_exception(error.with_traceback(frames))), end="", file=sys.stderr)
+    return "".join(traceback.format_exception(error.with_traceback(frames)))
 
 
 def add_current_folder() -> None:

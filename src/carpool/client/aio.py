@@ -176,7 +176,9 @@ class AsyncClient:
 
         Args:
             x: The item: anything that msgpack can express, numpy arrays, dataclasses and the like.
-            as_type: The type of the answer, which is checked.
+            as_type: The type of the answer, which is checked. Numbers come without their size, so
+                a bare `np.ndarray` has float64, int64 or bool; `NDArray[np.float32]` says another
+                dtype.
             timeout_s: The longest time of the call, with its retries, in seconds.
             priority: From -100 to 100. Larger goes first.
 

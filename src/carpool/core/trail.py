@@ -41,8 +41,11 @@ def format_expiry(now: float, request: Request, started: float | None, names: Se
         started: when it was handed to its present worker; None if it is not running.
         names: of the stages.
     """
-    spent = ", ".join(f"{seconds:.3f} s {where}" for where, seconds in _spent(now, request, started, names))
-    return f"no answer within {now - request.admitted:.3f} s: {spent}"
+    total_s = now - request.admitted
+    # parts of a millisecond would all be 0.000 s
+    factor, unit = (1.0, "s") if total_s >= 0.001 else (1000.0, "ms")
+    spent = [f"{factor * seconds:.3f} {unit} {where}" for where, seconds in _spent(now, request, started, names)]
+    return f"no answer within {factor * total_s:.3f} {unit}: {', '.join(spent)}"
 
 
 def _spent(now: float, request: Request, started: float | None, names: Sequence[str]) -> Iterator[tuple[str, float]]:

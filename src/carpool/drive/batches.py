@@ -46,7 +46,7 @@ class BatchPool(WorkerPool):
             bytes([r.accept for r in requests]),
             [r.deadline for r in requests],
             [r.item for r in requests],  # type: ignore[misc]
-            batch.started,  # as `busy_s`, which in a batch says when it was made
+            batch.started,
         )
         if batch.place in self._unsent:
             self._unsent[batch.place] += in_pieces(frame)

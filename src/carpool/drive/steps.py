@@ -58,7 +58,7 @@ class StepPool(WorkerPool):
         try:
             try:
                 frame = wire.order_frame(order.number, head, joining)
-                frame.busy_s = self._driver.clock()
+                frame.made_at = self._driver.clock()
                 worker.send(frame)
             except FrameError:  # it is too large for one message, and nothing has been sent
                 self._send_in_pieces(order, head, joining)

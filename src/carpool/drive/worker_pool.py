@@ -202,7 +202,7 @@ class WorkerPool:
         logger.info("worker %s joins", self._label(place), extra=self._about(place))
         setup = msgspec.structs.replace(self._launch.setup, place=place, model=b"", program=NOWHERE)
         packed, now = msgspec.msgpack.encode(setup), self._driver.clock()
-        worker.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], busy_s=now))
+        worker.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], made_at=now))
 
     def lend(self, place: int, recall: Callable[[], None]) -> tuple[WorkerProcess, socket.socket] | None:
         """Lend the socket of a worker that has nothing to do; see `WorkerProcess.lend`.

@@ -9,6 +9,9 @@ from urllib.parse import quote
 
 from carpool.http.codec import Formats, as_routes_are
 from carpool.http.converted import is_converted
+from carpool.http.multipart import FORM_TYPE, can_read_forms
+from carpool.http.npy import NPY_TYPE
+from carpool.rows import is_array_type
 from carpool.wire.payload import JSON, adapted
 
 if TYPE_CHECKING:
@@ -79,6 +82,19 @@ def ready_path(name: str) -> str:
     return f"/models/{quote(name, safe='')}/ready"
 
 
+def _read_here(takes: Any, is_item: bool) -> list[str]:
+    """Return the content types that no worker reads, but an address by itself.
+
+    Args:
+        takes: the type of what is sent.
+        is_item: whether that is an item, and not what an adapter makes one of.
+    """
+    types = [FORM_TYPE.decode()] if is_item and can_read_forms() else []
+    if is_item and (takes is Any or is_array_type(takes)):
+        types.append(NPY_TYPE.decode())
+    return [*types, "application/x-ndjson"]
+
+
 def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
     """Yield the addresses of a service.
 
@@ -96,7 +112,7 @@ def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
         if adapter is not None:
             index, n_adapters = n_adapters, n_adapters + 1
             reads = replace(first, input_type=takes, accepts=(), decodes_requests=False)
-        yield Address(path, takes, Formats(reads, last), index, is_list=False)
+        yield Address(path, takes, Formats(reads, last, _read_here(takes, adapter is None)), index, is_list=False)
         # in a list there is room for what JSON and msgpack can say, and for nothing else
         in_list = replace(reads, input_type=Any, accepts=(), decodes_requests=False)
         written = replace(last, output_type=Any, produces=())

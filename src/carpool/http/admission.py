@@ -13,14 +13,14 @@ from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.access import Access
 from carpool.http.addresses import Address
 from carpool.http.bulk import BULK_PRIORITY
-from carpool.http.codec import Refusal, allow, as_routes_are, content_length, too_large
+from carpool.http.codec import as_routes_are, content_length, not_allowed, nothing_here, too_large
 from carpool.http.compressed import check_coding, expanded
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head, HttpResponse, ServedModel
 from carpool.http.observer import Observer
 from carpool.http.predict_routes import PredictRoutes
 from carpool.http.protocol_routes import ProtocolRoutes
-from carpool.http.routes import Route, Routes
+from carpool.http.routes import Route, Routes, what_is_there
 from carpool.http.streaming import BULK
 from carpool.http_request import pack_head
 from carpool.request import DEFAULT_LANE, Lane
@@ -38,11 +38,13 @@ class AdmittingApp(ErrorResponder, Protocol):
         max_body_bytes: size of the largest request body.
         accepts_compressed: whether compressed request bodies are read.
         observer: watches requests and their answers; None if nothing asks for it.
+        root_path: what a proxy puts before each path.
     """
 
     max_body_bytes: int
     accepts_compressed: bool
     observer: Observer | None
+    root_path: str
 
     def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
         """Return why a request to a model is refused now; None if it is not."""
@@ -75,6 +77,7 @@ class HeadAdmission:
         self._routes = routes
         self._access = access
         self._protocols = protocols
+        self._there = what_is_there(routes, app.root_path)
 
     def admit(self, head: Head) -> HttpResponse | None:
         """Judge a request by its method, address and headers; see `App.admit`."""
@@ -85,13 +88,13 @@ class HeadAdmission:
                 return answer
             methods = routes.get(head.path) or routes.get(as_routes_are(head.path))
             if methods is None:
-                if self._protocols is None:
-                    raise Refusal(404, "not_found")
+                if self._protocols is None or not self._protocols.admit(head):
+                    raise nothing_here(*self._there)
                 self._admit_to_protocol(head, self._protocols)
                 head.route = self._watched(head, head.route, access)
                 return None
             if head.method not in methods:
-                raise Refusal(405, "method_not_allowed", headers=allow(name.decode() for name in methods))
+                raise not_allowed([name.decode() for name in methods])
             route, endpoint, address = methods[head.method]
             is_bulk = address is not None and address.is_bulk(head.headers.get(b"content-type", b""))
             if content_length(head.headers) > self._app.max_body_bytes and not is_bulk:
@@ -120,8 +123,7 @@ class HeadAdmission:
         return route if self._app.observer is None else self._app.observer.noted(route)
 
     def _admit_to_protocol(self, head: Head, protocols: ProtocolRoutes) -> None:
-        """Judge a request whose address is not one of the app's own. Raises `CarpoolError`."""
-        protocols.admit(head)
+        """Judge the rest of a request to an address of a protocol. Raises `CarpoolError`."""
         headers = head.headers
         if content_length(headers) > self._app.max_body_bytes:
             raise too_large(self._app.max_body_bytes)

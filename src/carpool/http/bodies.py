@@ -39,7 +39,7 @@ class Body(Protocol):
     def service(self) -> object:
         """The service that it is for; None where its head does not say."""
 
-    def end(self) -> None:
+    def refuse_as_slow(self) -> None:
         """Refuse this body, which comes too slowly, and let go of its memory."""
 
 
@@ -92,7 +92,7 @@ class Bodies:
             if slowest is body:
                 text = "too many bytes of bodies are being received"
                 raise Overloaded(text, retry_after_s=1.0, reason="uploads")
-            slowest.end()
+            slowest.refuse_as_slow()
             self.remove(slowest)
 
     def remove(self, body: Body) -> None:

@@ -6,7 +6,7 @@ The tables here are part of the public contract. Nothing in this file reads a bo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from urllib.parse import quote, unquote_to_bytes
 
@@ -39,6 +39,7 @@ _CURLS_OWN = b"application/x-www-form-urlencoded"
 _MOST_LENGTH_DIGITS = 20  # enough for any body that there could be
 _UNWANTED = re.compile(rb";\s*q\s*=\s*0(\.0*)?\s*(;|$)")
 _MOST_CACHED = 256
+_MOST_NAMED = 8  # addresses in the text of a 404
 _LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
 _OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, which tells clients nothing
 _encoder = msgspec.json.Encoder()
@@ -189,13 +190,15 @@ class Formats:
     Args:
         first: traits of the first stage, which reads.
         last: traits of the last stage, which writes.
+        others_read: the content types that the address reads by itself, for the text of a 415.
 
     Attributes:
         types: content type of an answer, by format.
         wants_heads: whether the model's `decode` asks for whole requests and not only for bodies.
     """
 
-    def __init__(self, first: Traits, last: Traits) -> None:
+    def __init__(self, first: Traits, last: Traits, others_read: Sequence[str] = ()) -> None:
+        self._others_read = others_read
         self._accepts = frozenset(kind.lower().encode() for kind in first.accepts)
         self._produces = [kind.encode() for kind in last.produces]
         self._produced = {_kind(name): CUSTOM + i for i, name in reversed([*enumerate(self._produces)])}
@@ -291,10 +294,10 @@ class Formats:
 
     @property
     def _all_read(self) -> str:
-        """All content types and families of them that `_reads` takes, for the text of a 415."""
+        """All content types, and families of them, that are read, for the text of a 415."""
         families = ["image/*", "audio/*", "text/*"] if self._raw_in else ["text/*"] if self._text_in else []
         others = [kind.decode() for kind in (*sorted(_JSON_TYPES), b"application/*+json", *sorted(_MSGPACK_TYPES))]
-        return ", ".join(dict.fromkeys([*self.readable, *families, *others]))
+        return ", ".join(dict.fromkeys([*self.readable, *families, *self._others_read, *others]))
 
     def _writes(self, accept: bytes | None, read: int, sent: bytes) -> int:
         """Return the first format of `Accept` that the model writes, or else a suitable one."""
@@ -376,3 +379,23 @@ def as_json(value: object) -> bytes:
 def allow(methods: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
     """Return the `Allow` header of a 405."""
     return ((b"allow", ", ".join(methods).encode()),)
+
+
+def not_allowed(methods: Sequence[str]) -> Refusal:
+    """Return the refusal of a method that an address does not have, which has these."""
+    text = f"This address does not support the method; it supports {', '.join(methods)}."
+    return Refusal(405, "method_not_allowed", headers=allow(methods), text=text)
+
+
+def nothing_here(owner: str, paths: Sequence[str], more: str = "") -> Refusal:
+    """Return the refusal of an address at which there is nothing.
+
+    Args:
+        owner: what has other addresses, with the verb.
+        paths: these addresses, of which the text names some.
+        more: how the sentence goes on.
+    """
+    *first, last = [*paths[:_MOST_NAMED], "others"] if len(paths) > _MOST_NAMED else paths or [""]
+    named = f"{', '.join(first)} and {last}" if first else last
+    told = f" {owner} {named}{more}." if paths else ""
+    return Refusal(404, "not_found", text=MESSAGES["not_found"] + told)

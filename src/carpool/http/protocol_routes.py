@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import as_model_error, traceback_of
-from carpool.http.codec import Refusal, allow, as_routes_are, too_many_connections
+from carpool.http.codec import Refusal, allow, as_routes_are, not_allowed, nothing_here, too_many_connections
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
 from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, Submission
@@ -96,31 +96,44 @@ class ProtocolRoutes:
             if not each.route.is_alias and _fits(each.route)
         ]
 
-    def admit(self, head: Head) -> None:
+    def admit(self, head: Head) -> bool:
         """Judge a request whose address is not one of the app's own.
 
         It sets `head.route`, and `head.model` if the address says which one is asked.
 
+        Returns:
+            Whether the address is one of a protocol.
+
         Raises:
-            Refusal: there is nothing at this address, or it does not have the method.
+            Refusal: there is nothing at an address below those of a protocol, or it does not have
+                the method.
         """
         key = as_routes_are(head.path)
         methods = self._routes.get(key) or self._routes.get(key.rstrip(b"/") if key != b"/" else key)
         if methods is None:
             head.protocol = next((protocol for prefix, protocol in self._prefixes if key.startswith(prefix)), None)
-            raise Refusal(404, "not_found")
+            if head.protocol is None:
+                return False
+            raise self._nothing_below(head.protocol)
         head.protocol = next(iter(methods.values())).protocol
         if head.method == b"OPTIONS":
             response = HttpResponse(204, b"", headers=allow([*map(bytes.decode, methods), "OPTIONS"]))
             head.route = lambda exchange: exchange.respond(response)
-            return
+            return True
         if head.method not in methods:
-            raise Refusal(405, "method_not_allowed", headers=allow([*map(bytes.decode, methods), "OPTIONS"]))
+            raise not_allowed([*map(bytes.decode, methods), "OPTIONS"])
         found = methods[head.method]
         head.protocol = found.protocol
         head.route = partial(self._answer, found.route)
         if head.method == b"POST":
             head.model = found.model
+        return True
+
+    def _nothing_below(self, protocol: HttpProtocol) -> Refusal:
+        """Return the refusal of an address that a protocol could have, and has not."""
+        of_it = [found for methods in self._routes.values() for found in methods.values() if found.protocol is protocol]
+        paths = list(dict.fromkeys(found.route.path for found in of_it if not found.route.is_alias))
+        return nothing_here(f"The protocol {protocol.name} has", paths)
 
     def ask(self, timeout_s: float, lane: Lane) -> Ask:
         """Return what is asked of a model by a request to a protocol; which one, its body may say.

@@ -186,7 +186,7 @@ class RequestReader:
         if self.held == len(self._large_body):
             self._large_body_completed()
 
-    def end(self) -> None:
+    def refuse_as_slow(self) -> None:
         """Refuse the present request: its body comes so slowly that others need its memory."""
         self._receiver.refuse(self._app.refuse(self.head, Refusal(408, "request_timeout")))
 

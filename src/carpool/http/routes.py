@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from carpool.http.addresses import Address
 from carpool.http.codec import allow
@@ -68,6 +69,35 @@ def _tell_methods(*methods: bytes) -> Route:
     """Make a route that tells which methods an address has."""
     response = HttpResponse(204, b"", headers=allow(name.decode() for name in methods))
     return lambda exchange: exchange.respond(response)
+
+
+class WhatIsThere(NamedTuple):
+    """What a client is told that has asked at an address where nothing is.
+
+    Attributes:
+        owner: what has other addresses, with the verb.
+        paths: these addresses.
+        more: how the sentence goes on.
+    """
+
+    owner: str
+    paths: list[str]
+    more: str = ""
+
+
+def what_is_there(routes: Routes, root_path: str) -> WhatIsThere:
+    """Return what to tell of a table: where models answer, or the pages if it has no models.
+
+    Args:
+        routes: the table.
+        root_path: what a proxy puts before each path.
+    """
+    targets = [target for methods in routes.values() for target in methods.values()]
+    paths = dict.fromkeys(address.path for _, _, address in targets if address is not None and not address.is_list)
+    if not paths:
+        return WhatIsThere("There are", [path.decode() for path in routes])
+    more = f"; GET {root_path}/ lists all addresses" if b"/" in routes else ""
+    return WhatIsThere("Models answer POST requests at", [root_path + path for path in paths], more)
 
 
 def check_root_path(path: str) -> str:

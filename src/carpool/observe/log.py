@@ -35,6 +35,17 @@ def set_up(format: str, level: int = logging.INFO) -> None:
     logging.getLogger(_WORKERS).setLevel(logging.INFO)  # workers have chosen by their level what to print
 
 
+def is_json() -> bool:
+    """Report whether the lines are JSON objects."""
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
+
+
+def flush() -> None:
+    """Wait a moment for all lines to be written."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
 def level_of(name: str) -> int:
     """Return the number of a log level. Raises ValueError if there is none of that name."""
     levels = ("debug", "info", "warning", "error")

@@ -20,6 +20,7 @@ from carpool.logger import logger
 from carpool.observe.durations import Durations
 from carpool.observe.snapshot import StageSnapshot
 from carpool.policy import Policy
+from carpool.policy.base import name_of
 from carpool.policy.length_cost import padded
 from carpool.request import Request
 from carpool.wire.handshake import Hello
@@ -270,4 +271,4 @@ def explained(policy: Policy, now: float) -> dict[str, Any]:
     try:
         return dict(policy.explain(now))
     except BaseException as error:  # the policy may be the user's; a look at it must do no harm
-        return {"policy": type(policy).__name__.lower(), "error": f"{type(error).__name__}: {text_of(error)}"}
+        return {"policy": name_of(policy), "error": f"{type(error).__name__}: {text_of(error)}"}

@@ -318,7 +318,13 @@ class Policy(ABC):
         `expected_batch_size` (the largest batch that is made on purpose). Others are the policy's
         own.
         """
-        return {"policy": type(self).__name__.lower(), "max_batch_size": self.limit, "hop_s": self.hop_s}
+        return {"policy": name_of(self), "max_batch_size": self.limit, "hop_s": self.hop_s}
+
+
+def name_of(policy: Policy) -> str:
+    """Return the name of a policy as users write it: that of a policy of theirs is its class's."""
+    kind = type(policy)
+    return kind.__name__.removesuffix("Steps").lower() if kind.__module__.startswith(__package__) else kind.__name__
 
 
 _LONE_CALLS = ("lets_go", "went_alone")

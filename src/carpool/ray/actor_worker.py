@@ -266,7 +266,7 @@ class ActorWorker:
         logger.info("worker %s is placed: %s", self._name, hello.whereabouts, extra=about)
         setup = msgspec.structs.replace(self._launch.setup, place=self._place, cores=None)
         packed, now = pickle.dumps(setup, 5), self._session.clock()
-        self.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], busy_s=now))
+        self.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], made_at=now))
 
     # -- its end
 

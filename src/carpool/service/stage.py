@@ -12,6 +12,7 @@ from carpool.call.oom import OomErrors, names_of
 from carpool.forms import Form
 from carpool.model import AnyModel, Traits, check_kwargs, check_takes_a_list, doubt_about_an_item, traits_of
 from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
+from carpool.policy.base import name_of as name_of_policy
 from carpool.service.checks import (
     at_least,
     check_is_for_batches,
@@ -323,12 +324,12 @@ class Stage:
     def policy_name(self) -> str:
         """The policy's name, as people read it."""
         if self.traits.in_parts:
-            return self.policy if isinstance(self.policy, str) else type(self.new_step_policy()).__name__.lower()
+            return self.policy if isinstance(self.policy, str) else name_of_policy(self.new_step_policy())
         if self.max_batch_size is None:
             return "one by one"
         if isinstance(self.policy, str):
             return self.policy
-        return type(self.policy or Adaptive()).__name__.lower()
+        return name_of_policy(self.policy or Adaptive())
 
     def new_policy(self, overload: str = "goodput", slo_s: float | None = None) -> Policy:
         """Make a policy for one run of the stage, with the limits of the stage filled in.

@@ -22,6 +22,7 @@ from carpool.simulate.cost_file import given_costs
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.features import Features
 from carpool.simulate.lengths import EXAMPLE as LENGTHS
+from carpool.simulate.options import Options
 from carpool.simulate.policies import policy_of
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
@@ -38,43 +39,10 @@ _POLICIES = "adaptive,greedy,static:10ms,aimd,cork,deadline"
 _USAGE_ERROR = 2
 _DURATION = "30s"
 _FILE_WIDTH = 160  # columns of output that does not go to a terminal
+_LIMITS = ("max_queue_size", "max_padded_size", "max_workers_per_key")  # options without which there is no limit
 
 
-def simulate(
-    *,
-    policy: str | None = None,
-    arrivals: str | None = None,
-    cost: Annotated[list[str] | None, Parameter(negative=())] = None,
-    slo: str | None = None,
-    max_batch_size: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
-    workers: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
-    start_s: float = 0.0,
-    scaling: str = USUAL_RULE,
-    duration: str | None = None,
-    settle: str = "0s",
-    seed: int = 0,
-    seeds: int = 5,
-    trace: str | None = None,
-    weights: str | None = None,
-    weights_known: Annotated[bool, Parameter(negative=())] = False,
-    lengths: str | None = None,
-    lengths_unknown: Annotated[bool, Parameter(negative=())] = False,
-    max_padded_size: int | None = None,
-    allowed_lengths: str | None = None,
-    keys: str | None = None,
-    max_workers_per_key: int | None = None,
-    switch: str = "0s",
-    max_queue_size: int | None = None,
-    hop: str = "0s",
-    turn: str = "0s",
-    ahead: Annotated[bool, Parameter(negative=())] = False,
-    steps: Annotated[bool, Parameter(negative=())] = False,
-    part_slo: str = "50ms",
-    learned: Annotated[bool, Parameter(negative=())] = False,
-    jobs: int = 0,
-    plot: Path | None = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
-) -> None:
+def simulate(*, options: Annotated[Options | None, Parameter(name="*")] = None) -> None:
     """Compare batching policies on a workload in virtual time, without running a service.
 
     The policies are those of a service, and decide as they do there. Each one meets the same
@@ -92,242 +60,90 @@ def simulate(
     Example: carpool simulate --lengths lognormal:14,input_sigma=0.8 --cost padded:a=2ms,b=20us
 
     Example: carpool simulate --steps --arrivals poisson:rate=10 --lengths fixed:output=30 --slo 2s
-
-    Parameters
-    ----------
-    policy:
-        The policies, separated by commas: adaptive, greedy, static:10ms,
-        static:10ms,max_queued_batches=10, static:10ms,from_idle=yes, aimd, cork, deadline (which
-        is told the true cost). With --steps: paced, greedy, static. If not given, one of each.
-    arrivals:
-        When requests come: poisson:rate=800, gamma:rate=800,cv=2,
-        mmpp:rates=200/2000,mean_dwell=1s/500ms, sine:rho=0.6,swing=0.5,
-        flash:rho=0.2,peak_rho=2,between=0.4/0.55, bursts:rate=800,mean_burst=8,
-        closed:clients=16,think=1ms, or several of them joined by +. Instead of rate, in requests
-        per second, you can give rho, a share of what the workers can serve. The default is
-        poisson:rate=800, unless there is a trace.
-    cost:
-        How long a batch of n takes: affine:a=8ms,b=0.25ms (the default), costs.json as
-        carpool profile writes it, tile:a=3ms,step=4ms,width=16, sqrt:c=5ms,
-        knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
-        table:1=8ms,64=24ms or table:costs.csv, followed by +noisy:sigma=0.25 or
-        +drifting:factors=1/1.8/1.2 if you like. Where a batch is padded to its longest item, of
-        length L: padded:a=2ms,b=20us,c=0us,e=0us, which is a + b n L + c n L^2 + e n, or a table by
-        size and length, table:1x16=8ms,1x128=9ms,64x16=20ms,64x128=90ms or a file with three
-        columns; +sorted:size=8 stands for code of yours that sorts a batch by length and runs it in
-        parts of 8. Repeat the option for each further stage. With
-        --steps: steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms (the default), where starting requests takes
-        a + b times their length, and a step of n of them c + d times n. Add
-        sigma=0.3,stall_share=0.002,stall=1s for noise and stalls.
-    slo:
-        The time within which a request should be answered, 60ms if not given. With 30ms/120ms each
-        request has one of the two; none means no limit. With --steps it is the time to the first
-        part, 1s if not given.
-    max_batch_size:
-        The most requests in a batch, 64 if not given. Give one number, or one for each stage. With
-        --steps: the most streams in a running set.
-    workers:
-        How many workers a stage has, 1 if not given. Give one number, or one for each stage. With
-        1-8 it has one at first, and workers come and go with the load; the table then has their
-        seconds, and --plot draws their number over time.
-    start-s:
-        The seconds until a worker that is added takes requests.
-    scaling:
-        By which rule workers come and go: load, as in services, by what comes and what batches
-        cost; ongoing:2, by the requests that are inside (Ray Serve); or busy:0.7, by the share of
-        time in which workers are busy.
-    duration:
-        How long requests arrive: 30s if not given, or as long as the trace.
-    settle:
-        For how long at the beginning requests are left out of the figures, so that a cold start
-        does not count.
-    seed:
-        The first seed.
-    seeds:
-        The number of runs, each with another seed, over which every figure is averaged.
-    trace:
-        Replay a CSV file: trace.csv at its own speed, trace.csv,speed=2 or trace.csv,rho=0.7 at
-        another one. trace.csv,column=TIMESTAMP,size=TOKENS says which columns hold the times and
-        the weights; length=TOKENS takes the lengths from one.
-    weights:
-        How much requests weigh, where they differ: pareto:shape=1.7,cap=50.
-    weights_known:
-        Tell the policy the weights; the batch limit then counts them.
-    lengths:
-        How long requests are, where batches are padded to their longest:
-        lognormal:input=14,input_sigma=0.8,most_input=512, bimodal:short=10,long=200,long_share=0.1,
-        fixed:14, file:lengths.txt, or file:requests.csv,column=TOKENS. With --steps: how long
-        inputs and answers are: lognormal:input=200,output=180 (the default there),
-        exponential:least_input=8,most_input=64,output=32, fixed:input=1,output=30 or
-        trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
-    lengths_unknown:
-        Do not tell the policies the lengths, so that they batch as in a stage without length=.
-    max_padded_size:
-        The most that a batch's count times its longest length may be. No limit if not given.
-    allowed_lengths:
-        The lengths that batches are padded to, separated by commas, as for models that are compiled
-        for each shape: 32,64,128. If not given, each batch is padded to its longest.
-    keys:
-        How many keys there are, if only requests with equal keys may share a batch: 16, or
-        zipf:count=100,power=1 where few of them are asked for often, or turn:100 where they follow
-        each other in a circle.
-    max_workers_per_key:
-        The most workers that may serve one key at the same time. No limit if not given.
-    switch:
-        How much longer a batch takes if the one before on its worker had another key.
-    max_queue_size:
-        The most requests that may wait; further ones are refused. No limit if not given.
-    hop:
-        How long a batch travels to its worker and back. Some 300us to 400us with worker processes;
-        your server's own is carpool_policy_hop_seconds in its /metrics.
-    turn:
-        How long the driver collects events before it decides; about 0s in our servers.
-    ahead:
-        Send a full batch to its worker shortly before the worker is free, so that it spends no
-        time on the way.
-    steps:
-        Simulate a model that answers step by step, which requests join and leave at every step.
-        There are no options then for weights, keys, queues, hops, turns, batches ahead and
-        pictures.
-    part_slo:
-        With --steps: how far apart the parts of an answer should be on average; none gives the
-        policy no goal.
-    learned:
-        With --steps: have policies learn the costs from what they see. If not, they know them.
-    jobs:
-        How many runs to make at the same time; 0 means one per core.
-    plot:
-        Draw goodput and latency against load, the batch sizes, and latency by length if requests
-        have lengths, into this .png, .svg or .html file. For this the arrivals are scaled to loads
-        from 0.1 to 1.5, with one run each.
-    as_json:
-        Print JSON instead of the table.
     """
-    if steps:
-        with _exit_on_mistake():
-            others = {"weights": weights, "weights-known": weights_known, "max-queue-size": max_queue_size}
-            scaled = {"start-s": start_s, "scaling": scaling if scaling != USUAL_RULE else None}
-            shaped = {"lengths-unknown": lengths_unknown, "keys": keys}
-            _refuse({**others, **scaled, **shaped, "ahead": ahead, "plot": plot})
-            _refuse({"switch": specs.duration(switch), "settle": specs.duration(settle)})
-            _simulate_steps(
-                policies=policy,
-                arrivals=arrivals or (trace and f"trace:{trace}"),
-                cost=cost,
-                lengths=lengths,
-                slo=slo or "1s",
-                part_slo=part_slo,
-                rows=_one_or_each(_numbers("max-batch-size", max_batch_size), 64),
-                workers=_one_or_each(_fixed(_numbers("workers", workers)), 1),
-                duration=duration,
-                learned=learned,
-                runs=_Runs(seed, seeds, jobs),
-                as_json=as_json,
-            )
-        return
-    slo = slo or "60ms"
+    chosen = options or Options()
+    if chosen.steps:
+        _simulate_steps(chosen)
+    else:
+        _simulate_batches(chosen)
+
+
+def _simulate_batches(options: Options) -> None:
+    """Compare policies of batches, and show what came of it; exit if an option makes no sense."""
+    slo, plot = options.slo or "60ms", options.plot
     with _exit_on_mistake():
-        counts = _numbers("workers", workers)
-        costs, known_limits = given_costs(cost, USUAL_COST)
-        comparison = _Comparison(
-            specs.listed(policy or _POLICIES),
-            _arrivals(arrivals, trace),
-            costs,
-            {
-                "slo_s": _slo_s(slo),
-                "max_batch_size": _one_or_each(_numbers("max-batch-size", max_batch_size) or known_limits, 64),
-                "workers": _one_or_each(counts, 1),
-                "start_s": start_s,
-                "scaling": scaling,
-                "duration_s": _duration_s(duration, trace if arrivals is None else None),
-                "settle_s": specs.duration(settle),
-                "weights": weights,
-                "weights_known": weights_known,
-                "lengths": lengths,
-                "lengths_known": not lengths_unknown,
-                "max_padded_size": inf if max_padded_size is None else max_padded_size,
-                "allowed_lengths": _lengths(allowed_lengths),
-                "keys": keys,
-                "max_workers_per_key": inf if max_workers_per_key is None else max_workers_per_key,
-                "switch_s": specs.duration(switch),
-                "max_queue_size": inf if max_queue_size is None else max_queue_size,
-                "hop_s": specs.duration(hop),
-                "turn_s": specs.duration(turn),
-                "runs_ahead": ahead,
-            },
-        )
+        comparison = _comparison(options, slo)
         capacity = _capacity(comparison)
-        comes_and_goes = any(isinstance(each, str) for each in counts)
         draw = None if plot is None else _drawer(plot)
-        found = _run(comparison, seed, seeds, jobs, with_sweep=plot is not None and not comes_and_goes)
-    shown = _Shown(arrivals or trace or USUAL_ARRIVALS, " -> ".join(comparison.cost), slo)
+        comes_and_goes = any(not each.isdigit() for each in options.workers or ())
+        found = _run(comparison, options, with_sweep=plot is not None and not comes_and_goes)
+    shown = _Shown(options.arrivals or options.trace or USUAL_ARRIVALS, " -> ".join(comparison.cost), slo)
     if draw is not None and plot is not None and comes_and_goes:
         _draw_workers(plot, comparison, found.reports, title=", ".join(shown))
     elif draw is not None and plot is not None:
         slo_s = comparison.settings["slo_s"]
         draw(plot, found.swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
-    if as_json:
-        limits = {
-            "max_queue_size": max_queue_size,
-            "max_padded_size": max_padded_size,
-            "max_workers_per_key": max_workers_per_key,
-        }
+    if options.as_json:
+        limits = {name: getattr(options, name) for name in _LIMITS}
         _print_json(shown, {**comparison.settings, **limits}, capacity, found)
     else:
         _print_table(shown, comparison.settings, capacity, found.reports, plot)
 
 
-class _Runs(NamedTuple):
-    """How many runs there are.
+def _simulate_steps(options: Options) -> None:
+    """Compare policies of steps, and show what came of it; exit if an option makes no sense."""
+    slo = options.slo or "1s"
+    with _exit_on_mistake():
+        _refuse_what_steps_lack(options)
+        settings = _step_settings(options)
+        reports = compare_steps(
+            specs.listed(options.policy or ",".join(STEPS_BY_NAME)),
+            **settings,
+            seed=options.seed,
+            seeds=options.seeds,
+            jobs=options.jobs,
+            slo_s=_goal_s(slo),
+            part_slo_s=_goal_s(options.part_slo),
+            duration_s=specs.duration(options.duration or "2m"),
+        )
+    goals = {"slo": slo, "part_slo": options.part_slo}
+    shown = {**settings, **goals, "requests": reports[0].requests, "seeds": options.seeds}
+    print_steps(reports, shown, as_json=options.as_json, width=_FILE_WIDTH)
 
-    Attributes:
-        seed: The first seed.
-        seeds: How many there are of each policy.
-        jobs: How many are made at the same time; 0 means one per core.
-    """
 
-    seed: int
-    seeds: int
-    jobs: int
-
-
-def _simulate_steps(
-    *,
-    policies: str | None,
-    arrivals: str | None,
-    cost: list[str] | None,
-    lengths: str | None,
-    slo: str,
-    part_slo: str,
-    rows: int | list[int],
-    workers: int | list[int],
-    duration: str | None,
-    learned: bool,
-    runs: _Runs,
-    as_json: bool,
-) -> None:
-    """Compare policies of steps, and print what came of it. Raises ValueError."""
+def _step_settings(options: Options) -> dict[str, Any]:
+    """Return what the options say of the one stage of a simulation of steps. Raises ValueError."""
+    cost = options.cost
+    rows = _one_or_each(_numbers("max-batch-size", options.max_batch_size), 64)
+    workers = _one_or_each(_fixed(_numbers("workers", options.workers)), 1)
     if isinstance(rows, list) or isinstance(workers, list) or (cost and len(cost) > 1):
         raise ValueError("a simulation of steps has one stage: give --cost, --max-batch-size and --workers once")
-    settings: dict[str, Any] = {
-        "arrivals": arrivals or "poisson:rate=8",
+    return {
+        "arrivals": options.arrivals or (options.trace and f"trace:{options.trace}") or "poisson:rate=8",
         "cost": cost[0] if cost else STEP_COST,
-        "lengths": lengths or LENGTHS,
+        "lengths": options.lengths or LENGTHS,
         "rows": rows,
         "workers": workers,
-        "learned": learned,
+        "learned": options.learned,
     }
-    goals: dict[str, Any] = {"slo_s": _goal_s(slo), "part_slo_s": _goal_s(part_slo)}
-    duration_s = specs.duration(duration or "2m")
-    names = specs.listed(policies or ",".join(STEPS_BY_NAME))
-    reports = compare_steps(names, **runs._asdict(), **settings, **goals, duration_s=duration_s)
-    shown = {**settings, "slo": slo, "part_slo": part_slo, "requests": reports[0].requests, "seeds": runs.seeds}
-    print_steps(reports, shown, as_json=as_json, width=_FILE_WIDTH)
 
 
-def _refuse(options: dict[str, object]) -> None:
-    """Raise ValueError if one of these options, which do not go with `--steps`, was given."""
-    for name, value in options.items():
+def _refuse_what_steps_lack(options: Options) -> None:
+    """Raise ValueError if an option was given that does not go with `--steps`."""
+    given = {
+        "weights": options.weights,
+        "weights-known": options.weights_known,
+        "max-queue-size": options.max_queue_size,
+        "start-s": options.start_s,
+        "scaling": options.scaling if options.scaling != USUAL_RULE else None,
+        "lengths-unknown": options.lengths_unknown,
+        "keys": options.keys,
+        "ahead": options.ahead,
+        "plot": options.plot,
+        "switch": specs.duration(options.switch),
+        "settle": specs.duration(options.settle),
+    }
+    for name, value in given.items():
         if value:
             raise ValueError(f"--steps does not go with --{name}: leave one of them out")
 
@@ -393,6 +209,35 @@ def _exit_on_mistake() -> Iterator[None]:
     except ValueError as error:
         print(f"carpool: {error}", file=sys.stderr)
         raise SystemExit(_USAGE_ERROR) from None
+
+
+def _comparison(options: Options, slo: str) -> _Comparison:
+    """Return what the options say is to be simulated. Raises ValueError."""
+    cost, known_limits = given_costs(options.cost, USUAL_COST)
+    sizes = _numbers("max-batch-size", options.max_batch_size) or known_limits
+    settings = {
+        "slo_s": _slo_s(slo),
+        "max_batch_size": _one_or_each(sizes, 64),
+        "workers": _one_or_each(_numbers("workers", options.workers), 1),
+        "start_s": options.start_s,
+        "scaling": options.scaling,
+        "duration_s": _duration_s(options.duration, options.trace if options.arrivals is None else None),
+        "settle_s": specs.duration(options.settle),
+        "weights": options.weights,
+        "weights_known": options.weights_known,
+        "lengths": options.lengths,
+        "lengths_known": not options.lengths_unknown,
+        "allowed_lengths": _lengths(options.allowed_lengths),
+        "keys": options.keys,
+        "switch_s": specs.duration(options.switch),
+        "hop_s": specs.duration(options.hop),
+        "turn_s": specs.duration(options.turn),
+        "runs_ahead": options.ahead,
+    }
+    limits = {name: getattr(options, name) for name in _LIMITS}
+    settings |= {name: inf if limit is None else limit for name, limit in limits.items()}
+    policies = specs.listed(options.policy or _POLICIES)
+    return _Comparison(policies, _arrivals(options.arrivals, options.trace), cost, settings)
 
 
 def _arrivals(arrivals: str | None, trace: str | None) -> list[Arrivals]:
@@ -511,15 +356,16 @@ def _drawer(path: Path) -> Callable[..., None]:
     return plot.draw
 
 
-def _run(comparison: _Comparison, seed: int, seeds: int, jobs: int, *, with_sweep: bool) -> _Found:
+def _run(comparison: _Comparison, options: Options, *, with_sweep: bool) -> _Found:
     """Make all runs, with a progress bar if stderr is a terminal. Raises ValueError."""
     policies, arrivals, cost, settings = comparison
+    seeds = options.seeds
     console = Console(stderr=True)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(policies) * (seeds + len(LOADS) * with_sweep))
         first = len(policies) * seeds
-        common = {"seed": seed, "jobs": jobs, **settings}
+        common = {"seed": options.seed, "jobs": options.jobs, **settings}
         reports = compare(
             policies, arrivals, cost, seeds=seeds, progress=lambda done, of: bar.update(task, completed=done), **common
         )

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 
 from carpool.policy import BY_NAME, Policy, limit
+from carpool.policy.base import name_of
 from carpool.simulate import specs
 
 EXAMPLE = "static:10ms"
@@ -49,5 +50,5 @@ def label_of(policy: PolicyLike) -> str:
     if isinstance(policy, str):
         return policy
     if isinstance(policy, Policy):
-        return type(policy).__name__.lower()
+        return name_of(policy)
     return getattr(policy, "__name__", type(policy).__name__).lower()

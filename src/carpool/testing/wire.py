@@ -153,12 +153,12 @@ def header(
     buffers: int = 0,
     batch: int = 0,
     length: int = 0,
-    busy_s: float = 0.0,
+    first: float = 0.0,
     waited_s: float = 0.0,
     block: int = 0,
 ) -> bytes:
     """Return a header with these fields, which need not make sense."""
-    return _HEADER.pack(magic, version, kind, block, items, buffers, batch, length, busy_s, waited_s)
+    return _HEADER.pack(magic, version, kind, block, items, buffers, batch, length, first, waited_s)
 
 
 def receive(reader: Reader, data: bytes, cuts: Iterable[int] = ()) -> list[Frame]:
@@ -188,6 +188,7 @@ def plain(frames: Iterable[Frame]) -> list[tuple[Any, ...]]:
             bytes(frame.accepts),
             list(frame.deadlines),
             [_plain(payload) for payload in frame.payloads],
+            frame.made_at,
             frame.busy_s,
             frame.waited_s,
         )
@@ -404,9 +405,12 @@ def _random_frame(dice: random.Random) -> Frame:
         [dice.getrandbits(64) for _ in range(n)],
         dice.randbytes(n),
         payloads=[like(dice) for _ in range(n)],
-        busy_s=dice.random(),
         waited_s=dice.expovariate(1),
     )
+    if kind in (FrameKind.SETUP, FrameKind.BATCH, FrameKind.ORDER):
+        frame.made_at = dice.random()
+    else:
+        frame.busy_s = dice.random()
     if kind in (FrameKind.BATCH, FrameKind.ORDER):
         frame.accepts = dice.randbytes(n)
         frame.deadlines = [dice.choice([inf, dice.random()]) for _ in range(n)]

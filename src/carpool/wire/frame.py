@@ -1,7 +1,9 @@
 """Frames on the socket between a service and a worker: batches of items as bytes. Sans-IO.
 
     header   magic "cpl", version, kind of frame, kind of block, number of items, number of buffers,
-             batch id, length of the body, two times (48 bytes, little endian)
+             batch id, length of the body, two times (48 bytes, little endian): of a setup, a batch
+             or an order when it was made, of others how long the worker was busy; how long the
+             worker had waited
     table    ids u64; formats u8; lengths of the buffers u32; in a batch or an order deadlines f64
              and accepts u8; and, unless each item has exactly one buffer, how many buffers each
              has u32
@@ -73,6 +75,8 @@ _KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
 _HAVE_SCALARS = frozenset({FrameKind.BATCH, FrameKind.REPLY})
 _ROUTED = frozenset({FrameKind.BATCH, FrameKind.ORDER})
 """Frames whose items have a deadline, and an encoding in which their callers want the results."""
+_TIMED = _ROUTED | {FrameKind.SETUP}
+"""Frames that say when they were made."""
 
 
 class FrameError(Exception):
@@ -96,9 +100,9 @@ class Frame:
             wants the result.
         deadlines: in a batch or an order, the time for each item after which nobody waits for it.
         payloads: the items.
-        busy_s: in a reply, seconds that the worker spent on the batch. A batch, an order or a setup
-            has another time here: when it was made, by the clock of the service, which its
-            deadlines are by, too.
+        made_at: of a setup, a batch or an order, when it was made, by the clock of the service,
+            which its deadlines are by, too.
+        busy_s: in a reply, seconds that the worker spent on the batch.
         waited_s: in a reply, seconds that the worker had waited for the batch.
         no_memory: whether the payloads have been thrown away because there was no memory to receive
             them.
@@ -113,6 +117,7 @@ class Frame:
     accepts: bytes = b""
     deadlines: Sequence[float] = ()
     payloads: Sequence[Payload] = ()
+    made_at: float = 0.0
     busy_s: float = 0.0
     waited_s: float = 0.0
     no_memory: bool = False
@@ -186,7 +191,8 @@ def encode(frame: Frame) -> list[Buffer]:
     length = sum(lengths)
     if length > MAX_FRAME_BYTES or n > MAX_ITEMS or m > MAX_BUFFERS:
         raise _over_limit(n, m, length, MAX_FRAME_BYTES)
-    header = _HEADER.pack(MAGIC, VERSION, kind, block, n, m, frame.batch_id, length, frame.busy_s, frame.waited_s)
+    first = frame.made_at if kind in _TIMED else frame.busy_s
+    header = _HEADER.pack(MAGIC, VERSION, kind, block, n, m, frame.batch_id, length, first, frame.waited_s)
     routed = (*frame.deadlines, frame.accepts) if kind in _ROUTED else ()
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
@@ -210,10 +216,10 @@ def _encode_one(frame: Frame, payload: Payload) -> bytes | None:
     table = _TABLE_OF_ONE.get(frame.kind)
     if table is None or length >= LARGE or length > MAX_FRAME_BYTES or len(frame.formats) != 1:
         return None
-    header = _HEADER.pack(
-        *(MAGIC, VERSION, frame.kind, _NO_BLOCK, 1, 1, frame.batch_id, length, frame.busy_s, frame.waited_s)
-    )
-    if frame.kind == FrameKind.REPLY:
+    is_reply = frame.kind == FrameKind.REPLY
+    first = frame.busy_s if is_reply else frame.made_at
+    header = _HEADER.pack(*(MAGIC, VERSION, frame.kind, _NO_BLOCK, 1, 1, frame.batch_id, length, first, frame.waited_s))
+    if is_reply:
         return header + table.pack(frame.ids[0], frame.formats, length) + payload  # type: ignore[operator]
     if not len(frame.deadlines) == 1 == len(frame.accepts):
         return None
@@ -291,7 +297,7 @@ def in_pieces(frame: Frame) -> list[Frame]:
         nbytes += size
         buffers += count
     last = _piece(frame, begin, len(frame.ids))
-    last.busy_s, last.waited_s = frame.busy_s, frame.waited_s
+    last.made_at, last.busy_s, last.waited_s = frame.made_at, frame.busy_s, frame.waited_s
     return [*pieces, last]
 
 
@@ -401,7 +407,7 @@ class FrameReader:
         at, have = self._start, self._end - self._start
         if have < _HEADER.size:
             return None
-        magic, version, kind, block, n, m, batch, length, busy_s, waited_s = _HEADER.unpack_from(self._scratch, at)
+        magic, version, kind, block, n, m, batch, length, first, waited_s = _HEADER.unpack_from(self._scratch, at)
         if magic != MAGIC or version != VERSION or kind not in _KINDS or block > _SCALARS_BEHIND:
             raise FrameError(
                 f"the bytes are not a carpool frame of version {VERSION}: they begin with {magic!r}, version {version},"
@@ -416,7 +422,7 @@ class FrameReader:
         if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
             raise _over_limit(n, m, length, self._max_bytes)
         if n == 1 == m and length < LARGE and not block:
-            frame = self._open_one(kind, batch, length, busy_s, waited_s)
+            frame = self._open_one(kind, batch, length, first, waited_s)
             if frame is not None:
                 return frame
         has_counts = n != m and not block
@@ -433,7 +439,11 @@ class FrameReader:
             raise FrameError("the lengths in a frame's table do not add up to the length of its body")
         if block == _ARRAYS and not (lengths[0] <= LONGEST_HEAD and lengths[1] % n == 0):
             raise FrameError(f"{n} arrays cannot lie in buffers of {lengths[0]} and {lengths[1]} bytes")
-        frame = Frame(_KINDS[kind], batch, list(fields[:n]), fields[n], busy_s=busy_s, waited_s=waited_s)
+        frame = Frame(_KINDS[kind], batch, list(fields[:n]), fields[n], waited_s=waited_s)
+        if kind in _TIMED:
+            frame.made_at = first
+        else:
+            frame.busy_s = first
         if kind in _ROUTED:
             frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
         self._start = at = at + need
@@ -445,7 +455,7 @@ class FrameReader:
         self._start = at + length
         return frame
 
-    def _open_one(self, kind: int, batch: int, length: int, busy_s: float, waited_s: float) -> Frame | None:
+    def _open_one(self, kind: int, batch: int, length: int, first: float, waited_s: float) -> Frame | None:
         """Read the frame of one item in one buffer; None if it is not complete, or not plain.
 
         Fast path of the rest of `_open`: the same frame, see tests/wire/test_single.py.
@@ -460,10 +470,12 @@ class FrameReader:
         self._start = at + length
         frame = Frame(_KINDS[kind], batch, [id], formats)
         frame.payloads = [bytes(self._view[at : at + length])]
-        frame.busy_s, frame.waited_s = busy_s, waited_s
+        frame.waited_s = waited_s
         if routed:
             deadline, frame.accepts = routed
-            frame.deadlines = (deadline,)
+            frame.deadlines, frame.made_at = (deadline,), first
+        else:
+            frame.busy_s = first
         return frame
 
     def _open_scalars(

@@ -139,8 +139,8 @@ class RemoteSocket(ParentSocket):
         """Return the next frame, with deadlines by the clock of this machine; None for the end."""
         frame = await super().receive()
         if frame is not None:
-            if frame.busy_s:
-                self._clocks.heard(frame.busy_s, self.heard_at)
+            if frame.made_at:
+                self._clocks.heard(frame.made_at, self.heard_at)
             if frame.deadlines and self._clocks.offset_s is not None:
                 offset_s = self._clocks.offset_s
                 frame.deadlines = [deadline + offset_s for deadline in frame.deadlines]

@@ -56,7 +56,7 @@ def test_calls_before_the_loop_runs_do_not_hide_it() -> None:
     """A program that tries its function first and then serves from a loop is told, too, a little later."""
     f = carpool.batch(doubled)
     assert f(1) == 2
-    f._loop_look.due -= 1.0  # a second later
+    f._loop_check.due -= 1.0  # a second later
     assert len(heard(lambda: on_a_loop(lambda: f(1)))) == 1
 
 

@@ -12,7 +12,7 @@ import warnings
 from math import inf
 from typing import Final
 
-_EVERY_S: Final = 0.05  # seconds; a look makes a system call, which would slow down each lone call
+_EVERY_S: Final = 0.05  # seconds; a check makes a system call, which would slow down each lone call
 
 _TEXT: Final = (
     "{name} was called on a thread whose event loop runs: the loop stands still until the call returns, so no other"
@@ -21,15 +21,15 @@ _TEXT: Final = (
 )
 
 
-class LoopLook:
-    """Looks, now and then, whether a function's callers are on a thread whose event loop runs.
+class LoopCheck:
+    """Checks, now and then, whether a function's callers are on a thread whose event loop runs.
 
     Args:
         name: The function's, for the warning.
-        depth: How many functions of ours lie between the caller and the method that looks.
+        depth: How many functions of ours lie between the caller and the method that checks.
 
     Attributes:
-        due: When the next look is due, by the driver's clock; infinity once the warning was given.
+        due: When the next check is due, by the driver's clock; infinity once the warning was given.
     """
 
     __slots__ = ("_depth", "_name", "due")
@@ -39,7 +39,7 @@ class LoopLook:
         self._depth = depth
         self.due = 0.0
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Warn the caller of the method that calls this, once, if its thread's event loop runs.
 
         Code at the top of a module or of a notebook's cell is left alone: it runs on the notebook's
