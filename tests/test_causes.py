@@ -10,16 +10,17 @@ import sys
 import textwrap
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 import carpool
-from carpool import ModelError, Service, Stage
+from carpool import Handle, ModelError, Service, Stage
 from carpool.errors import CarpoolError
 from carpool.wire.outcome import (
     LONGEST_CAUSE,
@@ -31,104 +32,40 @@ from carpool.wire.outcome import (
     with_cause,
 )
 from tests.effort import slow_where
+from tests.support.causes import (
+    RAISED,
+    SHARED,
+    TEXT_ONLY,
+    NoNotes,
+    Plain,
+    echo,
+    fails,
+    fails_at_large,
+    fails_later,
+    fails_together,
+    lambda_of,
+    refuse,
+    refuse_later,
+)
 from tests.support.loops import on_a_loop
 from tests.support.output import Output
 
 
-class Plain(Exception):
-    """What pickle reads again, with an attribute."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.also = [1, 2]
-
-
-class TwoArguments(Exception):
-    """Cannot be read again: pickle gives it its text only."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__(f"{a} and {b}")
-
-
-class NotItself(Exception):
-    """An exception that is read as something else."""
-
-    def __reduce__(self) -> Any:
-        return str, ("no exception",)
-
-
-class Quits(Exception):
-    """An exception that ends the program which reads it."""
-
-    def __init__(self, text: str = "") -> None:
-        super().__init__(text)
-
-    def __setstate__(self, state: Any) -> None:
-        raise SystemExit(3)
-
-    def __reduce__(self) -> Any:
-        return Quits, ("",), {"some": "state"}
-
-
-class NoNotes(Exception):
-    """An exception that takes no note."""
-
-    __notes__ = property(lambda self: 1 / 0)
-
-
-SHARED = KeyError("shared")
-
-
-def local_class() -> type[Exception]:
-    class Local(Exception):
-        pass
-
-    return Local
-
-
-RAISED: dict[str, Callable[[], BaseException]] = {
-    "KeyError": lambda: KeyError("x"),
-    "a class of one's own": lambda: Plain("text"),
-    "with an array": lambda: ValueError(np.arange(3)),
-    "a group": lambda: ExceptionGroup("several", [KeyError(1), Plain("two")]),
-    "StopIteration": lambda: StopIteration(3),
-    "GeneratorExit": GeneratorExit,
-    "CancelledError": asyncio.CancelledError,
-    "KeyboardInterrupt": KeyboardInterrupt,
-    "SystemExit": lambda: SystemExit(2),
-    "just below the limit": lambda: ValueError("x" * (LONGEST_CAUSE - 200)),
-    "no notes": lambda: NoNotes("x"),
-    "two arguments": lambda: TwoArguments(1, 2),
-    "not itself": lambda: NotItself("x"),
-    "quits when it is read": lambda: Quits("x"),
-    "local": lambda: local_class()("x"),
-    "unpicklable": lambda: ValueError(lambda: 1),
-    "too large": lambda: ValueError("x" * LONGEST_CAUSE),
-    "far too large": lambda: ValueError(["x" * 1000] * 100, np.zeros(10**6)),
-}
-TEXT_ONLY = {
-    *("two arguments", "not itself", "quits when it is read", "local", "unpicklable", "too large", "far too large"),
-}
-
-
-def fails(name: str) -> str:
-    if name in RAISED:
-        raise RAISED[name]()
-    return name
-
-
-async def fails_later(name: str) -> str:
-    return fails(name)
-
-
-def fails_together(names: list[str]) -> list[str]:
-    if "shared" in names:
-        raise SHARED
-    return names
-
-
 def stage(run_in: Any, **settings: Any) -> Stage:
     return Stage(fails_later if run_in == "loop" else fails, run_in=run_in, **settings)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Callable[[str], Handle]]:
+    """Services that several tests ask, one after the other: one for each `run_in`."""
+    with ExitStack() as stack:
+        yield cache(lambda run_in: stack.enter_context(Service(stage(run_in)).run()))
+
+
+@pytest.fixture(scope="module")
+def in_a_process(running: Callable[[str], Handle]) -> Handle:
+    """The service with a worker process."""
+    return running("process")
 
 
 def failed(ask: Callable[[], Any]) -> ModelError:
@@ -138,25 +75,25 @@ def failed(ask: Callable[[], Any]) -> ModelError:
 
 
 @pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
-def test_the_cause_is_what_the_model_raised(run_in: Any) -> None:
+def test_the_cause_is_what_the_model_raised(run_in: Any, running: Callable[[str], Handle]) -> None:
     """The `__cause__` of a `ModelError` is an exception of the class and arguments that the model
     raised, by each way to ask; from a process only if the class can be had here.
     """
-    with Service(stage(run_in)).run() as service:
-        for name, make in RAISED.items():
-            if run_in == "loop" and name == "StopIteration":
-                continue  # Python makes a RuntimeError of it, in coroutines
-            by_stream = next(iter(service.stream([name], return_exceptions=True)))
-            raised = failed(lambda name=name: list(service.stream([name])))  # type: ignore[misc]
-            for error in (failed(lambda name=name: service.predict(name)), by_stream, raised):  # type: ignore[misc]
-                if run_in == "process" and name in TEXT_ONLY:
-                    assert error.__cause__ is None, name
-                    assert error.type_name, name
-                else:
-                    assert type(error.__cause__).__name__ == type(make()).__name__, name
-                    assert list(map(type, error.__cause__.args)) == list(map(type, make().args)), name
-                    assert error.__cause__ is error.__cause__
-        assert service.predict("good") == "good"
+    service = running(run_in)
+    for name, make in RAISED.items():
+        if run_in == "loop" and name == "StopIteration":
+            continue  # Python makes a RuntimeError of it, in coroutines
+        by_stream = next(iter(service.stream([name], return_exceptions=True)))
+        raised = failed(lambda name=name: list(service.stream([name])))  # type: ignore[misc]
+        for error in (failed(lambda name=name: service.predict(name)), by_stream, raised):  # type: ignore[misc]
+            if run_in == "process" and name in TEXT_ONLY:
+                assert error.__cause__ is None, name
+                assert error.type_name, name
+            else:
+                assert type(error.__cause__).__name__ == type(make()).__name__, name
+                assert list(map(type, error.__cause__.args)) == list(map(type, make().args)), name
+                assert error.__cause__ is error.__cause__
+    assert service.predict("good") == "good"
 
 
 @pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
@@ -175,28 +112,26 @@ async def test_tasks_get_the_cause_too(run_in: Any) -> None:
             assert type(error.__cause__) is kind
 
 
-def test_the_cause_can_be_raised_in_the_place_of_the_error() -> None:
+def test_the_cause_can_be_raised_in_the_place_of_the_error(in_a_process: Handle) -> None:
     """The cause can be raised in the place of the error, as the docs show."""
 
     def ask(name: str) -> Any:
         try:
-            return service.predict(name)
+            return in_a_process.predict(name)
         except ModelError as error:
             raise error.__cause__ or error from None
 
-    with Service(stage("process")).run() as service:
-        with pytest.raises(KeyError, match="x"):
-            ask("KeyError")
-        with pytest.raises(ModelError, match="1 and 2"):
-            ask("two arguments")
+    with pytest.raises(KeyError, match="x"):
+        ask("KeyError")
+    with pytest.raises(ModelError, match="1 and 2"):
+        ask("two arguments")
 
 
-def test_from_a_process_it_has_attributes_and_the_worker_s_traceback() -> None:
+def test_from_a_process_it_has_attributes_and_the_worker_s_traceback(in_a_process: Handle) -> None:
     """A cause from a worker process has its attributes, and the worker's traceback as a note for
     whoever sees it.
     """
-    with Service(stage("process")).run() as service:
-        cause = failed(lambda: service.predict("a class of one's own")).__cause__
+    cause = failed(lambda: in_a_process.predict("a class of one's own")).__cause__
 
     assert isinstance(cause, Plain)
     assert cause.also == [1, 2]
@@ -207,14 +142,14 @@ def test_from_a_process_it_has_attributes_and_the_worker_s_traceback() -> None:
 
 
 @pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
-def test_the_text_begins_with_the_name_of_the_class(run_in: Any) -> None:
+def test_the_text_begins_with_the_name_of_the_class(run_in: Any, running: Callable[[str], Handle]) -> None:
     """The text of a `ModelError` is the last line of the model's traceback: name of the class and
     text, or the name alone.
     """
-    with Service(stage(run_in)).run() as service:
-        for name, text in {"KeyError": "KeyError: 'x'", "GeneratorExit": "GeneratorExit", "local": "Local: x"}.items():
-            error = failed(lambda name=name: service.predict(name))  # type: ignore[misc]
-            assert (str(error), error.type_name) == (text, text.partition(":")[0])
+    service = running(run_in)
+    for name, text in {"KeyError": "KeyError: 'x'", "GeneratorExit": "GeneratorExit", "local": "Local: x"}.items():
+        error = failed(lambda name=name: service.predict(name))  # type: ignore[misc]
+        assert (str(error), error.type_name) == (text, text.partition(":")[0])
 
 
 PRINTED = ["KeyError", "two arguments", "local", "StopIteration"]
@@ -225,44 +160,51 @@ def times_shown(error: BaseException) -> int:
     return "".join(traceback.format_exception(error)).count("raise RAISED[name]()")
 
 
-@slow_where(lambda run_in, name: run_in == "process" and name not in ("KeyError", "local"))
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 @pytest.mark.parametrize("name", PRINTED)
-def test_the_user_s_line_is_shown_once(run_in: Any, name: str) -> None:
+def test_the_user_s_line_is_shown_once(run_in: Any, name: str, running: Callable[[str], Handle]) -> None:
     """What prints a `ModelError` shows the user's line, once: by the cause, or by a note where there
     is no cause; also a second time, and after the cause was asked for.
     """
-    with Service(stage(run_in)).run() as service:
-        one = failed(lambda: service.predict(name))
-        (other,) = service.stream([name], return_exceptions=True)
+    service = running(run_in)
+    one = failed(lambda: service.predict(name))
+    (other,) = service.stream([name], return_exceptions=True)
     for error in (one, other):
         assert times_shown(error) == 1
         error.__cause__  # noqa: B018
         assert times_shown(error) == 1
 
 
-def test_a_cause_that_takes_no_note_leaves_it_to_the_error() -> None:
+def test_a_cause_that_takes_no_note_leaves_it_to_the_error(in_a_process: Handle) -> None:
     """Where the cause takes no note, the error itself has it."""
-    with Service(stage("process")).run() as service:
-        error = failed(lambda: service.predict("no notes"))
+    error = failed(lambda: in_a_process.predict("no notes"))
     assert type(error.__cause__) is NoNotes
     assert error.__notes__[0].startswith("In the worker:\nNoNotes")
 
 
-@pytest.mark.parametrize("name", PRINTED[:-1])
 @on_a_loop
-async def test_the_user_s_line_is_shown_once_to_tasks(name: str) -> None:
+async def test_the_user_s_line_is_shown_once_to_tasks() -> None:
     """The same in tasks, whose loop does not open the cause: the note is the error's own."""
     async with Service(stage("process")).run_async() as service:
-        with pytest.raises(ModelError) as caught:
-            await service.predict(name)
-    (note,) = caught.value.__notes__
-    assert note.startswith("In the worker:\nTraceback (most recent call last)")
-    assert times_shown(caught.value) == 1
-    assert times_shown(caught.value) == 1
+        for name in PRINTED[:-1]:
+            with pytest.raises(ModelError) as caught:
+                await service.predict(name)
+            (note,) = caught.value.__notes__
+            assert note.startswith("In the worker:\nTraceback (most recent call last)")
+            assert times_shown(caught.value) == 1
+            assert times_shown(caught.value) == 1
 
 
-def test_an_uncaught_error_shows_the_user_s_line(tmp_path: Path) -> None:
+UNCAUGHT = {
+    "division": ("return 1 / x", "ZeroDivisionError: float division by zero"),
+    "local": ("raise Local(1 / 1)", "Local: 1.0"),
+}
+
+
+@slow_where(lambda what, way: (what == "local") is (way == "threads"))
+@pytest.mark.parametrize("what", UNCAUGHT)
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_an_uncaught_error_shows_the_user_s_line(what: str, way: str, tmp_path: Path) -> None:
     """A program that ends by a `ModelError` shows the user's line once, of threads and of tasks, with
     a cause and without.
     """
@@ -293,15 +235,11 @@ def test_an_uncaught_error_shows_the_user_s_line(tmp_path: Path) -> None:
             """
         )
     )
-    for what, line, text in (
-        ("division", "return 1 / x", "ZeroDivisionError: float division by zero"),
-        ("local", "raise Local(1 / 1)", "Local: 1.0"),
-    ):
-        for way in ("threads", "tasks"):
-            command = [sys.executable, "program.py", what, way]
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-            assert f"carpool.errors.ModelError: {text}\n" in done.stderr
-            assert done.stderr.count(line) == 1, (what, way, done.stderr)
+    line, text = UNCAUGHT[what]
+    command = [sys.executable, "program.py", what, way]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert f"carpool.errors.ModelError: {text}\n" in done.stderr
+    assert done.stderr.count(line) == 1, (what, way, done.stderr)
 
 
 @pytest.mark.parametrize("run_in", ["thread", "loop"])
@@ -351,19 +289,11 @@ def test_results_that_cannot_leave_the_worker_have_a_cause() -> None:
     assert isinstance(error.__cause__, (AttributeError, pickle.PicklingError, TypeError))
 
 
-def lambda_of(x: Any) -> Any:
-    return lambda: x
-
-
 def test_a_cause_from_a_later_stage_and_of_hooks_comes_through() -> None:
     """Causes from later stages and of hooks come through as well."""
     stages = Stage(echo, run_in="thread"), Stage(fails)
     with Service(*stages).run() as service:
         assert type(failed(lambda: service.predict("KeyError")).__cause__) is KeyError
-
-
-def echo(x: Any) -> Any:
-    return x
 
 
 # -- what it must not do
@@ -379,14 +309,6 @@ class Item:
 
     def __reduce__(self) -> Any:
         return Item, (), {"some": "state"}
-
-
-def refuse(item: Any) -> Any:
-    raise ValueError("never")
-
-
-async def refuse_later(item: Any) -> Any:
-    raise ValueError("never")
 
 
 def holds(error: ModelError) -> None:
@@ -611,10 +533,6 @@ def test_the_causes_of_a_reply_have_a_bound() -> None:
     found = [error for error in errors if error.__cause__ is not None]
     assert 0 < len(found) < 64
     assert len({id(error.__cause__) for error in found}) == len(found)
-
-
-def fails_at_large(xs: list[int]) -> list[int]:
-    raise ValueError("x" * (LONGEST_CAUSE - 1000))
 
 
 def test_reports_without_a_cause_are_as_they_were() -> None:
