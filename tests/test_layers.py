@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.support.sources import MODULES, PARSED, ROOT, imports
+from tests.support.sources import MODULES, PARSED, ROOT, imports, nodes_of
 
 EXCEPTIONS = {
     ("carpool", "carpool.http.serve"),  # likewise `carpool.serve`
@@ -146,7 +146,7 @@ def test_what_decides_does_nothing_else(module: str) -> None:
             elif imported not in reached:
                 reached.add(imported)
                 found.append(imported)
-        used = {node.id for node in ast.walk(MODULES[name]) if isinstance(node, ast.Name)}
+        used = {node.id for node in nodes_of(MODULES[name]) if isinstance(node, ast.Name)}
         assert not used & OUTSIDE_WORLD, f"{name} reaches out"
 
 

@@ -25,7 +25,7 @@ from tests.support import models
 from tests.support.http.front import get
 from tests.support.http.net import Client, predict, serving
 from tests.support.serving import Served, serve
-from tests.support.sources import MODULES, imports
+from tests.support.sources import MODULES, imports, nodes_of
 
 PICKLES = {
     "carpool.wire.payload": "objects between our own processes",
@@ -77,8 +77,8 @@ def test_pickle_is_used_only_where_it_is_listed() -> None:
     finds it.
     """
     assert {name for name, tree in MODULES.items() if "pickle" in imports(tree)} == set(PICKLES)
-    for tree in MODULES.values():
-        for node in ast.walk(tree):
+    for tree in MODULES.mentioning("pickle").values():
+        for node in nodes_of(tree):
             if isinstance(node, ast.ImportFrom):
                 assert node.module != "pickle"
             if isinstance(node, ast.Import):
@@ -87,7 +87,7 @@ def test_pickle_is_used_only_where_it_is_listed() -> None:
 
 def test_unpickling_happens_in_four_functions() -> None:
     """Only four functions unpickle, and what they read has been written by our own processes."""
-    loads = {name: functions_that_use(tree, "loads") for name, tree in MODULES.items()}
+    loads = {name: functions_that_use(tree, "loads") for name, tree in MODULES.mentioning("pickle").items()}
     assert {name: found for name, found in loads.items() if found} == LOADS
 
 
@@ -96,8 +96,8 @@ def test_the_front_never_reads_payloads() -> None:
     msgpack and raw.
     """
     users = set()
-    for name, tree in MODULES.items():
-        for node in ast.walk(tree):
+    for name, tree in MODULES.mentioning("payload").items():
+        for node in nodes_of(tree):
             match node:
                 case ast.Attribute(value=ast.Name("payload"), attr="load"):
                     users.add(name)
@@ -111,8 +111,8 @@ def test_the_front_never_asks_for_a_cause() -> None:
     for those with a thread; the front never does.
     """
     askers, openers = set(), set()
-    for name, tree in MODULES.items():
-        for node in ast.walk(tree):
+    for name, tree in MODULES.mentioning("_cause").items():
+        for node in nodes_of(tree):
             match node:
                 case ast.Attribute(attr="__cause__", ctx=ast.Load()):
                     askers.add(name)
@@ -146,7 +146,7 @@ def test_cloudpickle_only_writes() -> None:
         and any(isinstance(node, ast.Constant) and node.value == "ray.cloudpickle" for node in ast.walk(function))
     ]
     assert importers == ["_cloudpickle"]
-    readers = {name for name, tree in MODULES.items() if "unpack_model" in ast.unparse(tree)}
+    readers = {name for name, tree in MODULES.mentioning("unpack_model").items() if "unpack_model" in ast.unparse(tree)}
     assert readers == {"carpool.worker.program", "carpool.worker.main", "carpool.ray.shell"}
 
 
@@ -165,7 +165,7 @@ def test_nothing_else_that_runs_code_from_bytes_is_there(module: str) -> None:
     dangerous = {name for name in imports(tree) if name.split(".")[0] in DANGEROUS_MODULES}
     assert dangerous == ALLOWED.get(module, set())
     assert "runpy" not in imports(tree) or module == "carpool.worker.program"
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Call(func=ast.Name(id=name)):
                 assert name not in DANGEROUS_NAMES

@@ -157,4 +157,4 @@ def wants_json(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         return False
     given = [b for a, b in pairwise([*arguments, ""]) if a == "--log"]
     given += [each.removeprefix("--log=") for each in arguments if each.startswith("--log=")]
-    return (given or [environ.get("CARPOOL_LOG")])[-1] == "json"
+    return (given or [environ.get("CARPOOL_LOG", "")])[-1] == "json"

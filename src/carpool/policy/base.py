@@ -322,7 +322,7 @@ class Policy(ABC):
 
 
 def name_of(policy: Policy) -> str:
-    """Return the name of a policy as users write it: that of a policy of theirs is its class's."""
+    """Return a policy's name as users write it: as a stage names it, or the name of their class."""
     kind = type(policy)
     return kind.__name__.removesuffix("Steps").lower() if kind.__module__.startswith(__package__) else kind.__name__
 
