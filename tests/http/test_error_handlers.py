@@ -12,16 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, WebSocket
-from starlette.applications import Starlette
 
 import carpool
 from carpool import errors
 from carpool.errors import OVERLOAD_REASONS
 from carpool.http import install_error_handlers
 from carpool.http.codec import MESSAGES, error_response
+from tests.support.late import Late
 from tests.support.loops import on_a_loop
 from tests.support.sources import ROOT
+
+fastapi, applications = Late("fastapi"), Late("starlette.applications")
 
 Answer = tuple[int, dict[str, str], Any]
 
@@ -59,7 +60,7 @@ async def ask(app: Any, path: str = "/", kind: str = "http", *, method: str = "G
 
 
 def in_fastapi(route: Callable[[], Any]) -> Any:
-    app = FastAPI()
+    app = fastapi.FastAPI()
     app.get("/")(route)
     app.head("/")(route)
     return app
@@ -69,7 +70,7 @@ def in_starlette(route: Callable[[], Any]) -> Any:
     async def answer(request: Any) -> Any:
         return route()
 
-    app = Starlette()
+    app = applications.Starlette()
     app.add_route("/", answer, methods=["GET"])
     return app
 
@@ -198,7 +199,7 @@ async def test_other_errors_heads_and_websockets() -> None:
     with pytest.raises(KeyError):
         await ask(other)
 
-    async def socket(websocket: WebSocket) -> None:
+    async def socket(websocket: fastapi.WebSocket) -> None:
         raise carpool.Overloaded("full")
 
     app.websocket("/socket")(socket)

@@ -18,13 +18,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from hypercorn.asyncio import serve as hypercorn_serve
-from hypercorn.config import Config
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route
 
 import carpool
 from carpool import Model, Service, Stage, StartupError
@@ -38,9 +31,13 @@ from tests.support.http.both_fronts import asked, behind, said, stopped_in_the_e
 from tests.support.http.front import get, post
 from tests.support.http.jobs import job, outcome, small_queue
 from tests.support.http.net import Client, Gate, RunningServer, predict, waiting
+from tests.support.late import Late
 from tests.support.processes import alive, children
 from tests.support.serving import serve
 from tests.support.waiting import PATIENCE_S, wait_until
+
+fastapi, applications = Late("fastapi"), Late("starlette.applications")
+responses, routing = Late("starlette.responses"), Late("starlette.routing")
 
 
 class Hypercorn:
@@ -54,12 +51,12 @@ class Hypercorn:
     def __init__(self, app: Any, loop: asyncio.AbstractEventLoop) -> None:
         sock = socket.create_server(("127.0.0.1", 0))
         self.port: int = sock.getsockname()[1]
-        config = Config()
+        config = Late("hypercorn.config").Config()
         config.bind = [f"fd://{sock.detach()}"]
         config.errorlog = None
         self._loop = loop
         self._stopping = asyncio.Event()
-        serving = hypercorn_serve(app, config, shutdown_trigger=self._stopping.wait)
+        serving = Late("hypercorn.asyncio").serve(app, config, shutdown_trigger=self._stopping.wait)
         self._ended = asyncio.run_coroutine_threadsafe(serving, loop)
 
     def stop(self) -> None:
@@ -137,9 +134,9 @@ def test_a_client_that_leaves_hypercorn_while_queued(loop: asyncio.AbstractEvent
 # -- mounted beside ordinary routes
 
 
-def in_fastapi(app: App, lifespan: Any) -> FastAPI:
+def in_fastapi(app: App, lifespan: Any) -> Any:
     """An app with a route of its own, and ours below /ml."""
-    host = FastAPI(lifespan=lifespan)
+    host = fastapi.FastAPI(lifespan=lifespan)
 
     @host.get("/hello")
     async def hello(name: str) -> dict[str, str]:
@@ -149,13 +146,13 @@ def in_fastapi(app: App, lifespan: Any) -> FastAPI:
     return host
 
 
-def in_starlette(app: App, lifespan: Any) -> Starlette:
+def in_starlette(app: App, lifespan: Any) -> Any:
     """The app mounted in Starlette."""
 
-    async def hello(request: Request) -> JSONResponse:
-        return JSONResponse({"hello": request.query_params["name"]})
+    async def hello(request: Any) -> Any:
+        return responses.JSONResponse({"hello": request.query_params["name"]})
 
-    return Starlette(routes=[Route("/hello", hello), Mount("/ml", app)], lifespan=lifespan)
+    return applications.Starlette(routes=[routing.Route("/hello", hello), routing.Mount("/ml", app)], lifespan=lifespan)
 
 
 Host = Callable[[App, Any], Any]

@@ -7,7 +7,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from carpool import Service
 from carpool.http import openapi
@@ -17,6 +16,9 @@ from tests.support.http import models, served, typed
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, run, turns
 from tests.support.http.net import Client, RunningServer, predict, serving
+from tests.support.late import Late
+
+openapi_spec_validator = Late("openapi_spec_validator")
 
 TYPED = (typed.shift, typed.measure, typed.greet, typed.prune, typed.double, typed.total, typed.checked)
 EVERY_ERROR = {"400", "413", "415", "422", "429", "500", "503", "504"}
@@ -52,7 +54,7 @@ def test_it_is_valid(services: tuple[Service, ...]) -> None:
     """The document is valid by the validator of OpenAPI 3.1, for types of every kind."""
     doc = document(*services)
     assert doc["openapi"].startswith("3.1")
-    OpenAPIV31SpecValidator(doc).validate()
+    openapi_spec_validator.OpenAPIV31SpecValidator(doc).validate()
 
 
 def test_every_address_is_there() -> None:
@@ -82,7 +84,7 @@ def test_addresses_of_protocols_are_there_for_the_models_that_they_fit() -> None
     that fit no model.
     """
     doc = document(models.scale, served.services()[7], protocols=["oip", "openai", "rerank"], timeout_status=408)
-    OpenAPIV31SpecValidator(doc).validate()
+    openapi_spec_validator.OpenAPIV31SpecValidator(doc).validate()
     own = set(document(models.scale, served.services()[7], protocols=())["paths"])
     of_scale = {f"/v2/models/scale{part}" for part in ("", "/ready", "/config", "/stats", "/infer")}
     of_union = {"/v2/models/union/ready", "/v2/models/union/stats"}  # whose items are no rows of tensors

@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
-from fastapi import FastAPI, Request
-from starlette.applications import Starlette
-from starlette.routing import Route
 
 import carpool
 from carpool import Service, Stage
 from carpool.http import own_routes
+from tests.support.late import Late
 from tests.support.loops import on_a_loop
 from tests.support.parts import Counting
+
+fastapi, applications, routing = Late("fastapi"), Late("starlette.applications"), Late("starlette.routing")
 
 RAISED: Final = [KeyError("x"), asyncio.CancelledError(), StopIteration(), carpool.Overloaded("full")]
 
@@ -58,11 +58,15 @@ async def routed(framework: str, log: list[Any], **model: Any) -> AsyncIterator[
     service = Service(Stage(Counting, kwargs={"log": log, **model}, run_in="thread", max_batch_size=4))
     async with service.run_async() as running:
 
-        async def answer(request: Request) -> Any:
+        async def answer(request: fastapi.Request) -> Any:
             parts = running.predict_stream(await request.json())
             return await carpool.http.stream_response(parts, accept=request.headers.get("accept"))
 
-        app: Any = FastAPI() if framework == "fastapi" else Starlette(routes=[Route("/", answer, methods=["POST"])])
+        app: Any = (
+            fastapi.FastAPI()
+            if framework == "fastapi"
+            else applications.Starlette(routes=[routing.Route("/", answer, methods=["POST"])])
+        )
         if framework == "fastapi":
             app.post("/")(answer)
         carpool.http.install_error_handlers(app)

@@ -61,11 +61,7 @@ class Trees(Mapping[str, ast.Module]):
 
 PARSED = Trees({module_name(path): path for path in SOURCE.rglob("*.py")})
 MODULES = Trees(
-    {
-        name: path
-        for name, path in PARSED.paths.items()
-        if path.name != "__init__.py" or says_something(parsed(path))
-    }
+    {name: path for name, path in PARSED.paths.items() if path.name != "__init__.py" or says_something(parsed(path))}
 )
 """Those that hold more than a docstring, which only the `__init__` of a folder may not."""
 
