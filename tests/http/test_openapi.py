@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 
 from carpool import Service
@@ -18,7 +17,7 @@ from tests.support.http.jump import on_a_jumping_loop, run, turns
 from tests.support.http.net import Client, RunningServer, predict, serving
 from tests.support.late import Late
 
-openapi_spec_validator = Late("openapi_spec_validator")
+jsonschema, openapi_spec_validator = Late("jsonschema"), Late("openapi_spec_validator")
 
 TYPED = (typed.shift, typed.measure, typed.greet, typed.prune, typed.double, typed.total, typed.checked)
 EVERY_ERROR = {"400", "413", "415", "422", "429", "500", "503", "504"}
