@@ -70,3 +70,22 @@ class Halved(carpool.Model):
 
     def postprocess(self, y: Array) -> Array:
         return -y
+
+
+class Fails:
+    """What goes wrong with a batch at first, or with some of its items; `predict` may change what it is given."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.calls = 0
+
+    def predict(self, xs: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.calls += 1
+        if self.how == "at first" and self.calls == 1:
+            raise RuntimeError("planned")
+        if self.how == "no memory at first" and self.calls == 1:
+            raise MemoryError("planned")
+        xs *= 10
+        if (xs < 0).any():
+            raise RuntimeError("guilty")
+        return xs

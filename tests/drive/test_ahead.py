@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,10 +15,9 @@ from carpool.core.batch import Batch
 from carpool.drive.batches import BatchPool
 from carpool.service.handle import AsyncHandle
 from carpool.wire import frame
+from tests.drive.sleeper import LONG, Slow
 
 BOUND_S = 10.0
-LONG = b"long"
-"""An item that takes a second."""
 
 
 @pytest.fixture
@@ -28,27 +26,6 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     processor may miss.
     """
     monkeypatch.setattr(ahead, "_LEAD_S", BOUND_S)
-
-
-class Slow(carpool.Model):
-    """Sleeps, and says how long its items are, and how many calls there have been."""
-
-    def __init__(self, seconds: float = 0.01, file: str = "") -> None:
-        self.seconds = seconds
-        self.file = file
-
-    def note(self, what: str) -> None:
-        if self.file:
-            with open(self.file, "a") as lines:
-                lines.write(f"{what}\n")
-
-    def predict(self, xs: list[bytes]) -> list[int]:
-        self.note("ran")
-        time.sleep(1.0 if LONG in xs else self.seconds)
-        return [len(x) for x in xs]
-
-    def teardown(self) -> None:
-        self.note("torn down")
 
 
 def stage(**settings: Any) -> Stage:

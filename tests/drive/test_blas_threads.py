@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import pytest
 
-import carpool
 from carpool import Service, Stage
 from carpool.worker import affinity, blas
+from tests.drive.blas_models import Environment, NumpyThreads, TorchThreads
 
 CORES = affinity.usable()
-
-
-class Environment(carpool.Model):
-    def predict(self, x: Any) -> dict[str, str]:
-        return {name: os.environ[name] for name in blas.VARIABLES if name in os.environ}
-
-
-class NumpyThreads(carpool.Model):
-    def predict(self, x: Any) -> list[int]:
-        import numpy  # noqa: F401
-        from threadpoolctl import threadpool_info
-
-        return [library["num_threads"] for library in threadpool_info()]
-
-
-class TorchThreads(carpool.Model):
-    def predict(self, x: Any) -> list[int]:
-        import torch
-
-        return [torch.get_num_threads()]
 
 
 def all_of(n: int | str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import carpool
 from carpool import Service, Stage
-from tests.drive.array_models import Array, Half, Halved, Listed, Refusing, Told, ToldLater
+from tests.drive.array_models import Array, Fails, Half, Halved, Listed, Refusing, Told, ToldLater
 from tests.drive.full_batches import stage, together
 from tests.effort import slow_where
 
@@ -193,25 +193,6 @@ def test_a_batch_function_that_asks_for_an_array_gets_one() -> None:
 
     assert shapes.many([np.zeros(3), np.ones(3), np.ones(3)]) == [(3, 3)] * 3
     assert shape_of_all(np.zeros((2, 5))) == [(2, 5)] * 2
-
-
-class Fails:
-    """What goes wrong with a batch at first, or with some of its items; `predict` may change what it is given."""
-
-    def __init__(self, how: str) -> None:
-        self.how = how
-        self.calls = 0
-
-    def predict(self, xs: NDArray[np.float32]) -> NDArray[np.float32]:
-        self.calls += 1
-        if self.how == "at first" and self.calls == 1:
-            raise RuntimeError("planned")
-        if self.how == "no memory at first" and self.calls == 1:
-            raise MemoryError("planned")
-        xs *= 10
-        if (xs < 0).any():
-            raise RuntimeError("guilty")
-        return xs
 
 
 @slow_where(lambda how, sizes, run_in: run_in == "process" and (how == "at first") is (sizes is None))

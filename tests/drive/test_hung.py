@@ -15,6 +15,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
+from tests.drive.diary import KeepsDiary
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.output import Output
@@ -22,19 +23,6 @@ from tests.support.processes import alive
 from tests.support.waiting import wait_until
 
 LIMIT_S = 0.5
-
-
-class KeepsDiary(carpool.Model):
-    """Writes down its pid and each item that it is called with, and sleeps for the longest of them."""
-
-    def __init__(self, diary: str) -> None:
-        self.diary = Path(diary)
-
-    def predict(self, xs: list[float]) -> list[int]:
-        with self.diary.open("a") as file:
-            file.writelines(f"{os.getpid()} {x}\n" for x in xs)
-        time.sleep(max(xs))
-        return [os.getpid() for _ in xs]
 
 
 @slow_where(lambda model: model is models.HoldsTheGil)

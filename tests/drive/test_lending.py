@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,32 +25,12 @@ from carpool.policy.base import NOTHING, QueueView
 from carpool.policy.one_by_one import OneByOne
 from carpool.request import Request
 from carpool.service.thread_handle import Handle
+from tests.drive.counts import Counts
 from tests.effort import examples
 from tests.support import models
 from tests.support.pipelines import stage
 from tests.support.values import flat
 from tests.support.waiting import PATIENCE_S, wait_until
-
-
-class Counts(carpool.Model):
-    """Says how often it was called, and in which process; sleeps, raises or dies as it is told."""
-
-    def setup(self) -> None:
-        self.calls = 0
-
-    def predict(self, item: Any) -> Any:
-        self.calls += 1
-        if isinstance(item, float):
-            time.sleep(item)
-        if item == "raise":
-            raise LookupError("no such thing")
-        if item == "die":
-            os._exit(3)
-        if item == "large":
-            return bytes(200_000)
-        if item == "array":
-            return np.arange(5.0)
-        return item, self.calls, os.getpid()
 
 
 def loan_of(service: Handle) -> Any:

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import re
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import carpool
 from carpool import Service, Stage
+from tests.drive.named import Named
 from tests.support import models
 from tests.support.serving import serve
-
-
-class Named(carpool.Model):
-    """A model that tells which names of its worker it sees in its set-up and in its calls."""
-
-    def setup(self) -> None:
-        self.name = multiprocessing.current_process().name
-
-    def predict(self, x: Any) -> list[str]:
-        return [self.name, multiprocessing.current_process().name, threading.current_thread().name]
 
 
 def command(pid: int) -> list[str]:

@@ -9,23 +9,10 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from tests.drive.full_batches import stage, together
+from tests.drive.scalar_models import Told, ToldLater
 from tests.effort import slow_where
 
 SCALARS: list[Any] = [0.5, -0.0, 7, 2**63, 2**70, True, False, None, "", "text", "é", "\ud83d", "x" * 70_000]
-
-
-class Told(carpool.Model):
-    """Answers with its item, and refuses a few."""
-
-    def predict(self, xs: list[Any]) -> list[Any]:
-        return [ValueError("refused") if x == "refuse" else x for x in xs]
-
-
-class ToldLater(Told):
-    """The same on the loop."""
-
-    async def predict(self, xs: list[Any]) -> list[Any]:  # type: ignore[override]
-        return super().predict(xs)
 
 
 def is_it(answer: Any, item: Any) -> bool:

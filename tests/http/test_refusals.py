@@ -10,35 +10,14 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool import HTTPError, Service, Stage
+from carpool import HTTPError, Service
 from carpool.http.app import App
 from carpool.http.codec import error_response
 from carpool.observe.outcomes import outcome_of
 from carpool.wire.outcome import FailureReport, Outcome, pack_report, unpack_error
+from tests.http.refusing import CHAIN, INSIDE, refusal
 from tests.support.http.both_fronts import both_fronts
 from tests.support.http.net import predict
-
-
-def refusal(word: str) -> HTTPError:
-    if word == "gone":
-        return HTTPError("this user has left", status=410, code="user_gone", headers={"X-Left": "May"})
-    return HTTPError("the database is down", status=503, headers=[("Retry-After", "7")])
-
-
-def guard(word: str) -> str:
-    if word == "gone":
-        raise refusal(word)
-    return word
-
-
-def answers(words: list[str]) -> list[int | Exception]:
-    if "raised" in words:
-        raise refusal("raised")
-    return [refusal(word) if word == "down" else len(word) for word in words]
-
-
-CHAIN = Service(Stage(guard), Stage(answers, max_batch_size=8), name="chain", timeout_s=20)
-INSIDE = Service(Stage(guard, run_in="thread"), Stage(answers, run_in="thread", max_batch_size=8), name="inside")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import gc
 import logging
@@ -266,6 +265,8 @@ class Slow(carpool.Model):
 
 class SlowAsync(carpool.Model):
     async def predict(self, xs: list[float]) -> list[int]:
+        import asyncio  # here, since most workers that import these models have no use for it
+
         await asyncio.sleep(max(xs))
         return [os.getpid() for _ in xs]
 
