@@ -16,7 +16,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.service.join import token_of
 from carpool.service.work import work
-from carpool.testing.driver import Contract
+from carpool.testing.contract import Contract
 from carpool.worker import remote
 from carpool.worker.address import parse_address
 from tests.support.waiting import wait_until

@@ -16,17 +16,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from carpool.clock import VirtualClock
-from carpool.drive.virtual import VirtualDriver
-from carpool.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
-from carpool.testing.driver import DriverError, check_driver
-from carpool.testing.policy import PolicyError, check_policy
-from carpool.testing.steps import StepsError, check_steps
-from carpool.testing.stub import Misbehaviour, StubWorker, stub_workers
-from carpool.testing.wire import WireError, check_wire
-
 if TYPE_CHECKING:
+    from carpool.clock import VirtualClock
+    from carpool.drive.virtual import VirtualDriver
+    from carpool.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
+    from carpool.testing.driver import DriverError, check_driver
+    from carpool.testing.policy import PolicyError, check_policy
     from carpool.testing.serving import served
+    from carpool.testing.steps import StepsError, check_steps
+    from carpool.testing.stub import Misbehaviour, StubWorker, stub_workers
+    from carpool.testing.wire import WireError, check_wire
 
 __all__ = [
     "ACTIONS",
@@ -52,8 +51,32 @@ __all__ = [
 ]
 
 
+_WHERE = {
+    "carpool.clock": ["VirtualClock"],
+    "carpool.drive.virtual": ["VirtualDriver"],
+    "carpool.faults": ["ACTIONS", "EVERY_PASS", "POINTS", "FaultPlan", "InjectedFault", "environment"],
+    "carpool.testing.driver": ["DriverError", "check_driver"],
+    "carpool.testing.policy": ["PolicyError", "check_policy"],
+    "carpool.testing.steps": ["StepsError", "check_steps"],
+    "carpool.testing.stub": ["Misbehaviour", "StubWorker", "stub_workers"],
+    "carpool.testing.wire": ["WireError", "check_wire"],
+}
+_MODULES = {name: module for module, names in _WHERE.items() for name in names}
+
+
+def __dir__() -> list[str]:
+    """Return what users need, which completion then offers."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
-    """Import what needs `carpool[serve,client]` at its first use."""
+    """Import each tool at its first use.
+
+    Worker processes import this folder for the model of a contract or a stub, and for nothing that
+    runs services; `served` needs `carpool[serve,client]`.
+    """
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     if name == "served":
         return importlib.import_module("carpool.testing.serving").served
     raise AttributeError(f"module 'carpool.testing' has no attribute {name!r}")

@@ -19,7 +19,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from carpool.errors import DeadlineExceeded, ModelError, ValidationError
-from carpool.model import Model
+from carpool.testing.contract import AsyncContract as AsyncContract
+from carpool.testing.contract import Contract as Contract
 
 
 class Driven(Protocol):
@@ -37,45 +38,6 @@ class Driven(Protocol):
 
 Start = Callable[..., AbstractAsyncContextManager[Driven]]
 """Starts a service and ends it; called with `cost_s`, `max_batch_size` and `workers`."""
-
-
-class Contract(Model):
-    """A model that answers a number with its double and the size of the batch.
-
-    Some items ask for other things: `"raise"` makes the whole batch raise an error, `"refuse"`
-    fails alone, and `"seen"` is answered with all items that the model has seen before.
-
-    Args:
-        cost_s: The seconds that a batch takes.
-    """
-
-    def __init__(self, cost_s: float = 0.0) -> None:
-        self.cost_s = cost_s
-        self.seen: list[Any] = []
-
-    def predict(self, xs: list[Any]) -> list[Any]:
-        time.sleep(self.cost_s)
-        return self.answer(xs)
-
-    def answer(self, xs: list[Any]) -> list[Any]:
-        """Return what `predict` answers, without taking time."""
-        self.seen += xs
-        if "raise" in xs:
-            raise ZeroDivisionError("one item is bad")
-        return [self.seen[:-1] if x == "seen" else self._one(x, len(xs)) for x in xs]
-
-    def _one(self, x: Any, n: int) -> Any:
-        if x == "refuse":
-            return ValidationError("not this item")
-        return [2 * x, n]
-
-
-class AsyncContract(Contract):
-    """The same model, for drivers that run `async def` models."""
-
-    async def predict(self, xs: list[Any]) -> list[Any]:  # type: ignore[override]
-        await asyncio.sleep(self.cost_s)
-        return self.answer(xs)
 
 
 class DriverError(AssertionError):
