@@ -21,6 +21,7 @@ import uvloop
 
 import carpool
 from carpool import Service, Stage
+from tests.service.dropped import Diary, Slow, echo
 from tests.support import models
 from tests.support.loops import on_a_loop
 from tests.support.processes import existing, in_a_child
@@ -28,29 +29,6 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 DOUBLE = Service(models.double, name="doubling")
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-
-
-class Diary(carpool.Model):
-    """A model that writes down its end."""
-
-    def __init__(self, path: str) -> None:
-        self.path = Path(path)
-
-    def predict(self, x: Any) -> Any:
-        return x
-
-    def teardown(self) -> None:
-        self.path.write_text("torn down")
-
-
-class Slow(carpool.Model):
-    def predict(self, x: float) -> float:
-        time.sleep(x)
-        return x
-
-
-async def echo(x: Any) -> Any:
-    return x
 
 
 @contextmanager

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import pytest
 
-from carpool import Model, Response, Service, Stage, StartupError
+from carpool import Model, Service, Stage, StartupError
+from tests.service.fitting import (
+    BrokenFormat,
+    HandsOnALock,
+    Lists,
+    Misfit,
+    OfDucks,
+    OfManyPictures,
+    OfNan,
+    OfPictures,
+    OfPoints,
+    OwnFormat,
+    PictureOrText,
+    RawResponds,
+    Responds,
+    Same,
+    TextAsBytes,
+    TextForBytes,
+    Texts,
+    Unhinted,
+    WrongPicture,
+)
 
 RunIn = Literal["process", "thread", "loop"]
 RUN_INS: list[RunIn] = ["process", "thread", "loop"]
-
-
-class Texts(Model):
-    examples = (1, 2)
-
-    def predict(self, xs: list[int]) -> list[int]:
-        return ["a" for _ in xs]  # type: ignore[misc]
-
-
-class Lists(Model):
-    examples = ([1], [2, 3])
-
-    def predict(self, x: list[int]) -> list[int]:
-        return x if x == [1] else ["a"]  # type: ignore[list-item]
-
-
-class Same(Model):
-    examples = (1,)
-
-    def predict(self, x: int) -> int:
-        return x
-
-
-class Misfit(Model):
-    examples = (1, "b")
-
-    def predict(self, xs: list[int]) -> list[int]:
-        return [len(str(x)) for x in xs]
-
-
-class HandsOnALock(Model):
-    examples = (1,)
-
-    def predict(self, x: int) -> Any:
-        return threading.Lock()
 
 
 def stage(model: type[Model], run_in: RunIn, max_batch_size: int | None = None) -> Stage:
@@ -103,89 +87,6 @@ def test_two_stages(run_in: RunIn) -> None:
     assert "of stage HandsOnALock could not start: example 1: " in text and "lock" in text
 
 
-class Picture:
-    """Something that JSON and msgpack cannot express."""
-
-
-class Duck(Protocol):
-    def quack(self) -> None: ...
-
-
-@dataclass
-class Point:
-    x: float
-
-
-class OfPictures(Model):
-    examples = (Picture(),)
-
-    def predict(self, x: Picture) -> Picture:
-        return x
-
-
-class OfManyPictures(Model):
-    examples = ([Picture()],)
-
-    def predict(self, x: list[Picture]) -> dict[str, Picture]:
-        return {"first": x[0]}
-
-
-class OfDucks(Model):
-    examples = (Picture(),)
-
-    def predict(self, x: Duck) -> Duck:
-        return x
-
-
-class Unhinted(Model):
-    examples = (Picture(),)
-
-    def predict(self, x):  # type: ignore[no-untyped-def]
-        return x
-
-
-class OfNan(Model):
-    examples = (float("nan"),)
-
-    def predict(self, x: float) -> float:
-        return x
-
-
-class OfPoints(Model):
-    examples = (Point(1.0),)
-
-    def predict(self, x: Point) -> Point:
-        return x
-
-
-class Responds(Model):
-    examples = (1,)
-
-    def predict(self, x: int) -> Response:
-        return Response({"x": x}, status=201)
-
-
-class RawResponds(Model):
-    examples = (b"a",)
-
-    def predict(self, x: bytes) -> bytes:
-        return x
-
-
-class OwnFormat(Model):
-    accepts, produces = "text/csv", "text/csv"
-    examples = (Picture(),)
-
-    def decode(self, bodies: list[bytes]) -> list[Picture]:
-        return [Picture() for _ in bodies]
-
-    def predict(self, x: str) -> Picture:
-        return x  # type: ignore[return-value]
-
-    def encode(self, results: list[Picture]) -> list[bytes]:
-        return [b"1,2" for _ in results]
-
-
 FITTING: list[type[Model]] = [
     *(OfPictures, OfManyPictures, OfDucks, Unhinted, OfNan, OfPoints, Responds, RawResponds, OwnFormat)
 ]
@@ -196,29 +97,6 @@ def test_what_some_caller_can_send_and_get_is_taken(model: type[Model]) -> None:
     """An example is not refused as long as Python callers, JSON or msgpack can carry it."""
     with Service(Stage(model, run_in="thread"), name="taken").run() as handle:
         assert handle.stats()
-
-
-class WrongPicture(OfPictures):
-    examples = ("a path",)  # type: ignore[assignment]
-
-
-class PictureOrText(OfPictures):
-    def predict(self, x: Picture) -> Picture:
-        return "a"  # type: ignore[return-value]
-
-
-class TextForBytes(RawResponds):
-    def predict(self, x: bytes) -> bytes:
-        return "abcd"  # type: ignore[return-value]
-
-
-class TextAsBytes(RawResponds):
-    examples = ("abcd",)  # type: ignore[assignment]
-
-
-class BrokenFormat(OwnFormat):
-    def encode(self, results: list[Picture]) -> list[bytes]:
-        raise ZeroDivisionError("no room")
 
 
 @pytest.mark.parametrize(
