@@ -111,6 +111,7 @@ def test_items_go_there_and_answers_come_back(connect: Any) -> None:
         assert client.predict(2) == 4.0
     with connect(model="rows") as client:
         assert client.predict(np.ones(3, np.float32)) == [2.0, 2.0, 2.0]
+        assert client.predict(np.ones(3, np.float32), as_type=np.ndarray).dtype == np.float64  # numbers have no size
         array = client.predict(np.ones(3, np.float32), as_type=NDArray[np.float32])
         assert array.dtype == np.float32 and array.tolist() == [2, 2, 2]
     with connect(model="points") as client:

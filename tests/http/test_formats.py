@@ -241,7 +241,7 @@ def test_a_415_names_all_that_is_read(server: RunningServer, path: str, kinds: l
     named = json.loads(answer.body)["error"]["message"].partition("it reads ")[2].split(", ")
     assert answer.status == 415
     assert set(kinds) <= set(named), named
-    for kind in named:
+    for kind in set(named) - {"application/x-ndjson"}:  # answered in parts: tests/http/test_bulk.py
         assert send(server, path, b"abc", kind.replace("*", "x")).status != 415, kind
 
 

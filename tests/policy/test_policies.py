@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.policy import AIMD, BY_NAME, Cork, Deadline, Greedy, OneByOne, Policy, Static
+from carpool.policy import (
+    AIMD,
+    BY_NAME,
+    STEPS_BY_NAME,
+    Cork,
+    Deadline,
+    Greedy,
+    OneByOne,
+    Policy,
+    Static,
+    new_step_policy,
+)
 from tests.policy.view import waiting
 from tests.support.properties import PROPERTY
 
@@ -90,3 +101,21 @@ def test_time_has_no_scale(
 
         assert (scaled.take, scaled.reason) == (plain.take, plain.reason)
         assert scaled.wake_at == (None if plain.wake_at is None else plain.wake_at * scale)
+
+
+class OfOnesOwn(Greedy):
+    """A policy of a user's."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"), [*((BY_NAME[name](), name) for name in BY_NAME), (OfOnesOwn(), "OfOnesOwn")]
+)
+def test_a_policy_is_called_as_users_write_it(policy: Policy, name: str) -> None:
+    """In statistics and logs a policy has the name by which stages know it, or that of the user's class."""
+    assert policy.explain(0.0)["policy"] == name
+
+
+@pytest.mark.parametrize("name", STEPS_BY_NAME)
+def test_a_policy_of_steps_is_called_as_users_write_it(name: str) -> None:
+    """The same of policies of steps, whose classes are called otherwise."""
+    assert new_step_policy(name, 4).explain(0.0)["policy"] == name

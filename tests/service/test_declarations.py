@@ -231,7 +231,7 @@ def test_what_yields_answers_in_parts(model: Any, name: str, settings: dict[str,
     """
     stage = Stage(model, run_in="loop" if model is yields_later else "process", **settings)
     assert stage.traits.form is (Form.BATCH_GENERATOR if settings else Form.GENERATOR)
-    assert (stage.rows, stage.policy_name) == ((8, "staticsteps") if settings else (1, "paced"))
+    assert (stage.rows, stage.policy_name) == ((8, "static") if settings else (1, "paced"))
 
 
 @pytest.mark.parametrize(("model", "name"), HOOKS_THAT_YIELD)
