@@ -41,6 +41,7 @@ _UNWANTED = re.compile(rb";\s*q\s*=\s*0(\.0*)?\s*(;|$)")
 _MOST_CACHED = 256
 _MOST_NAMED = 8  # addresses in the text of a 404
 _LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
+_LONGEST_LIST = 1000  # that of a 415, which lists what is read
 _OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, which tells clients nothing
 _encoder = msgspec.json.Encoder()
 
@@ -166,7 +167,8 @@ def error_response(
         message = text_of(error)
         if isinstance(error, ModelError):
             message = message.removeprefix(f"{error.type_name}: ")
-        message = _OBJECT_ADDRESS.sub("", message[:_LONGEST_MESSAGE])
+        most = _LONGEST_LIST if code == "unsupported_media_type" else _LONGEST_MESSAGE
+        message = _OBJECT_ADDRESS.sub("", message[:most])
     headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
         message = text_of(error)
