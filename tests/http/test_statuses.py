@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -20,7 +21,14 @@ from tests.support.http.jobs import GATED, job, outcome, small_queue
 from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving, waiting
 from tests.support.waiting import PATIENCE_S, wait_until
 
-MOODY = "/models/moody/predict"
+MOODY, CHECKED = "/models/moody/predict", "/models/checked/predict"
+
+
+@pytest.fixture(scope="module")
+def of_types() -> Iterator[RunningServer]:
+    """A server of models of many types, for the tests that ask what fits them."""
+    with serving(App(typed.shift, typed.measure, typed.greet, typed.double, typed.total, typed.checked)) as running:
+        yield running
 
 
 def test_200(server: RunningServer) -> None:
@@ -73,56 +81,54 @@ def test_415(server: RunningServer) -> None:
     assert "application/json, application/msgpack" in json.loads(answer.body)["error"]["message"]
 
 
-def test_422_names_the_field() -> None:
+def test_422_names_the_field(of_types: RunningServer) -> None:
     """A 422 says what is wrong and where, for every kind of type."""
-    with serving(App(typed.shift, typed.measure, typed.greet, typed.double, typed.total)) as running:
-        for item, path, words in (
-            ({"x": "1"}, "shift", ["int", "$.x"]),
-            ({"x": 101}, "shift", ["100", "$.x"]),
-            ({}, "shift", ["`x`"]),
-            ({"x": 1, "y": 2}, "shift", ["unknown field", "`y`"]),
-            ({"x": 1, "color": "green"}, "shift", ["$.color"]),
-            ({"x": 1, "tags": ["a", 2]}, "shift", ["str", "$.tags[1]"]),
-            ({"width": 1}, "measure", ["`height`"]),
-            ({"width": 1, "height": "2"}, "measure", ["float", "$.height"]),
-            ({"name": "A", "age": -1, "address": {"city": "B"}}, "greet", ["greater than or equal", ".age"]),
-            ({"name": "A", "age": 1, "address": {"city": ""}}, "greet", ["at least 1", ".address.city"]),
-            ([[1, 2], [3]], "double", ["array"]),
-            (["a"], "double", ["array of numbers"]),
-            ([1.5], "total", ["int64", "decimal"]),
-            ([1e30], "total", ["int64"]),
-            (10**30, "total", ["number"]),
-        ):
-            answer = predict(running.port, item, f"/models/{path}/predict")
-            assert outcome(answer) == (422, "invalid_item"), item
-            message = json.loads(answer.body)["error"]["message"]
-            assert [word for word in words if word not in message] == [], message
-            assert len(answer.body) < 1024
+    for item, path, words in (
+        ({"x": "1"}, "shift", ["int", "$.x"]),
+        ({"x": 101}, "shift", ["100", "$.x"]),
+        ({}, "shift", ["`x`"]),
+        ({"x": 1, "y": 2}, "shift", ["unknown field", "`y`"]),
+        ({"x": 1, "color": "green"}, "shift", ["$.color"]),
+        ({"x": 1, "tags": ["a", 2]}, "shift", ["str", "$.tags[1]"]),
+        ({"width": 1}, "measure", ["`height`"]),
+        ({"width": 1, "height": "2"}, "measure", ["float", "$.height"]),
+        ({"name": "A", "age": -1, "address": {"city": "B"}}, "greet", ["greater than or equal", ".age"]),
+        ({"name": "A", "age": 1, "address": {"city": ""}}, "greet", ["at least 1", ".address.city"]),
+        ([[1, 2], [3]], "double", ["array"]),
+        (["a"], "double", ["array of numbers"]),
+        ([1.5], "total", ["int64", "decimal"]),
+        ([1e30], "total", ["int64"]),
+        (10**30, "total", ["number"]),
+    ):
+        answer = predict(of_types.port, item, f"/models/{path}/predict")
+        assert outcome(answer) == (422, "invalid_item"), item
+        message = json.loads(answer.body)["error"]["message"]
+        assert [word for word in words if word not in message] == [], message
+        assert len(answer.body) < 1024
 
 
-def test_422_tells_every_fault() -> None:
+def test_422_tells_every_fault(of_types: RunningServer) -> None:
     """A 422 lists each fault with its place and kind, for types of msgspec and pydantic, in JSON
     and msgpack; other errors have no list.
     """
-    with serving(App(typed.shift, typed.greet, typed.double)) as running:
-        for item, path, places in (
-            ({"x": 101, "color": "green", "tags": [1]}, "shift", [["x"], ["color"], ["tags", 0]]),
-            ({"y": 1}, "shift", [["x"], ["y"]]),
-            ({"age": -1, "address": {"city": ""}}, "greet", [["name"], ["age"], ["address", "city"]]),
-            (["a"], "double", [[]]),
-        ):
-            packed = post(msgspec.msgpack.encode(item), f"/models/{path}/predict", "Content-Type: application/msgpack")
-            with Client(running.port) as client:
-                answers = [predict(running.port, item, f"/models/{path}/predict"), client.ask(packed)]
-            for answer in answers:
-                error = json.loads(answer.body)["error"]
-                assert (answer.status, [each["loc"] for each in error["details"]]) == (422, places)
-                assert all(each["msg"] and each["type"] for each in error["details"])
-                assert "\n" not in error["message"]
-        with Client(running.port) as client:
-            malformed = client.ask(post(b"{", "/models/shift/predict"))
-        assert outcome(malformed) == (400, "invalid_request")
-        assert "details" not in json.loads(malformed.body)["error"]
+    for item, path, places in (
+        ({"x": 101, "color": "green", "tags": [1]}, "shift", [["x"], ["color"], ["tags", 0]]),
+        ({"y": 1}, "shift", [["x"], ["y"]]),
+        ({"age": -1, "address": {"city": ""}}, "greet", [["name"], ["age"], ["address", "city"]]),
+        (["a"], "double", [[]]),
+    ):
+        packed = post(msgspec.msgpack.encode(item), f"/models/{path}/predict", "Content-Type: application/msgpack")
+        with Client(of_types.port) as client:
+            answers = [predict(of_types.port, item, f"/models/{path}/predict"), client.ask(packed)]
+        for answer in answers:
+            error = json.loads(answer.body)["error"]
+            assert (answer.status, [each["loc"] for each in error["details"]]) == (422, places)
+            assert all(each["msg"] and each["type"] for each in error["details"])
+            assert "\n" not in error["message"]
+    with Client(of_types.port) as client:
+        malformed = client.ask(post(b"{", "/models/shift/predict"))
+    assert outcome(malformed) == (400, "invalid_request")
+    assert "details" not in json.loads(malformed.body)["error"]
 
 
 def test_422_leaves_batch_mates_alone(server: RunningServer, gate: Gate) -> None:
@@ -189,10 +195,10 @@ def test_debug_shows_the_texts() -> None:
     assert b"Traceback" not in raised.body + wrong.body
 
 
-def test_500_leaves_batch_mates_alone() -> None:
+def test_500_leaves_batch_mates_alone(of_types: RunningServer) -> None:
     """A result that does not fit its type is a 500 for its item alone."""
-    with serving(App(typed.checked)) as running, ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda x: predict(running.port, {"x": x}), range(20)))
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda x: predict(of_types.port, {"x": x}, CHECKED), range(20)))
     assert [a.status for a in answers] == [500 if x == 13 else 200 for x in range(20)]
     assert [int(a.body) for a in answers if a.status == 200] == [x for x in range(20) if x != 13]
 
