@@ -414,7 +414,7 @@ class FrameReader:
                 f" kind {kind}, block {block}"
             )
         if block == _SCALARS and kind in _HAVE_SCALARS and m == 1 < n <= MAX_ITEMS and length < LARGE:
-            frame = self._open_scalars(_KINDS[kind], n, batch, length, busy_s, waited_s)
+            frame = self._open_scalars(_KINDS[kind], n, batch, length, first, waited_s)
             if frame is not None:
                 return frame
         if block and not _can_be_block(kind, block, n, m):
@@ -479,7 +479,7 @@ class FrameReader:
         return frame
 
     def _open_scalars(
-        self, kind: FrameKind, n: int, batch: int, length: int, busy_s: float, waited_s: float
+        self, kind: FrameKind, n: int, batch: int, length: int, first: float, waited_s: float
     ) -> Frame | None:
         """Read the frame of a small block of scalars; None if it is not complete, or not in order.
 
@@ -497,10 +497,10 @@ class FrameReader:
         except ValueError:
             return None
         self._start = body + length
-        frame = Frame(kind, batch, list(fields[:n]), fields[n], b"", (), payloads, busy_s, waited_s)
+        ids, formats = list(fields[:n]), fields[n]
         if kind == FrameKind.BATCH:
-            frame.deadlines, frame.accepts = fields[n + 2 : -1], fields[-1]
-        return frame
+            return Frame(kind, batch, ids, formats, fields[-1], fields[n + 2 : -1], payloads, first, 0.0, waited_s)
+        return Frame(kind, batch, ids, formats, b"", (), payloads, 0.0, first, waited_s)
 
     def _new_body(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], block: int) -> _Body | _Dropped:
         """Begin a body that is large or not complete; drop it if there is no memory for it."""
