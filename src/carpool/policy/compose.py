@@ -289,7 +289,8 @@ class Composer:
         earliest = inf
         for length, of_level, _ in rising:
             if allowance_s:
-                earliest = min(earliest, next(iter(of_level)).due)
+                if allowance_s < inf:
+                    earliest = min(earliest, next(iter(of_level)).due)
                 # the eighth power by three squares, in half the time
                 of_this = [(c := (b := (a := since - r.admitted) * a) * b) * c for r in of_level]
             else:
