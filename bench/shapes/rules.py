@@ -58,7 +58,7 @@ class PlainOrder(_Told):
 
 
 class PlainOrderBack(PlainOrder):
-    """Plain order in closed loops where the clients just answered are back before the next batch goes.
+    """Plain order in closed loops whose clients are back before the next batch goes.
 
     Such loops never split into groups that alternate, whose smaller batches hold less padding.
     """
