@@ -10,9 +10,9 @@ import pytest
 from bench.shapes import oracle
 from bench.shapes.__main__ import run_all
 from bench.shapes.oracle import Item, least_loss
-from bench.shapes.rules import PLAIN, RULES, Infinity, PlainOrder, names_of
-from bench.shapes.tables import kind_table, ratios
-from bench.shapes.workloads import KINDS, Kind, Workload, draw, load
+from bench.shapes.rules import PLAIN, PLAIN_BACK, RULES, Infinity, PlainOrder, PlainOrderBack, in_kind, names_of
+from bench.shapes.tables import case_table, kind_table, ratios
+from bench.shapes.workloads import KINDS, Kind, Workload, case, draw, load
 from carpool.simulate import run
 from carpool.simulate.costs import cost_of
 
@@ -63,6 +63,27 @@ def test_plain_order_refuses_a_head_that_would_be_late() -> None:
     assert few(PlainOrder(cost_of("padded:a=1s,b=1s"), 2), slo_s=18) == [(0.4, 0)]
 
 
+@pytest.mark.parametrize(("rule", "size"), [(PlainOrder, 2.0), (PlainOrderBack, 4.0)])
+def test_clients_may_be_back_before_the_next_batch(rule: type[PlainOrder], size: float) -> None:
+    """Four clients that ask again at once make two groups, or one if the next batch waits for them."""
+    clients = "closed:clients=4,think=0s,think=fixed"
+    given = {"cost": "padded:a=1s,b=1s", "max_batch_size": 4, "duration_s": 400, "lengths": "fixed:input=1"}
+    report = run(rule(cost_of("padded:a=1s,b=1s"), 4), arrivals=clients, slo_s=None, **given)
+    assert report.mean_batch_size == pytest.approx(size, abs=0.1)
+    assert in_kind("open", [PLAIN, PLAIN_BACK]) == [PLAIN]
+
+
+def test_the_case_without_noise_has_a_line_for_each_rule() -> None:
+    """The case is a closed loop of 64 clients; its table has the figures themselves."""
+    whole = case()
+    short = Workload(whole.name, whole.kind, {**whole.settings, "duration_s": 0.5, "settle_s": 0.1})
+    with ThreadPoolExecutor(1) as pool:
+        lines = case_table(run_all(pool, [short], [PLAIN], 1), short, [PLAIN]).splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith("| plain order |")
+    assert "noisy" not in whole.settings["cost"]
+
+
 def test_infinity_sorts_its_head_and_runs_all_of_it() -> None:
     """Infinity's rule runs what it has sorted in batches of its size, shortest first."""
     assert few(Infinity(cost_of("padded:a=1s,b=1s"), 2, 2)) == [(5, 1), (5, 2), (22, 4), (22, 8), (32, 16)]
@@ -83,7 +104,7 @@ def test_the_least_loss_by_hand() -> None:
 
 def test_rules_are_named_by_how_they_begin() -> None:
     """What is no name of a rule stands for every rule that begins so."""
-    assert names_of("plain;Infinity;carpool") == [PLAIN, "Infinity, 8", "Infinity, 32", "carpool"]
+    assert names_of("plain;Infinity;carpool") == [PLAIN, PLAIN_BACK, "Infinity, 8", "Infinity, 32", "carpool"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

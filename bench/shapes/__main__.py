@@ -8,8 +8,9 @@ Plain order is first come, first served, at most 32 in a batch. "sorted inside" 
 code takes twice as many and runs them by length in eights; "Infinity" sorts eight batches' worth of
 its queue. All of these know the true costs; carpool learns them, with what a warm-up tells it.
 `closed` are clients that wait for their answers, `open` arrivals at 0.4 to 0.9 of plain order's
-capacity, `slo` the same and more with a goal, where everybody drops the hopeless. The part `oracle`
-sets six requests beside the best of all ways to serve them.
+capacity, `slo` the same and more with a goal, where everybody drops the hopeless. The part `case`
+is one closed loop whose costs have no noise; `oracle` sets six requests beside the best of all ways
+to serve them.
 
 Without the trace (Azure public dataset, CC-BY 4.0; Patel et al., "Splitwise", ISCA 2024) its
 workloads are left out. docs/policies-evidence.md says what the figures mean.
@@ -25,15 +26,15 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from bench.shapes import oracle
-from bench.shapes.rules import OURS, PLAIN, RULES, names_of
-from bench.shapes.tables import Results, kind_table, worst_table
-from bench.shapes.workloads import KINDS, Workload, draw, load
+from bench.shapes.rules import OURS, PLAIN, RULES, in_kind, names_of
+from bench.shapes.tables import Results, case_table, kind_table, worst_table
+from bench.shapes.workloads import KINDS, Workload, case, draw, load
 from bench.tools import options
 from bench.tools.docs import write
 from bench.tools.figures import commit
 from carpool.simulate import Report, mean_of, run
 
-PARTS = (*KINDS, "oracle", "random")
+PARTS = (*KINDS, "case", "oracle", "random")
 
 
 def main() -> int:
@@ -44,10 +45,15 @@ def main() -> int:
     with ProcessPoolExecutor(given.jobs) as pool:
         for kind in KINDS:
             if kind in given.parts and (workloads := load(kind, given.trace, given.only)):
-                results = run_all(pool, workloads, rules, given.seeds)
-                text = kind_table(kind, results, workloads, rules, PLAIN)
-                tell(f"{kind}: {len(workloads)} workloads", text, results, workloads, rules)
+                some = in_kind(kind, rules)
+                results = run_all(pool, workloads, some, given.seeds)
+                text = kind_table(kind, results, workloads, some, PLAIN)
+                tell(f"{kind}: {len(workloads)} workloads", text, results, workloads, some)
                 keep({f"shapes-{kind}": text})
+        if "case" in given.parts:
+            text = case_table(run_all(pool, [case()], rules, given.seeds), case(), rules)
+            print(f"\n## case\n\n{text}")
+            keep({"shapes-case": text})
         if "random" in given.parts:
             keep({"shapes-random": drawn(pool, given.random, given.seed_text, rules, given.seeds)})
         if "oracle" in given.parts:
@@ -60,7 +66,7 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = options.parser(__doc__)
-    options.add_names(parser, "--parts", PARTS, "what is made", "closed,open,slo,oracle")
+    options.add_names(parser, "--parts", PARTS, "what is made", "closed,open,slo,case,oracle")
     parser.add_argument("--trace", type=Path, help="the CSV file of the trace")
     parser.add_argument("--only", default="", metavar="REGEX", help="workloads whose names match")
     parser.add_argument("--rules", default=";".join(RULES), help="separated by semicolons; default: %(default)s")

@@ -6,13 +6,13 @@ even alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from bench.shapes.workloads import Workload
+from bench.shapes.workloads import Kind, Workload
 from carpool.policy import Decision, Policy, QueueView
 from carpool.policy.base import NOTHING
 from carpool.request import QUEUED, Request
@@ -22,6 +22,8 @@ from carpool.simulate.policies import policy_of
 
 OURS = "carpool"
 PLAIN = "plain order"
+PLAIN_BACK = "plain order, clients back first"
+_MOMENT_S = 1e-6  # in which clients that ask again at once are back
 
 
 class _Told(Policy):
@@ -53,6 +55,23 @@ class PlainOrder(_Told):
             late += 1
         batch = waiting[late : late + self.limit]
         return Decision(drop=waiting[:late], take=len(batch), chosen=batch, reason="free")
+
+
+class PlainOrderBack(PlainOrder):
+    """Plain order in closed loops whose clients are back before the next batch goes.
+
+    Such loops never split into groups that alternate, whose smaller batches hold less padding.
+    """
+
+    _done_at = -1.0
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        self._done_at = now
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        if now == self._done_at:
+            return Decision(wake_at=now + _MOMENT_S)
+        return super().decide(now, queue, free, busy)
 
 
 class WholeHead(_Told):
@@ -133,6 +152,7 @@ def trained(workload: Workload, *, with_lengths: bool) -> Policy:
 
 RULES: dict[str, Rule] = {
     PLAIN: Rule(_told(PlainOrder)),
+    PLAIN_BACK: Rule(_told(PlainOrderBack)),
     "carpool without length=": Rule(
         partial(trained, with_lengths=False), lambda settings: {**settings, "lengths_known": False}
     ),
@@ -142,6 +162,11 @@ RULES: dict[str, Rule] = {
     OURS: Rule(partial(trained, with_lengths=True)),
 }
 """By name; the first one is what the others are compared with."""
+
+
+def in_kind(kind: Kind, rules: Sequence[str]) -> list[str]:
+    """Return those of the rules that differ from the others in workloads of a kind."""
+    return [rule for rule in rules if kind == "closed" or rule != PLAIN_BACK]
 
 
 def names_of(text: str) -> list[str]:

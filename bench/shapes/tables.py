@@ -86,6 +86,16 @@ def kind_table(kind: Kind, results: Results, workloads: Sequence[Workload], rule
     return table(header, lines, markdown=True)
 
 
+def case_table(results: Results, workload: Workload, rules: Sequence[str]) -> str:
+    """A line for each rule with its own figures, not ratios."""
+    lines = []
+    for rule in rules:
+        report = results[workload.name, rule]
+        times_s = (report.mean_s, report.p99_s, report.long_p99_s or 0.0)
+        lines.append([rule, f"{report.throughput:,.0f}", *(f"{1e3 * seconds:.0f}" for seconds in times_s)])
+    return table(["rule", "requests/s", "mean, ms", "p99, ms", "p99 of longest tenth, ms"], lines, markdown=True)
+
+
 def worst_table(results: Results, workloads: Sequence[Workload], rule: str, plain: str, count: int = 10) -> str:
     """The workloads on which a rule fares worst beside plain order."""
     lines = []

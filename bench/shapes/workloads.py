@@ -67,6 +67,15 @@ def load(kind: Kind, trace: Path | None, pattern: str = "") -> list[Workload]:
     return [w for source in _sources(trace) for w in _of(kind, source) if wanted.search(w.name)]
 
 
+def case() -> Workload:
+    """Return one closed loop of 64 clients on one worker, whose costs have no noise."""
+    lengths, cost = _lognormal(14, 1, 512), "padded:a=2ms,b=20us"
+    duration_s = REQUESTS / _plain_rate(cost, lengths, LIMIT)
+    settings: dict[str, Any] = {"cost": cost, "lengths": lengths, "max_batch_size": LIMIT, "workers": 1, "slo_s": None}
+    settings |= {"arrivals": _clients(64), "duration_s": duration_s, "settle_s": SETTLING * duration_s}
+    return Workload("64 clients, exact costs", "closed", settings)
+
+
 def draw(count: int, seed_text: str) -> list[Workload]:
     """So many workloads that nobody has tuned for; the same text gives the same."""
     return [_random(f"R{i}", Random(f"{seed_text}/{i}")) for i in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from statistics import fmean
 
 import pytest
 
@@ -93,4 +94,21 @@ def test_the_seconds_of_items_are_their_sum(allowed_lengths: list[int] | None) -
         for length in (5, 20, 100, 250):
             cost.add(n, length, 2e-3 + 20e-6 * n * length + 1e-7 * n * length * length)
     lengths = [3, 17, 80, 200]
+    assert cost.item_s_at(lengths) == pytest.approx([cost.item_s(length) for length in lengths])
     assert cost.items_s(lengths) == pytest.approx(sum(cost.item_s(length) for length in lengths))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_a_warm_up_has_found_stays_right_beside_noisy_batches(seed: int) -> None:
+    """A warm-up without noise and noisy batches agree on what a call costs beside its items."""
+    dice = random.Random(seed)
+    cost = LengthCost()
+    for n in (1, 8, 16, 32) * 2:
+        for length in (8, 11, 220):
+            cost.add(n, length, 2e-3 + 20e-6 * n * length)
+    calls = []
+    for _ in range(400):
+        n, length = dice.choice([(32, 10), (32, 12), (30, 14), (24, 200), (28, 220)])
+        cost.add(n, length, (2e-3 + 20e-6 * n * length) * dice.lognormvariate(-0.02, 0.2))
+        calls.append(cost.setup_s / cost.item_s(100))
+    assert fmean(calls) < 1.08 * 2e-3 / (20e-6 * 100)

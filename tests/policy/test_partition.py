@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
@@ -23,6 +24,9 @@ class Cost(NamedTuple):
 
     def item_s(self, length: float) -> float:
         return self.b * length + self.c * length * length
+
+    def item_s_at(self, lengths: Sequence[int]) -> list[float]:
+        return [self.item_s(length) for length in lengths]
 
 
 def value(pieces: list[tuple[int, int]], lengths: list[int], cost: Cost) -> float:
@@ -89,6 +93,17 @@ def test_places_left_out_cost_little(n: int) -> None:
     cost = Cost(2e-3, 20e-6)
     assert len(levels) > 16
     assert value(partition(levels, 32, inf, cost), lengths, cost) <= 1.03 * best(lengths, 32, inf, cost)
+
+
+@pytest.mark.parametrize("most_padded", [100, 2000, 20000])
+def test_many_levels_are_cut_within_the_padded_size(most_padded: int) -> None:
+    """Where places next to one another are left out, batches that may hold few still reach them."""
+    levels = [(length, 1 + length % 5) for length in range(10, 400, 7)]
+    lengths = [length for length, count in levels for _ in range(count)]
+    pieces = partition(levels, 64, most_padded, Cost(2e-3, 20e-6))
+    assert [begin for begin, _ in pieces[1:]] == [end for _, end in pieces[:-1]]
+    assert (pieces[0][0], pieces[-1][1]) == (0, len(lengths))
+    assert all(end - begin == 1 or (end - begin) * lengths[end - 1] <= most_padded for begin, end in pieces)
 
 
 def test_equal_lengths_are_cut_into_full_batches() -> None:

@@ -127,6 +127,8 @@ class Levels:
     @property
     def earliest_due(self) -> float:
         """When the first of its requests is due; infinity if none waits."""
+        if self.allowance_s == inf:
+            return inf
         if self.allowance_s:  # the oldest of each level is due first
             return min([next(iter(level)).due for level in self._by_level.values()], default=inf)
         return min([request.due for level in self._by_level.values() for request in level], default=inf)

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import repeat
 from math import inf, log2, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -285,20 +286,16 @@ class Composer:
             rising: the requests, level by level.
             allowance_s: from the arrival of each to its due time; 0 if that differs.
         """
-        worth: list[float] = []
-        earliest = inf
-        for length, of_level, _ in rising:
-            if allowance_s:
-                earliest = min(earliest, next(iter(of_level)).due)
-                # the eighth power by three squares, in half the time
-                of_this = [(c := (b := (a := since - r.admitted) * a) * b) * c for r in of_level]
-            else:
-                earliest = min(earliest, min([request.due for request in of_level]))
-                of_this = [_used_up(since, request) ** _POWER for request in of_level]
-            if self._in_time:
-                say = self._say_of(length)
-                of_this = [w * say for w in of_this]
-            worth += of_this
+        if allowance_s:
+            earliest = inf if allowance_s == inf else min([next(iter(of_level)).due for _, of_level, _ in rising])
+            # the eighth power by three squares, in half the time
+            worth = [(c := (b := (a := since - r.admitted) * a) * b) * c for _, of_level, _ in rising for r in of_level]
+        else:
+            earliest = min([r.due for _, of_level, _ in rising for r in of_level])
+            worth = [_used_up(since, r) ** _POWER for _, of_level, _ in rising for r in of_level]
+        if self._in_time:
+            says = [say for length, _, count in rising for say in repeat(self._say_of(length), count)]
+            worth = [w * say for w, say in zip(worth, says, strict=True)]
         return earliest, worth
 
     def _say_of(self, length: int) -> float:

@@ -4,9 +4,9 @@
 
 A model pads its batch to the longest item: `b` is the work for each position, `c` that of attention
 over pairs of them, `e` what each item costs however short it is, and `a` what each call costs. The
-four weights are found by least squares of relative errors, with forgetting (half of it in 140
-batches), from as few samples as there are; a weight that would come out negative is left out. The
-level and the noise are learned as for batches of equal items (`policy/level.py`).
+four weights are found by least squares of errors relative to the expected time, with forgetting
+(half of it in 140 batches), from as few samples as there are; a weight that would come out negative
+is left out. The level and the noise are learned as for batches of equal items (`policy/level.py`).
 
 Sizes and lengths that the model pads up to are looked up first: the cost of a batch is that of the
 shape that is run.
@@ -75,13 +75,17 @@ class LengthCost(CostLevel):
         _, b, c, e = self._weights
         return (b * length + c * length * length + e) * self.level
 
-    def items_s(self, lengths: Sequence[int]) -> float:
-        """Return the sum of the seconds of items, each in a batch of its own length."""
+    def item_s_at(self, lengths: Sequence[int]) -> list[float]:
+        """Return `item_s` of each of these lengths."""
         if self._lengths is not None:
             lengths = [padded(length, self._lengths) for length in lengths]
         _, b, c, e = self._weights
-        squares = sum([length * length for length in lengths]) if c else 0
-        return (b * sum(lengths) + c * squares + e * len(lengths)) * self.level
+        level = self.level
+        return [(b * length + c * length * length + e) * level for length in lengths]
+
+    def items_s(self, lengths: Sequence[int]) -> float:
+        """Return the sum of the seconds of items, each in a batch of its own length."""
+        return sum(self.item_s_at(lengths))
 
     def seconds(self, n: float, length: float) -> float:
         """Return the expected seconds of a batch of `n` items, the longest of this length."""
@@ -95,7 +99,7 @@ class LengthCost(CostLevel):
 
     def add(self, n: int, length: int, seconds: float) -> None:
         """Learn from a batch of `n` items, the longest of this length, that took `seconds`."""
-        seconds = max(seconds, 1e-9)
+        seconds = usual = max(seconds, 1e-9)
         self.longest_varies = self.longest_varies or (self.samples > 0 and length != self.longest)
         self.largest, self.longest = max(self.largest, n), max(self.longest, length)
         self.usual_length += (length - self.usual_length) * (0.05 if self.samples else 1.0)
@@ -107,8 +111,8 @@ class LengthCost(CostLevel):
             believed = self._learn_level(residual, min(3.0, self.samples / _LEARNED))
             if believed is None:
                 return
-            seconds = expected * exp(believed)
-        self._add_up(n, length, seconds / self.level)
+            seconds, usual = expected * exp(believed), expected
+        self._add_up(n, length, seconds / self.level, usual / self.level)
         if self.samples <= _EAGER or self.samples % _EVERY == 0:
             self._fit()
 
@@ -118,16 +122,28 @@ class LengthCost(CostLevel):
         self._excess_s += _SWITCH_NEWS * (min(seconds, _SWITCH_MOST * expected) - expected - self._excess_s)
         self.switch_s = self._excess_s if self._excess_s > _SWITCH_SHARE * expected else 0.0
 
-    def _add_up(self, n: float, length: float, seconds: float) -> None:
-        """Add a sample, in units of the present level, to the sums of the least squares."""
+    def _add_up(self, n: float, length: float, seconds: float, usual: float) -> None:
+        """Add a sample, in units of the present level, to the sums of the least squares.
+
+        Errors count relative to what such a batch usually takes. Relative to what this one took,
+        those that happened to be quick would count for more than the slow ones, and all that is
+        learned from noisy batches would come out too low beside a warm-up without noise.
+
+        Args:
+            n: its count.
+            length: its longest length.
+            seconds: what it took.
+            usual: what such a batch is expected to take; what it took while nothing is known.
+        """
         if self._counts is not None:
             n = padded(n, self._counts)
         if self._lengths is not None:
             length = padded(length, self._lengths)
-        parts = (1.0 / seconds, n * length / seconds, n * length * length / seconds, n / seconds)
+        parts = (1.0 / usual, n * length / usual, n * length * length / usual, n / usual)
+        ratio = seconds / usual
         for i, part in enumerate(parts):
             row = self._products[i]
-            self._sums[i] = _KEEP * self._sums[i] + part
+            self._sums[i] = _KEEP * self._sums[i] + part * ratio
             for j in range(4):
                 row[j] = _KEEP * row[j] + part * parts[j]
 

@@ -16,7 +16,8 @@ lengths saves no seconds unless the batch is full, so a cut is at the end of a l
 behind such a place.
 As the line goes on, the best beginning of a last batch never moves back. And where there are many
 levels, the end of one is left out if it would cost the few requests since the place before next to
-nothing to be padded to the length of the next level.
+nothing to be padded to the length of the next level, and so is the end of a full batch that is just
+behind another place.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from math import inf
 from typing import Protocol
 
 _MANY = 16  # levels; with more of them, some ends are left out
-_TRIFLE = 0.07  # of what a call costs: what it may cost those before an end that it is left out
+_NEAR = 16  # full batches that end less than this share of a batch behind another place are left out then
+_TRIFLE = 0.03  # of what a call costs: what it may cost those before an end that it is left out
 
 
 class LinearCost(Protocol):
@@ -37,8 +39,8 @@ class LinearCost(Protocol):
     def setup_s(self) -> float:
         """Seconds of a batch that do not depend on its count."""
 
-    def item_s(self, length: float) -> float:
-        """Return the seconds of each item where the longest has this length."""
+    def item_s_at(self, lengths: Sequence[int]) -> list[float]:
+        """Return for each length the seconds of each item where the longest has it."""
 
 
 def partition(
@@ -58,16 +60,18 @@ def partition(
     setup_s = cost.setup_s
     places, least, came_from = [0], [0.0], [0]
     behind, moment = [twice], [0]  # of each place, what waits behind it, and that times the place
-    trifle_s = _TRIFLE * setup_s if len(levels) > _MANY else 0.0
-    items_s = [cost.item_s(length) for length, _ in levels]
+    is_fine = len(levels) > _MANY
+    trifle_s = _TRIFLE * setup_s if is_fine else 0.0
+    items_s = cost.item_s_at([length for length, _ in levels])
     end = first = follow = 0
     for (length, count), item_s, longer_s in zip(levels, items_s, [*items_s[1:], inf], strict=True):
         most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
         end += count
         full_s = setup_s + most * item_s
+        near = most // _NEAR if is_fine else 0
         while follow < len(places) and places[follow] + most < end:  # a full batch from there ends within these
             place = places[follow] + most
-            if place > places[-1]:
+            if place > places[-1] + near:
                 places.append(place)
                 least.append(least[follow] + full_s * behind[follow])
                 behind.append(twice - place)
