@@ -10,12 +10,12 @@ class Program(NamedTuple):
     """One program; `python -m bench.NAME` runs it.
 
     Attributes:
-        name: of its module, below `bench`.
-        minutes: that it takes on two cores with its defaults; None if that depends on what it is
+        name: Of its module, below `bench`.
+        minutes: That it takes on two cores with its defaults; None if that depends on what it is
             given.
-        measures: what it finds out, for people.
-        needs: what must be there besides `make setup`.
-        in_all: whether `all` runs it: it needs no arguments, and installs nothing.
+        measures: What it finds out, for people.
+        needs: What must be there besides `make setup`.
+        in_all: Whether `all` runs it: it needs no arguments, and installs nothing.
     """
 
     name: str

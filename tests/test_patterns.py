@@ -31,7 +31,7 @@ class Use(NamedTuple):
     """A regular expression in the source.
 
     Attributes:
-        place: module and function; methods: what is done with it.
+        place: Module and function; methods: what is done with it.
         pattern: None where it is put together when it is used.
     """
 

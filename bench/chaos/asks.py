@@ -29,10 +29,10 @@ class Asks:
     """Makes requests.
 
     Args:
-        seed: of ids, data and sizes.
-        path: where the model is.
-        timeout_s: what the server is set to.
-        header: with which a request sets a shorter deadline, in ms; empty where the server knows
+        seed: Of ids, data and sizes.
+        path: Where the model is.
+        timeout_s: What the server is set to.
+        header: With which a request sets a shorter deadline, in ms; empty where the server knows
             none.
     """
 
@@ -93,7 +93,7 @@ class AnswerReader:
         """The answers that these bytes complete.
 
         Raises:
-            ValueError: they are no HTTP.
+            ValueError: They are no HTTP.
         """
         self._data += data
         answers = []

@@ -57,14 +57,14 @@ class Findings:
     """What the journals say.
 
     Attributes:
-        wrongs: what must not have happened; empty if all is well.
-        ended: requests by kind and status.
-        faults: what the nemesis did, by name.
-        killed_in_call: workers that its SIGKILL hit in the middle of a call.
-        run_twice: requests that a second worker ran after the first had died.
-        latencies: seconds from sending to answer of good answers to ordinary requests, in steps of
+        wrongs: What must not have happened; empty if all is well.
+        ended: Requests by kind and status.
+        faults: What the nemesis did, by name.
+        killed_in_call: Workers that its SIGKILL hit in the middle of a call.
+        run_twice: Requests that a second worker ran after the first had died.
+        latencies: Seconds from sending to answer of good answers to ordinary requests, in steps of
             half a millisecond.
-        after_kill_s: seconds from a SIGKILL to the answer, for every request that was in the killed
+        after_kill_s: Seconds from a SIGKILL to the answer, for every request that was in the killed
             call, rising.
     """
 
@@ -99,8 +99,8 @@ def check(folder: Path, *, most_runs: int = 2) -> Findings:
     """Check the journals in a folder.
 
     Args:
-        folder: with `client-*.log` and `worker-*.log`.
-        most_runs: how many workers may run one request: 2, or 1 where nothing is ever run again.
+        folder: With `client-*.log` and `worker-*.log`.
+        most_runs: How many workers may run one request: 2, or 1 where nothing is ever run again.
     """
     findings = Findings()
     clients = sorted(folder.glob("client-*.log"))
@@ -188,10 +188,10 @@ class Worker:
     """What a worker's journal tells besides its lines.
 
     Attributes:
-        path: of the journal.
-        pid: its process.
-        begins: when each of its calls began.
-        open_call: the ids of the call that has neither answered nor raised; none if there is no
+        path: Of the journal.
+        pid: Its process.
+        begins: When each of its calls began.
+        open_call: The ids of the call that has neither answered nor raised; none if there is no
             such call.
     """
 

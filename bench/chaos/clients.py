@@ -123,9 +123,9 @@ class Connection(asyncio.Protocol):
     """One keep-alive connection with at most one request under way.
 
     Attributes:
-        ask: the request under way.
-        give_up_at: until when it is waited for.
-        is_open: whether another one can be sent.
+        ask: The request under way.
+        give_up_at: Until when it is waited for.
+        is_open: Whether another one can be sent.
     """
 
     def __init__(self, clients: Clients, closed: bool, first: Ask | None) -> None:

@@ -28,7 +28,7 @@ class Holdings:
 
     Attributes:
         rss, fds, threads: of each process.
-        zombies: processes that have ended and that nobody has collected.
+        zombies: Processes that have ended and that nobody has collected.
         shared, temporary: names in /dev/shm, and in the folder for temporary files that the server
             was given.
     """
@@ -69,9 +69,9 @@ def leaked(before: Holdings, after: Holdings, *, with_ray: bool = False) -> list
     """What is held after that was not held before, in words; empty if all is well.
 
     Args:
-        before: what was held.
-        after: what is held.
-        with_ray: whether Ray runs in the process, which remembers each node and actor and starts
+        before: What was held.
+        after: What is held.
+        with_ray: Whether Ray runs in the process, which remembers each node and actor and starts
             threads as it likes: then only memory counts, and much of it.
 
     Memory, descriptors and threads are compared for the processes that lived all the time; workers

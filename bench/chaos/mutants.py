@@ -32,8 +32,8 @@ class Mutant:
     """One promise broken.
 
     Attributes:
-        breaks: does it, in the server or its workers.
-        found: a word of the failure that the soak must report.
+        breaks: Does it, in the server or its workers.
+        found: A word of the failure that the soak must report.
     """
 
     breaks: Callable[[], None]

@@ -50,14 +50,14 @@ class Nemesis:
     """A thread that makes faults until it is stopped.
 
     Args:
-        port: of the server.
-        folder: where the workers' journals are.
-        seed: of the schedule.
-        asks: makes the requests that hurt.
-        max_body_bytes: the server's limit.
-        journal: where faults and these requests are written down.
-        nodes: of a Ray cluster; None where there is none.
-        pace: how many times as long as usual the pauses between faults are.
+        port: Of the server.
+        folder: Where the workers' journals are.
+        seed: Of the schedule.
+        asks: Makes the requests that hurt.
+        max_body_bytes: The server's limit.
+        journal: Where faults and these requests are written down.
+        nodes: Of a Ray cluster; None where there is none.
+        pace: How many times as long as usual the pauses between faults are.
     """
 
     def __init__(

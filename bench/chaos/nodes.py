@@ -33,7 +33,7 @@ class Nodes:
     """The nodes besides the head.
 
     Args:
-        cluster: of Ray's `cluster_utils`, with its head.
+        cluster: Of Ray's `cluster_utils`, with its head.
     """
 
     def __init__(self, cluster: Any) -> None:
@@ -52,11 +52,11 @@ class Nodes:
         """Kill the raylet of a node; `mend` adds another node in its place.
 
         Args:
-            dice: chooses the node.
-            begins: called just before, unless there is only one node left that is well.
+            dice: Chooses the node.
+            begins: Called just before, unless there is only one node left that is well.
 
         Raises:
-            LookupError: there is only one.
+            LookupError: There is only one.
         """
         address, node = self._taken(dice)
         begins()
@@ -108,11 +108,11 @@ def cluster(folder: Path, env: dict[str, str]) -> Iterator[tuple[Nodes, dict[str
     """A cluster with its nodes, and what the environment of a program that uses it has besides.
 
     Args:
-        folder: for Ray's files.
-        env: what the environment of the cluster's workers has besides.
+        folder: For Ray's files.
+        env: What the environment of the cluster's workers has besides.
 
     Raises:
-        LookupError: this process may not drop packets.
+        LookupError: This process may not drop packets.
     """
     from ray.cluster_utils import Cluster
 

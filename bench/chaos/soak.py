@@ -43,13 +43,13 @@ class Outcome:
     """All that a soak has found.
 
     Attributes:
-        findings: what the journals say.
-        leaks: what is held that was not held before.
-        metrics: where the server's own counts differ from the clients'.
-        healthy: whether an ordinary request was answered right at the end.
-        exit_code: of the server after SIGTERM; None if it had to be killed.
-        unsent: requests of the open loop for which there was no connection.
-        seconds: how long the nemesis was at it.
+        findings: What the journals say.
+        leaks: What is held that was not held before.
+        metrics: Where the server's own counts differ from the clients'.
+        healthy: Whether an ordinary request was answered right at the end.
+        exit_code: Of the server after SIGTERM; None if it had to be killed.
+        unsent: Requests of the open loop for which there was no connection.
+        seconds: How long the nemesis was at it.
     """
 
     findings: Findings
@@ -82,16 +82,16 @@ def soak(
     """Run a soak.
 
     Args:
-        target: the server.
-        seconds: how long the nemesis is at it.
-        seed: of clients and nemesis.
-        folder: for the journals and the server's log; empty.
-        show: called about once a second with the seconds gone, the clients' progress and the number
+        target: The server.
+        seconds: How long the nemesis is at it.
+        seed: Of clients and nemesis.
+        folder: For the journals and the server's log; empty.
+        show: Called about once a second with the seconds gone, the clients' progress and the number
             of faults.
-        warm_up_s: load without faults before it is noted what the server holds.
+        warm_up_s: Load without faults before it is noted what the server holds.
 
     Raises:
-        NotServing: the server did not start.
+        NotServing: The server did not start.
     """
     journal = Journal(folder / "client-nemesis.log")
     with _cluster(target, folder) as (nodes, env), _serving(target, folder, env) as server:

@@ -65,12 +65,12 @@ class Tally:
     """What was seen.
 
     Attributes:
-        ends: how answers have ended, by service and end.
-        wrongs: what must not be.
-        tokens: how many were checked.
-        faults: by kind.
-        longest_s: the longest silence that a reading client of a whole answer has heard.
-        began: when the first of it may have been seen.
+        ends: How answers have ended, by service and end.
+        wrongs: What must not be.
+        tokens: How many were checked.
+        faults: By kind.
+        longest_s: The longest silence that a reading client of a whole answer has heard.
+        began: When the first of it may have been seen.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)

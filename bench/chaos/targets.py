@@ -23,16 +23,16 @@ class Target:
     """One server.
 
     Attributes:
-        command: with `{port}` for its port on 127.0.0.1, run in `folder`.
-        path: where the model answers.
-        deadline_header: sets a request's deadline in ms, if there is such a header.
-        metrics: whether it has carpool's `/metrics`.
-        load: the part of the full load that it is given, so that it is not overloaded already
+        command: With `{port}` for its port on 127.0.0.1, run in `folder`.
+        path: Where the model answers.
+        deadline_header: Sets a request's deadline in ms, if there is such a header.
+        metrics: Whether it has carpool's `/metrics`.
+        load: The part of the full load that it is given, so that it is not overloaded already
             without faults.
-        settings: what it was told, for the reader of the table.
-        on_ray: whether it runs its workers on a Ray cluster, the nodes of which are killed, too.
-        most_runs: by how many workers a request may be run.
-        pace: how many times as long as usual the pauses between faults are.
+        settings: What it was told, for the reader of the table.
+        on_ray: Whether it runs its workers on a Ray cluster, the nodes of which are killed, too.
+        most_runs: By how many workers a request may be run.
+        pace: How many times as long as usual the pauses between faults are.
     """
 
     name: str
@@ -54,7 +54,7 @@ def target(name: str) -> Target:
     """The server of this name.
 
     Raises:
-        LookupError: there is no such server, or it is not installed; the text says what to do.
+        LookupError: There is no such server, or it is not installed; the text says what to do.
     """
     if name == "carpool":
         return _carpool()

@@ -23,8 +23,8 @@ def actor(most_at_once: int, **options: Any) -> Any:
     """Start one.
 
     Args:
-        most_at_once: how many of its calls run at a time.
-        options: what it needs, in Ray's words.
+        most_at_once: How many of its calls run at a time.
+        options: What it needs, in Ray's words.
     """
     return ray.remote(Echo).options(max_concurrency=most_at_once, **options).remote()
 

@@ -50,11 +50,11 @@ class Load:
         """Have `n` tasks ask without a pause; each answer is checked.
 
         Args:
-            call: asks.
-            n: how many callers there are.
-            seconds: for how long.
-            item_of: returns what is asked for in the request of a number.
-            is_answer: reports whether an answer is right, of an answer and its item.
+            call: Asks.
+            n: How many callers there are.
+            seconds: For how long.
+            item_of: Returns what is asked for in the request of a number.
+            is_answer: Reports whether an answer is right, of an answer and its item.
         """
         took: list[float] = []
         end = time.perf_counter() + seconds

@@ -14,7 +14,7 @@ class Doubling:
     """Doubles numbers; by its handle a number, over HTTP one as JSON.
 
     Args:
-        takes_time: whether it takes as long as a model would.
+        takes_time: Whether it takes as long as a model would.
     """
 
     def __init__(self, takes_time: bool) -> None:

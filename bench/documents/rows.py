@@ -40,9 +40,9 @@ class Row:
     """One line of a table.
 
     Attributes:
-        title: what it is called there.
-        document: measures the document's design for so many seconds; carpool: measures carpool.
-        env: what both sides have in their environment. No other number of BLAS or OpenMP threads is
+        title: What it is called there.
+        document: Measures the document's design for so many seconds; carpool: measures carpool.
+        env: What both sides have in their environment. No other number of BLAS or OpenMP threads is
             in it.
     """
 

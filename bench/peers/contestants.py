@@ -101,8 +101,8 @@ def serving(target: str, exchange: Exchange | None = None) -> Launch:
     """How to start carpool with another service than those of the workloads.
 
     Args:
-        target: what `carpool serve` gets, `module:service`.
-        exchange: what is asked and answered; that of `echo` if nothing is said.
+        target: What `carpool serve` gets, `module:service`.
+        exchange: What is asked and answered; that of `echo` if nothing is said.
     """
     ours = launch("carpool", "echo")
     assert ours is not None

@@ -48,8 +48,8 @@ class Plan:
     """What is to be run.
 
     Attributes:
-        quick: whether everything is shortened.
-        pictures: the folder for them; None if none are drawn.
+        quick: Whether everything is shortened.
+        pictures: The folder for them; None if none are drawn.
     """
 
     policies: Sequence[str]

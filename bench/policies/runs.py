@@ -57,11 +57,11 @@ class Case:
     """One run: who serves what.
 
     Attributes:
-        policy: one of `SPECS`, any other spec, or one of these with ` warm` or ` known` behind it:
+        policy: One of `SPECS`, any other spec, or one of these with ` warm` or ` known` behind it:
             after a warm-up as a service has it, or after having seen every batch size ten times. Or
             `optimal`, which has the least mean latency for Poisson arrivals.
-        settings: what `carpool.simulate.run` takes, as JSON has it.
-        seed: of all chance.
+        settings: What `carpool.simulate.run` takes, as JSON has it.
+        seed: Of all chance.
     """
 
     policy: str
@@ -110,9 +110,9 @@ class Runs:
     """Makes runs, or remembers them.
 
     Args:
-        path: of the file of remembered runs, one JSON object a line; it is made if need be and may
+        path: Of the file of remembered runs, one JSON object a line; it is made if need be and may
             go at any time.
-        jobs: how many processes work.
+        jobs: How many processes work.
     """
 
     def __init__(self, path: Path, jobs: int) -> None:

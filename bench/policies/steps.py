@@ -43,8 +43,8 @@ class Load(NamedTuple):
     """One row of the tables.
 
     Attributes:
-        name: for people.
-        settings: what `run_steps` takes.
+        name: For people.
+        settings: What `run_steps` takes.
     """
 
     name: str

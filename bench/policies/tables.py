@@ -43,7 +43,7 @@ class Duel:
     """One policy beside another on one workload.
 
     Attributes:
-        goodput: ours over theirs; latency: the same for the mean, where goodputs are within 1 %,
+        goodput: Ours over theirs; latency: the same for the mean, where goodputs are within 1 %,
             else None.
     """
 

@@ -20,8 +20,8 @@ class Workload:
     """One traffic to serve.
 
     Attributes:
-        name: short and unique.
-        settings: what `carpool.simulate.run` takes, as JSON has it.
+        name: Short and unique.
+        settings: What `carpool.simulate.run` takes, as JSON has it.
     """
 
     name: str

@@ -34,13 +34,13 @@ class Row:
     """One process.
 
     Attributes:
-        process: which it is.
-        lines: how many lines had come back at the end.
-        after_first: its bytes of memory after the first lines.
-        at_end: its bytes of memory after the last.
-        most: the most that it was seen to have.
-        cpu_s: the processor time that it took for a line.
-        lines_per_s: how many lines came back in a second.
+        process: Which it is.
+        lines: How many lines had come back at the end.
+        after_first: Its bytes of memory after the first lines.
+        at_end: Its bytes of memory after the last.
+        most: The most that it was seen to have.
+        cpu_s: The processor time that it took for a line.
+        lines_per_s: How many lines came back in a second.
     """
 
     process: str

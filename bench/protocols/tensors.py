@@ -45,12 +45,12 @@ class Door:
     """One way in.
 
     Attributes:
-        name: what the table calls it.
-        server: the name of the server that has it.
-        path: where it is.
-        headers: of the request.
-        body: of the request.
-        is_right: whether an answer's body is the tensor that was sent.
+        name: What the table calls it.
+        server: The name of the server that has it.
+        path: Where it is.
+        headers: Of the request.
+        body: Of the request.
+        is_right: Whether an answer's body is the tensor that was sent.
     """
 
     name: str

@@ -58,7 +58,7 @@ class Added:
     Attributes:
         batch_s, item_s: to the work of a batch, and for each of its items.
         hop_s, turn_s: as the simulator has them.
-        outside_s: to the latency of a request, before and after the driver.
+        outside_s: To the latency of a request, before and after the driver.
     """
 
     batch_s: float
@@ -142,12 +142,12 @@ class Probe:
     """The means at one load.
 
     Attributes:
-        size: of batches.
-        busy_s: work of a batch beyond the sleep.
-        hop_s: way of a batch to the worker and back.
-        gap_s: time before a batch in which its worker was idle.
-        outside_s: time of a request outside the driver.
-        late_p99_s: how late requests left, at the 99th percentile.
+        size: Of batches.
+        busy_s: Work of a batch beyond the sleep.
+        hop_s: Way of a batch to the worker and back.
+        gap_s: Time before a batch in which its worker was idle.
+        outside_s: Time of a request outside the driver.
+        late_p99_s: How late requests left, at the 99th percentile.
     """
 
     size: float

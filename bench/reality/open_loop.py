@@ -44,13 +44,13 @@ class Load:
     """What one run showed. Requests of the warm-up do not count; the others all do.
 
     Attributes:
-        requests: how many left in `seconds`; ok: answered rightly; good: within the SLO besides.
-        refused: other answers, by status; wrong, broken, unanswered: what else became of requests.
+        requests: How many left in `seconds`; ok: answered rightly; good: within the SLO besides.
+        refused: Other answers, by status; wrong, broken, unanswered: what else became of requests.
         mean_s, p50_s, p99_s: latency of those that are ok.
         late_mean_s, late_p99_s, late_max_s: how much after their times requests left.
-        pipelined: left on a connection on which others were under way.
-        sent: with the warm-up; span_s: from the first request to the last answer.
-        own_cpu: cores that the generator took.
+        pipelined: Left on a connection on which others were under way.
+        sent: With the warm-up; span_s: from the first request to the last answer.
+        own_cpu: Cores that the generator took.
     """
 
     rate: float
@@ -141,10 +141,10 @@ class Generator:
     """Sends one request over and over.
 
     Args:
-        port: of the server, on this machine.
-        request: the whole of it; answer: the JSON value of its right answer.
-        times: when each leaves, in seconds from the begin.
-        connections: how many to open before that.
+        port: Of the server, on this machine.
+        request: The whole of it; answer: the JSON value of its right answer.
+        times: When each leaves, in seconds from the begin.
+        connections: How many to open before that.
 
     Attributes:
         sent, finished: when each left and was answered, in the time of `times`; status: of its

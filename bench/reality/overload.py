@@ -47,8 +47,8 @@ class Row:
     """One server at one load.
 
     Attributes:
-        cores: processor time of the server's whole process tree per second, over each run.
-        simulated: of the same arrivals; carpool's only.
+        cores: Processor time of the server's whole process tree per second, over each run.
+        simulated: Of the same arrivals; carpool's only.
     """
 
     name: str

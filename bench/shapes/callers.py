@@ -21,11 +21,11 @@ class Heard:
     """What one run showed.
 
     Attributes:
-        requests_per_s: answered in the time that counts.
-        mean_s: latency of those that were sent in that time and answered.
-        p99_s: of the same.
-        long_p99_s: of the longest tenth of these.
-        failed: answers with another status, broken connections, and what was never answered.
+        requests_per_s: Answered in the time that counts.
+        mean_s: Latency of those that were sent in that time and answered.
+        p99_s: Of the same.
+        long_p99_s: Of the longest tenth of these.
+        failed: Answers with another status, broken connections, and what was never answered.
     """
 
     requests_per_s: float
@@ -39,10 +39,10 @@ class _Run:
     """Sends texts and takes notes of the answers.
 
     Args:
-        port: of the server.
-        embedder: how it is asked.
-        texts: what is sent, in a random order.
-        seed: of that order.
+        port: Of the server.
+        embedder: How it is asked.
+        texts: What is sent, in a random order.
+        seed: Of that order.
     """
 
     def __init__(self, port: int, embedder: Embedder, texts: Sequence[str], seed: int) -> None:

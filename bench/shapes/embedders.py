@@ -25,12 +25,12 @@ class Embedder:
     """One server.
 
     Attributes:
-        peer: whose environment it runs in.
-        command: how it is started; `{port}` stands for its port.
-        path: where it answers.
-        env: what its environment has besides.
-        is_openai: whether it is asked as OpenAI's embeddings are, as Infinity is.
-        directory: where it runs.
+        peer: Whose environment it runs in.
+        command: How it is started; `{port}` stands for its port.
+        path: Where it answers.
+        env: What its environment has besides.
+        is_openai: Whether it is asked as OpenAI's embeddings are, as Infinity is.
+        directory: Where it runs.
     """
 
     peer: str

@@ -51,9 +51,9 @@ class Texts:
     """What is sent.
 
     Attributes:
-        path: of the file that has them.
-        all: the texts.
-        vectors: what the model makes of the first of them.
+        path: Of the file that has them.
+        all: The texts.
+        vectors: What the model makes of the first of them.
     """
 
     path: Path
@@ -135,7 +135,7 @@ def started_together(stack: ExitStack, names: Sequence[str], texts: Texts) -> tu
         The ports of those that answer rightly, and why others do not take part.
 
     Raises:
-        NotServing: ours does not.
+        NotServing: Ours does not.
     """
     model = model_path()
     contexts = [running(name, model, texts.all[0]) for name in names]

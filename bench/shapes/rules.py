@@ -118,8 +118,8 @@ class Rule:
     """Who takes part.
 
     Attributes:
-        policy: makes the policy for a workload.
-        changed: makes the settings of a workload those of this rule.
+        policy: Makes the policy for a workload.
+        changed: Makes the settings of a workload those of this rule.
     """
 
     policy: Callable[[Workload], Policy]

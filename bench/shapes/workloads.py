@@ -36,9 +36,9 @@ class Workload:
     """One traffic to serve.
 
     Attributes:
-        name: short and unique.
+        name: Short and unique.
         kind: `closed`, `open`, or `slo` where requests have one.
-        settings: what `carpool.simulate.run` takes.
+        settings: What `carpool.simulate.run` takes.
     """
 
     name: str
@@ -51,9 +51,9 @@ class _Source:
     """Lengths that requests have.
 
     Attributes:
-        name: short.
-        spec: as the simulator has it.
-        scale: the length of which a request takes 0.6 ms, once a batch is under way.
+        name: Short.
+        spec: As the simulator has it.
+        scale: The length of which a request takes 0.6 ms, once a batch is under way.
     """
 
     name: str

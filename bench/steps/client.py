@@ -26,9 +26,9 @@ class Dialect:
     """How one server is asked, and how it answers.
 
     Attributes:
-        path: where.
-        end: what follows the last event; `%d` is their number.
-        ends: how many lines of data that end has.
+        path: Where.
+        end: What follows the last event; `%d` is their number.
+        ends: How many lines of data that end has.
     """
 
     path: str = "/predict"
@@ -53,10 +53,10 @@ class Run:
     """What one run showed.
 
     Attributes:
-        events: that came in the time that was measured.
-        wrong: answers that were not as they should be, and connections that broke or fell silent.
-        first_s: the median time to the first event; between_s: that of the mean distances.
-        client_cpu_s: that of the client; it must stay below the time by far.
+        events: That came in the time that was measured.
+        wrong: Answers that were not as they should be, and connections that broke or fell silent.
+        first_s: The median time to the first event; between_s: that of the mean distances.
+        client_cpu_s: That of the client; it must stay below the time by far.
     """
 
     events: int

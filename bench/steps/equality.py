@@ -46,14 +46,14 @@ class Row:
     """What one type of numbers showed.
 
     Attributes:
-        dtype: the type.
-        streams: how many were compared.
-        equal: how many of them were equal.
-        left: how many were left before their end; the tokens until then are compared.
-        pauses: how often a stream paused.
-        kills: how often a worker was killed.
-        resumed: how often a stream went on elsewhere.
-        tokens: how many tokens were compared.
+        dtype: The type.
+        streams: How many were compared.
+        equal: How many of them were equal.
+        left: How many were left before their end; the tokens until then are compared.
+        pauses: How often a stream paused.
+        kills: How often a worker was killed.
+        resumed: How often a stream went on elsewhere.
+        tokens: How many tokens were compared.
     """
 
     dtype: str
@@ -70,9 +70,9 @@ class Caller:
     """A caller that keeps tokens, and leaves or pauses after so many of them.
 
     Args:
-        driver: of the service.
-        leaves_after: after how many tokens it goes; never if that is more than there are.
-        pauses_after: after how many it wants none for a while.
+        driver: Of the service.
+        leaves_after: After how many tokens it goes; never if that is more than there are.
+        pauses_after: After how many it wants none for a while.
     """
 
     def __init__(self, driver: Any, leaves_after: int, pauses_after: int) -> None:

@@ -57,9 +57,9 @@ class Sequence:
     """A stream: its row, its last token, and how many tokens are left.
 
     Attributes:
-        row: of the cache.
-        last: its last token.
-        left: how many tokens it is still to say.
+        row: Of the cache.
+        last: Its last token.
+        left: How many tokens it is still to say.
     """
 
     __slots__ = ("last", "left", "row")

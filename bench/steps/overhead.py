@@ -45,10 +45,10 @@ class Turn:
     """What one turn showed, in seconds.
 
     Attributes:
-        bare_s: distance of two steps of the bare loop; step_s: of the streams.
-        part_s: processor time of the coordinator, per part; task_s: with tasks that read.
-        cpu_s: processor time of the worker, per step, less that of the bare loop.
-        parts_per_s: of all rows together.
+        bare_s: Distance of two steps of the bare loop; step_s: of the streams.
+        part_s: Processor time of the coordinator, per part; task_s: with tasks that read.
+        cpu_s: Processor time of the worker, per step, less that of the bare loop.
+        parts_per_s: Of all rows together.
     """
 
     bare_s: float

@@ -28,9 +28,9 @@ class Comparison(Generic[Row]):
     """All that a program has found.
 
     Attributes:
-        machine: where, when and with which versions it was measured.
-        rows: what the cases gave.
-        failures: why cases gave nothing.
+        machine: Where, when and with which versions it was measured.
+        rows: What the cases gave.
+        failures: Why cases gave nothing.
     """
 
     machine: Facts
@@ -47,10 +47,10 @@ class Comparison(Generic[Row]):
         """Print what was found, and write it where `--json` says; returns the exit status.
 
         Args:
-            given: what the command line says, with the options of `options.add_measuring`.
-            title: says what the tables show.
-            tables: makes them of the rows, as Markdown or not.
-            entry: a row as JSON has it.
+            given: What the command line says, with the options of `options.add_measuring`.
+            title: Says what the tables show.
+            tables: Makes them of the rows, as Markdown or not.
+            entry: A row as JSON has it.
         """
         if given.json:
             found = {"machine": self.machine, "rows": list(map(entry, self.rows)), "failures": self.failures}
@@ -70,10 +70,10 @@ def compare(
     """Measure all cases.
 
     Args:
-        cases: what there is to measure.
-        measure: gives the rows of a case, one after the other, or raises `SideFailed`.
-        versions: of the packages that take part besides ours.
-        seconds: how long each turn takes.
+        cases: What there is to measure.
+        measure: Gives the rows of a case, one after the other, or raises `SideFailed`.
+        versions: Of the packages that take part besides ours.
+        seconds: How long each turn takes.
     """
     end_on_sigterm()
     adopt_orphans()
@@ -105,11 +105,11 @@ def take_turns(
     """Let the sides take turns, and tell after each round how it went.
 
     Args:
-        what: the name of the case.
-        rounds: how many turns each side has.
-        sides: what a turn of each side does.
-        show: its figure, for people.
-        other_first: whether the order is reversed in every other round.
+        what: The name of the case.
+        rounds: How many turns each side has.
+        sides: What a turn of each side does.
+        show: Its figure, for people.
+        other_first: Whether the order is reversed in every other round.
 
     Returns:
         What the turns gave, by side; those of one round have the same index.

@@ -56,8 +56,8 @@ class Started:
     """A server's process.
 
     Attributes:
-        port: the one that it was told to listen on; scratch: its folder for temporary files.
-        tree: it and everything it starts.
+        port: The one that it was told to listen on; scratch: its folder for temporary files.
+        tree: It and everything it starts.
     """
 
     process: subprocess.Popen[bytes]
@@ -72,9 +72,9 @@ def started(command: Sequence[str], folder: Path | None, env: Mapping[str, str],
 
     Args:
         command: `{port}` in it stands for a free one.
-        folder: where it runs; None for here.
-        env: what its environment has besides.
-        log: where what it says goes; None for `server.log` in its scratch folder.
+        folder: Where it runs; None for here.
+        env: What its environment has besides.
+        log: Where what it says goes; None for `server.log` in its scratch folder.
     """
     # Short, because Unix socket addresses below it are limited to 107 bytes.
     scratch = Path(tempfile.mkdtemp(prefix="cb-"))

@@ -28,15 +28,15 @@ def figures_of(
     """Run one side, and read its figures.
 
     Args:
-        title: who measures what, for complaints.
-        command: what to start.
-        ours: whether it imports carpool.
-        seconds: how long it measures.
-        env: what its environment has besides ours.
-        unset: what of ours its environment has not.
+        title: Who measures what, for complaints.
+        command: What to start.
+        ours: Whether it imports carpool.
+        seconds: How long it measures.
+        env: What its environment has besides ours.
+        unset: What of ours its environment has not.
 
     Raises:
-        SideFailed: it ended with an error, or not at all.
+        SideFailed: It ended with an error, or not at all.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in unset}
     process = subprocess.Popen(

@@ -26,9 +26,9 @@ class Found(NamedTuple):
     """A value of a setting.
 
     Attributes:
-        value: as it is in TOML, or text.
-        place: how the user has written the setting there, for errors.
-        source: where it is from.
+        value: As it is in TOML, or text.
+        place: How the user has written the setting there, for errors.
+        source: Where it is from.
     """
 
     value: Any
@@ -40,10 +40,10 @@ class Config(NamedTuple):
     """What the environment and the file say.
 
     Attributes:
-        settings: values of the server's settings.
-        services: values by setting, by the name of a service.
-        stages: values by setting, by the name of a stage.
-        doubts: variables of the environment that mean nothing, in words.
+        settings: Values of the server's settings.
+        services: Values by setting, by the name of a service.
+        stages: Values by setting, by the name of a stage.
+        doubts: Variables of the environment that mean nothing, in words.
     """
 
     settings: dict[str, Found]
@@ -56,14 +56,14 @@ def read(environ: Mapping[str, str], folder: Path, path: str | None = None, sets
     """Read the settings of the environment and the file.
 
     Args:
-        environ: the environment.
-        folder: where a file is looked for.
-        path: the file, if it is named.
-        sets: changes of services and stages that were given as flags, such as
+        environ: The environment.
+        folder: Where a file is looked for.
+        path: The file, if it is named.
+        sets: Changes of services and stages that were given as flags, such as
             `stages.Digits.workers=4`.
 
     Raises:
-        ValueError: something cannot be understood; the text names the place.
+        ValueError: Something cannot be understood; the text names the place.
     """
     config = Config({}, {}, {}, [])
     _read_file(config, folder, path or environ.get(f"{_PREFIX}CONFIG"))

@@ -53,7 +53,7 @@ def check_has_steps(owner: type, name: str) -> None:
     """Check that a class without `predict` has all that a model of steps needs.
 
     Raises:
-        TypeError: it has not; the text says what to add.
+        TypeError: It has not; the text says what to add.
     """
     has = [hook for hook in _NEEDED if hasattr(owner, hook)]
     missing = [hook for hook in _NEEDED if hook not in has]

@@ -29,8 +29,8 @@ class CacheRow:
     """A row of the cache, which one stream has.
 
     Attributes:
-        index: its place in the cache. It changes when a row before it is given back.
-        length: how many tokens it has taken in.
+        index: Its place in the cache. It changes when a row before it is given back.
+        length: How many tokens it has taken in.
     """
 
     __slots__ = ("index", "length")
@@ -196,8 +196,8 @@ class _Window:
     """What one forward pass reads and writes of each layer's cache.
 
     Attributes:
-        rows: the rows that it is for: a slice if they lie side by side, else a tensor.
-        seen: how many places of each it reads.
+        rows: The rows that it is for: a slice if they lie side by side, else a tensor.
+        seen: How many places of each it reads.
     """
 
     def __init__(self, indices: list[int], at: torch.Tensor, seen: int) -> None:
@@ -217,7 +217,7 @@ class _Layer(CacheLayerMixin):
     """The cache of one layer: keys and values of shape (rows, heads, longest, size of a head).
 
     Attributes:
-        window: what the present forward pass reads and writes.
+        window: What the present forward pass reads and writes.
     """
 
     def __init__(self, rows: int, longest: int) -> None:

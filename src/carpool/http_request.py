@@ -16,7 +16,7 @@ class Headers(Mapping[str, str]):
     """Headers by name, in any case. Repeated ones are joined with commas (RFC 9110, 5.3).
 
     Args:
-        fields: the names and values.
+        fields: The names and values.
     """
 
     __slots__ = ("_values",)
@@ -52,10 +52,10 @@ class HTTPRequest:
         def decode(self, requests: list[carpool.HTTPRequest]) -> ...
 
     Args:
-        body: the body as it was sent.
-        headers: all headers that the client sent.
-        path: the path as the client wrote it, below the point where the app is mounted.
-        query: what follows the `?` of the address, not decoded.
+        body: The body as it was sent.
+        headers: All headers that the client sent.
+        path: The path as the client wrote it, below the point where the app is mounted.
+        query: What follows the `?` of the address, not decoded.
     """
 
     __slots__ = ("_query", "body", "headers", "path", "query_string")

@@ -43,16 +43,16 @@ class Response:
     """The response for one item, returned by a model in the place of a result that is only a value.
 
     Args:
-        value: bytes are sent as they are; anything else is checked and written like any result.
+        value: Bytes are sent as they are; anything else is checked and written like any result.
         status: 200 to 599; with 204, 205 and 304 there is no body, so `value` must be None.
-        headers: by name, or as pairs if a name occurs several times. The server itself writes the
+        headers: By name, or as pairs if a name occurs several times. The server itself writes the
             length, the date and the like.
-        content_type: of a value that is bytes; "application/octet-stream" if it is not given.
+        content_type: Of a value that is bytes; "application/octet-stream" if it is not given.
 
     Raises:
-        ValueError: a status, header or content type is not allowed in HTTP, or is written by the
+        ValueError: A status, header or content type is not allowed in HTTP, or is written by the
             server itself.
-        TypeError: a status, header or content type has the wrong type.
+        TypeError: A status, header or content type has the wrong type.
     """
 
     value: Any
@@ -102,14 +102,14 @@ class HTTPError(CarpoolError):
     too.
 
     Args:
-        message: what the client and the log are told.
+        message: What the client and the log are told.
         status: 400 to 599.
-        code: the error code in the response, for programs: letters, digits and `_`.
-        headers: by name, or as pairs if a name occurs several times; `Retry-After`, for example.
+        code: The error code in the response, for programs: letters, digits and `_`.
+        headers: By name, or as pairs if a name occurs several times; `Retry-After`, for example.
 
     Raises:
-        ValueError: a status, code or header is not allowed, or is written by the server itself.
-        TypeError: one of these has the wrong type.
+        ValueError: A status, code or header is not allowed, or is written by the server itself.
+        TypeError: One of these has the wrong type.
     """
 
     def __init__(

@@ -218,11 +218,11 @@ def check_takes_a_list(model: AnyModel, because: str) -> None:
     """Whether the hint of `predict` can mean a list of items, as which it gets them.
 
     Args:
-        model: a model that `traits_of` has read.
-        because: what makes a list of them, for the text.
+        model: A model that `traits_of` has read.
+        because: What makes a list of them, for the text.
 
     Raises:
-        TypeError: it cannot; the text has the hint that was probably meant.
+        TypeError: It cannot; the text has the hint that was probably meant.
     """
     owner, predict = _owner_and_predict(model)
     takes, _ = _types_if_known(predict)

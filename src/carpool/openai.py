@@ -19,11 +19,11 @@ class Sampling(msgspec.Struct, kw_only=True):
     """What completions and chats have in common.
 
     Attributes:
-        max_tokens: the most tokens that the answer may have; None leaves it to the model.
-        temperature: how random the choice of tokens is; None leaves it to the model.
-        top_p: the probability of the tokens to choose among; None leaves it to the model.
-        seed: of the random choice; of several answers to one request, each gets another one.
-        stop: texts at which the answer ends. The server cuts the answer there in any case, and
+        max_tokens: The most tokens that the answer may have; None leaves it to the model.
+        temperature: How random the choice of tokens is; None leaves it to the model.
+        top_p: The probability of the tokens to choose among; None leaves it to the model.
+        seed: Of the random choice; of several answers to one request, each gets another one.
+        stop: Texts at which the answer ends. The server cuts the answer there in any case, and
             cancels a stream.
     """
 
@@ -38,7 +38,7 @@ class Completion(Sampling, kw_only=True):
     """An item of a model that goes on with a text.
 
     Attributes:
-        prompt: the text, or its tokens.
+        prompt: The text, or its tokens.
     """
 
     prompt: str | list[int]
@@ -48,9 +48,9 @@ class Message(msgspec.Struct, kw_only=True):
     """One message of a chat.
 
     Attributes:
-        role: who has said it: "system", "user", "assistant" and so on.
-        content: a text, or a list of parts as OpenAI describes them; None if there is none.
-        name: of the participant, if several have one role.
+        role: Who has said it: "system", "user", "assistant" and so on.
+        content: A text, or a list of parts as OpenAI describes them; None if there is none.
+        name: Of the participant, if several have one role.
     """
 
     role: str
@@ -69,7 +69,7 @@ class Chat(Sampling, kw_only=True):
     """An item of a model that goes on with a chat.
 
     Attributes:
-        messages: what was said so far.
+        messages: What was said so far.
     """
 
     messages: list[Message]
@@ -79,10 +79,10 @@ class Delta(msgspec.Struct):
     """A part of an answer that says more than its text.
 
     Attributes:
-        text: what is added to the answer.
-        finish_reason: why the answer ends with this part: "stop" or "length", for example; None if
+        text: What is added to the answer.
+        finish_reason: Why the answer ends with this part: "stop" or "length", for example; None if
             it goes on.
-        tokens: how many tokens the text is.
+        tokens: How many tokens the text is.
     """
 
     text: str = ""
@@ -97,7 +97,7 @@ def tokens(item: Completion | Chat) -> int:
     with `max_tokens`, or with 256.
 
     Args:
-        item: the request.
+        item: The request.
     """
     prompt: str | list[int]
     if isinstance(item, Chat):

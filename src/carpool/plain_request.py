@@ -19,8 +19,8 @@ class PlainAnswer(NamedTuple):
     """What a server has answered.
 
     Attributes:
-        status: of the response.
-        body: of the response.
+        status: Of the response.
+        body: Of the response.
     """
 
     status: int
@@ -38,15 +38,15 @@ def send(
     """Send a request, and return its answer.
 
     Args:
-        url: where the server is, such as `http://127.0.0.1:8000` or `unix:PATH`.
-        method: of the request.
-        path: below the URL.
-        key: an API key; empty if the server needs none.
-        order: what is sent as JSON; None for nothing.
-        timeout_s: for how long the server may be silent.
+        url: Where the server is, such as `http://127.0.0.1:8000` or `unix:PATH`.
+        method: Of the request.
+        path: Below the URL.
+        key: An API key; empty if the server needs none.
+        order: What is sent as JSON; None for nothing.
+        timeout_s: For how long the server may be silent.
 
     Raises:
-        NoAnswer: the URL makes no sense, or no server answers there.
+        NoAnswer: The URL makes no sense, or no server answers there.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     body = None if order is None else json.dumps(order)

@@ -21,9 +21,9 @@ class Lane(NamedTuple):
     """A part of a queue: requests of one lane are interchangeable except for their deadlines.
 
     Attributes:
-        priority: lanes of higher priority go first.
-        key: only requests with equal keys may share a batch.
-        bucket: only requests of one bucket may share a batch.
+        priority: Lanes of higher priority go first.
+        key: Only requests with equal keys may share a batch.
+        bucket: Only requests of one bucket may share a batch.
     """
 
     priority: int
@@ -65,35 +65,35 @@ class Stream:
     `observe/stream_stats.py`, and all else to `core/stepper.py`.
 
     Attributes:
-        length: units of work before the first part.
-        is_collected: whether the worker collects the parts, so that the caller gets the whole
+        length: Units of work before the first part.
+        is_collected: Whether the worker collects the parts, so that the caller gets the whole
             answer at once.
-        until: absolute time at which the answer must be complete; infinity if the caller has set no
+        until: Absolute time at which the answer must be complete; infinity if the caller has set no
             time-out of its own.
-        is_told_both: whether the caller takes parts as they come, and besides the whole answer that
+        is_told_both: Whether the caller takes parts as they come, and besides the whole answer that
             the model makes of them.
-        parts: how many parts were handed on.
-        kept: these parts, where the model can resume; else empty.
-        kept_bytes: how many bytes they hold.
-        next_due: when the next part should be there; infinity before the first part and while the
+        parts: How many parts were handed on.
+        kept: These parts, where the model can resume; else empty.
+        kept_bytes: How many bytes they hold.
+        next_due: When the next part should be there; infinity before the first part and while the
             stream pauses.
-        place: the position of the worker whose running set it is in.
-        joined: when it joined that set.
-        first_step: how many steps the worker had made when it followed the order by which the
+        place: The position of the worker whose running set it is in.
+        joined: When it joined that set.
+        first_step: How many steps the worker had made when it followed the order by which the
             stream joined, and those since in which the stream has rested; -1 until then.
-        first_parts: how many parts had been handed on when it joined.
-        redo: how many steps it had lost when its worker was lost last, as no part told of them.
-        probation: how many steps it is to make alone after that.
-        heard: when its last part came; before that, when it was admitted.
-        is_paused: whether its caller has asked for no more parts for now.
-        is_resting: whether its worker has been told not to step it.
-        rests_since: how many steps the worker had made when it followed that; -1 if it has not, or
+        first_parts: How many parts had been handed on when it joined.
+        redo: How many steps it had lost when its worker was lost last, as no part told of them.
+        probation: How many steps it is to make alone after that.
+        heard: When its last part came; before that, when it was admitted.
+        is_paused: Whether its caller has asked for no more parts for now.
+        is_resting: Whether its worker has been told not to step it.
+        rests_since: How many steps the worker had made when it followed that; -1 if it has not, or
             steps the stream again.
-        first_at: when its first part came, put off by its pauses since; infinity before.
-        last_at: when the last part came that was handed on, or when it went on after a pause; minus
+        first_at: When its first part came, put off by its pauses since; infinity before.
+        last_at: When the last part came that was handed on, or when it went on after a pause; minus
             infinity before the first.
-        longest_gap_s: the longest distance of two parts so far, without pauses.
-        paused_at: since when its caller has wanted no parts; infinity while it wants them.
+        longest_gap_s: The longest distance of two parts so far, without pauses.
+        paused_at: Since when its caller has wanted no parts; infinity while it wants them.
     """
 
     __slots__ = (
@@ -149,33 +149,33 @@ class Request:
     """One item of one caller, and what becomes of it.
 
     Attributes:
-        id: unique within its service; 0 until the request is admitted.
-        item: what the next stage gets; opaque to the core.
-        deadline: absolute time after which nobody waits for the answer any more.
-        due: absolute time by which the request should be answered: by its SLO, or by its deadline
+        id: Unique within its service; 0 until the request is admitted.
+        item: What the next stage gets; opaque to the core.
+        deadline: Absolute time after which nobody waits for the answer any more.
+        due: Absolute time by which the request should be answered: by its SLO, or by its deadline
             where that is earlier.
-        caller: is told the answer; None if it has gone, or where the request takes its answer
+        caller: Is told the answer; None if it has gone, or where the request takes its answer
             itself.
-        nbytes: how many bytes it holds in memory while it is queued.
-        size: how much of a batch it takes up.
-        length: how long its item is, as `length=` of its present stage says; 1 where there is none.
-        lane: its priority, key and bucket, which give its place in the queue.
-        bulk: whether it belongs to a mass of requests that only have to be done in the end; the
+        nbytes: How many bytes it holds in memory while it is queued.
+        size: How much of a batch it takes up.
+        length: How long its item is, as `length=` of its present stage says; 1 where there is none.
+        lane: Its priority, key and bucket, which give its place in the queue.
+        bulk: Whether it belongs to a mass of requests that only have to be done in the end; the
             service's SLO does not count for it.
-        patient: whether it waits while the queue is full, instead of being refused.
-        format: how `item` is to be decoded.
-        accept: how the last stage is to encode the result.
-        admitted: when it entered the service.
-        arrived: when it entered its present stage.
-        losses: how many workers of its present stage were lost while they had it.
-        stage: the position of its present stage.
+        patient: Whether it waits while the queue is full, instead of being refused.
+        format: How `item` is to be decoded.
+        accept: How the last stage is to encode the result.
+        admitted: When it entered the service.
+        arrived: When it entered its present stage.
+        losses: How many workers of its present stage were lost while they had it.
+        stage: The position of its present stage.
         state: NEW, QUEUED, RUNNING or DONE.
-        stream: how far its answer has come, where the last stage makes it step by step; None
+        stream: How far its answer has come, where the last stage makes it step by step; None
             elsewhere.
-        trail: times in the stages before the present one (see `core/trail.py`); not set while the
+        trail: Times in the stages before the present one (see `core/trail.py`); not set while the
             request is in the first stage.
-        result: the answer, once the state is DONE and there is no error.
-        error: why there is no result; None if there is one.
+        result: The answer, once the state is DONE and there is no error.
+        error: Why there is no result; None if there is one.
     """
 
     __slots__ = (

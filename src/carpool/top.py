@@ -27,13 +27,13 @@ def run(url: str, key: str, console: Console, times: int | None = None) -> None:
     """Show the figures of a server again and again, until Ctrl-C.
 
     Args:
-        url: where the server is, or its admin address.
-        key: an API key; empty if it needs none.
-        console: where to show them.
-        times: how often; None for ever.
+        url: Where the server is, or its admin address.
+        key: An API key; empty if it needs none.
+        console: Where to show them.
+        times: How often; None for ever.
 
     Raises:
-        NoFigures: the server gave none the first time.
+        NoFigures: The server gave none the first time.
     """
     before = latest = fetched(url, key)
     with Live(shown(latest, before), console=console, auto_refresh=False) as live:

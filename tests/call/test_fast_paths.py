@@ -27,10 +27,10 @@ class Drawn:
     """A batch function that does what was drawn; keeps the parts it was called with.
 
     Args:
-        raises: what a call with an item raises, by item.
-        most: with more items a call runs out of memory.
-        shape: what a call returns.
-        is_async: whether it returns an awaitable.
+        raises: What a call with an item raises, by item.
+        most: With more items a call runs out of memory.
+        shape: What a call returns.
+        is_async: Whether it returns an awaitable.
     """
 
     def __init__(self, raises: dict[int, type[BaseException]], most: int, shape: str, is_async: bool) -> None:

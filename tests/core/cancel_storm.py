@@ -32,8 +32,8 @@ class Storm:
     """One storm, until so many have left before they had an answer.
 
     Attributes:
-        ledger: who waits for an answer.
-        left: how many left where.
+        ledger: Who waits for an answer.
+        left: How many left where.
         served, failed: how many had an answer, and how many an error.
     """
 

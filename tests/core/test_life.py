@@ -21,9 +21,9 @@ class Actor:
     """Somebody's next step.
 
     Attributes:
-        kind: starter, caller, closer or hurrier.
-        at: where it is.
-        heard: what it got in the end.
+        kind: Starter, caller, closer or hurrier.
+        at: Where it is.
+        heard: What it got in the end.
     """
 
     kind: str

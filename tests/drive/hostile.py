@@ -112,11 +112,11 @@ def send_attacks(
     """Have this worker process send `attacks[model.attack]` once in the place of a frame of the kind.
 
     Args:
-        model: its `attack` names what to send; it is emptied then.
-        kind: of the frames that are spoilt.
-        attacks: make of such a frame what is sent. Of any other name, half of the frame is sent,
+        model: Its `attack` names what to send; it is emptied then.
+        kind: Of the frames that are spoilt.
+        attacks: Make of such a frame what is sent. Of any other name, half of the frame is sent,
             and the process ends.
-        least: how many items such a frame must have.
+        least: How many items such a frame must have.
     """
     connection = sys.modules["__main__"].ParentSocket  # type: ignore[attr-defined]
     send = connection.send
@@ -143,7 +143,7 @@ class Hostile(carpool.Model):
     """Returns its item.
 
     Args:
-        diary: a folder in which each attack is noted, so that a second run of the item does no harm.
+        diary: A folder in which each attack is noted, so that a second run of the item does no harm.
     """
 
     def __init__(self, diary: str) -> None:

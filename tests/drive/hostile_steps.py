@@ -94,7 +94,7 @@ class HostileSteps(carpool.Model):
     """Counts to `N`, and goes on where it was; the fourth report of an attacker is spoilt.
 
     Args:
-        diary: a folder in which each attack is noted, so that a resumed stream does no harm.
+        diary: A folder in which each attack is noted, so that a resumed stream does no harm.
     """
 
     def __init__(self, diary: str) -> None:

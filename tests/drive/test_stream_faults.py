@@ -75,9 +75,9 @@ class Told:
     """What one caller was told.
 
     Attributes:
-        parts: so far.
-        error: that ended it, if one has.
-        longest_s: the longest silence.
+        parts: So far.
+        error: That ended it, if one has.
+        longest_s: The longest silence.
     """
 
     def __init__(self) -> None:

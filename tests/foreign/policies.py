@@ -20,7 +20,7 @@ class Switch:
     """Says where a policy raises; its copies share it.
 
     Attributes:
-        at: which of its methods does, if any; hits: how often it has.
+        at: Which of its methods does, if any; hits: how often it has.
     """
 
     def __init__(self, kind: str) -> None:
@@ -99,10 +99,10 @@ class Case:
     """How to have a policy asked something.
 
     Attributes:
-        n: how many callers it takes.
-        settings: of the stage or the function; max_queue_delay_s: of the policy.
-        timeout_s: of the calls, if they are to end early.
-        answered: what the calls may end with besides.
+        n: How many callers it takes.
+        settings: Of the stage or the function; max_queue_delay_s: of the policy.
+        timeout_s: Of the calls, if they are to end early.
+        answered: What the calls may end with besides.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class BadServer(AsgiCall):
     """An ASGI server that raises.
 
     Args:
-        at: whether the body cannot be read, the client's leaving not be waited for, or an answer not be sent.
+        at: Whether the body cannot be read, the client's leaving not be waited for, or an answer not be sent.
     """
 
     def __init__(self, at: str, kind: str, body: bytes) -> None:

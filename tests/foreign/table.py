@@ -66,7 +66,7 @@ class Way:
     """One driver behind one door, with a service that all cells share which fail no more than an item.
 
     Attributes:
-        lines: what the workers of the shared service have printed.
+        lines: What the workers of the shared service have printed.
     """
 
     def __init__(self, name: str) -> None:

@@ -28,7 +28,7 @@ class Order(msgspec.Struct):
     """A request.
 
     Attributes:
-        checked: holds the name of a kind if its validator is to raise.
+        checked: Holds the name of a kind if its validator is to raise.
     """
 
     n: int

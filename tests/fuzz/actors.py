@@ -408,8 +408,8 @@ class Child:
     """A forked child, which tries something with the parent's subject and must end by itself.
 
     Args:
-        run: of the parent.
-        step: says what it tries.
+        run: Of the parent.
+        step: Says what it tries.
     """
 
     def __init__(self, run: Run, step: Fork) -> None:

@@ -35,7 +35,7 @@ class Front:
     """Like an `AsyncHandle`, for what the two have in common.
 
     Args:
-        app: which nobody serves.
+        app: Which nobody serves.
     """
 
     def __init__(self, app: App) -> None:
@@ -158,10 +158,10 @@ class FrontParts:
     """The parts of one answer, over ASGI.
 
     Args:
-        app: is asked.
-        body: of the request.
-        headers: of the request.
-        as_events: whether the client wants server-sent events; else lines of JSON.
+        app: Is asked.
+        body: Of the request.
+        headers: Of the request.
+        as_events: Whether the client wants server-sent events; else lines of JSON.
     """
 
     def __init__(self, app: App, body: bytes, headers: list[Any], *, as_events: bool) -> None:

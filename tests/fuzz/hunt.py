@@ -21,10 +21,10 @@ class Found:
     """One kind of finding.
 
     Attributes:
-        number: of the program that showed it first.
-        finding: that program's.
-        program: the smallest one that shows it.
-        times: how many programs have shown it.
+        number: Of the program that showed it first.
+        finding: That program's.
+        program: The smallest one that shows it.
+        times: How many programs have shown it.
     """
 
     number: int
@@ -43,8 +43,8 @@ class Tally:
 
     Attributes:
         steps, programs: that have been run.
-        found: by signature.
-        elapsed_s: since it began.
+        found: By signature.
+        elapsed_s: Since it began.
     """
 
     steps: int = 0
@@ -69,16 +69,16 @@ def hunt(
     """Run programs until so many steps have been taken, or the time is over.
 
     Args:
-        steps: how many.
-        seed: of all programs.
-        jobs: processes side by side.
-        seconds: at most.
-        grace_s: what a call may take beyond its time-out.
-        shrink_s: for making one program smaller; 0 to leave it.
-        mutant: which promise is broken on purpose.
-        first: the number of the first program.
-        until: whether a finding is what was looked for, so that the hunt is over.
-        tell: called after each program, with what it has shown that is new.
+        steps: How many.
+        seed: Of all programs.
+        jobs: Processes side by side.
+        seconds: At most.
+        grace_s: What a call may take beyond its time-out.
+        shrink_s: For making one program smaller; 0 to leave it.
+        mutant: Which promise is broken on purpose.
+        first: The number of the first program.
+        until: Whether a finding is what was looked for, so that the hunt is over.
+        tell: Called after each program, with what it has shown that is new.
     """
     hunters = _Hunt(steps, seed, seconds, grace_s, shrink_s, mutant, first, until, tell)
     threads = [threading.Thread(target=hunters.work, daemon=True) for _ in range(jobs)]

@@ -67,7 +67,7 @@ class Complaints(logging.Handler):
     """Collects what Python says where nobody listens: unraisable exceptions, dead threads, asyncio's log, warnings.
 
     Args:
-        tell: told of each one, with its origin.
+        tell: Told of each one, with its origin.
     """
 
     def __init__(self, tell: Callable[[str, str], None]) -> None:

@@ -61,9 +61,9 @@ class Sent(NamedTuple):
     """An item on its way through the stages; what comes out of the last one has passed them all.
 
     Attributes:
-        token: the caller's own.
+        token: The caller's own.
         do, kind, at: see `program.Item`.
-        passed: how many stages it has passed.
+        passed: How many stages it has passed.
     """
 
     token: int
@@ -131,8 +131,8 @@ class Wicked(Greedy):
     """A policy that raises after a few calls.
 
     Args:
-        kind: of the exception.
-        patience: calls before that.
+        kind: Of the exception.
+        patience: Calls before that.
     """
 
     def __init__(self, kind: str, patience: int = 5) -> None:
@@ -225,7 +225,7 @@ class _Hooked(Model):
     """A class with all hooks.
 
     Args:
-        batched: whether `predict` takes a list.
+        batched: Whether `predict` takes a list.
         setup_raises, teardown_raises: kinds of exceptions.
     """
 

@@ -59,8 +59,8 @@ class Item(_Value):
             the pickling of the item and "load" that of the result; "return" returns an exception in the item's place;
             "short" returns too few results; "slow" takes 20 ms and "hang" two seconds; "again", "close" and "stats"
             use the service or function from inside, "round" by way of another function; "die" kills the worker process.
-        kind: of the exception.
-        at: the stage that obeys.
+        kind: Of the exception.
+        at: The stage that obeys.
     """
 
     do: str = ""
@@ -97,8 +97,8 @@ class Stream(Step):
 
     Attributes:
         source: "list", "generator", "slow" or "raises"; with "async " before it, an asynchronous one.
-        kind: of the exception that the source raises.
-        leave_after: how many answers are taken.
+        kind: Of the exception that the source raises.
+        leave_after: How many answers are taken.
     """
 
     items: tuple[Item, ...]
@@ -114,9 +114,9 @@ class Parts(Step):
     """The answer of a service in parts; only services get it.
 
     Attributes:
-        leave_after: after how many parts the block is left.
-        slow: whether its caller takes 2 ms for each part.
-        on_part: whether the parts are heard by a callback, beside the whole answer.
+        leave_after: After how many parts the block is left.
+        slow: Whether its caller takes 2 ms for each part.
+        on_part: Whether the parts are heard by a callback, beside the whole answer.
     """
 
     item: Item = Item()
@@ -191,8 +191,8 @@ class Change(Step):
     """Have another number of workers in a stage, or new workers in all of them.
 
     Attributes:
-        stage: which one, by its position.
-        workers: how many; 0 for new workers in all stages.
+        stage: Which one, by its position.
+        workers: How many; 0 for new workers in all stages.
     """
 
     stage: int = 0
@@ -216,11 +216,11 @@ class Stage(_Value):
     Attributes:
         model: "function" or "class" (with hooks); which of `def` and `async def` depends on `run_in`. Or, as the last
             stage, one that answers in parts: "steps", "resuming" (steps with `resume`) or "generator" (for each item).
-        size: whether items are weighed.
-        shapes: whether items have lengths and keys.
-        allowed: whether there are only some sizes of batches.
+        size: Whether items are weighed.
+        shapes: Whether items have lengths and keys.
+        allowed: Whether there are only some sizes of batches.
         examples: "" for none, "good", or the exception that the model raises for them.
-        policy: a name, or "raises KIND" for one that does after a few calls.
+        policy: A name, or "raises KIND" for one that does after a few calls.
         setup, teardown: the exception that the hook of a class raises, if any.
     """
 
@@ -247,12 +247,12 @@ class Service(_Value):
 
     Attributes:
         way: "run", "start", "run_async", or "app" for an ASGI app.
-        loop: for tasks, "asyncio" or "uvloop".
-        early: whether the actors do not wait until it has started.
-        sink: the exception that `output=` raises, if any.
-        abandon: whether it is dropped without being closed; for tasks, whether the loop ends before it is closed, on
+        loop: For tasks, "asyncio" or "uvloop".
+        early: Whether the actors do not wait until it has started.
+        sink: The exception that `output=` raises, if any.
+        abandon: Whether it is dropped without being closed; for tasks, whether the loop ends before it is closed, on
             another one.
-        patience_s: after this time the start is cancelled, in a task.
+        patience_s: After this time the start is cancelled, in a task.
     """
 
     stages: tuple[Stage, ...] = (Stage(),)
@@ -272,9 +272,9 @@ class Batch(_Value):
 
     Attributes:
         over: "function", "method", "class", "merge" (of lists) or "arrays" (of two dtypes, merged).
-        tasks: whether it is an `async def`.
-        loops: how many event loops call it, each in a thread of its own.
-        lock: whether it has an execution lock.
+        tasks: Whether it is an `async def`.
+        loops: How many event loops call it, each in a thread of its own.
+        lock: Whether it has an execution lock.
         setup, teardown: the exception that the hook of a class raises, if any.
     """
 
@@ -301,7 +301,7 @@ class Actor(_Value):
     """Takes steps one after the other, in a thread or task of its own.
 
     Attributes:
-        loop: which of the loops, for tasks; -1 for a stranger, who uses the subject on a loop where it is not at home.
+        loop: Which of the loops, for tasks; -1 for a stranger, who uses the subject on a loop where it is not at home.
     """
 
     steps: tuple[Step, ...]

@@ -67,9 +67,9 @@ class Finding:
 
     Attributes:
         kind: "hang", "wrong answer", "wrong error", "left behind", "complaint".
-        what: one line, the same for the same defect as far as possible.
-        text: all there is to tell.
-        poisoned: whether the process should run no other program.
+        what: One line, the same for the same defect as far as possible.
+        text: All there is to tell.
+        poisoned: Whether the process should run no other program.
     """
 
     kind: str
@@ -101,15 +101,15 @@ class Run:
     """One run of one program.
 
     Args:
-        program: what to do.
-        grace_s: what a call may take beyond its time-out.
+        program: What to do.
+        grace_s: What a call may take beyond its time-out.
 
     Attributes:
-        subject: the handle, or the batched function; None until it is made.
-        tokens: numbers that no two items share.
-        tickets: that have been taken, with what they were taken for.
-        findings: so far.
-        worn: whether a KeyboardInterrupt has ended a loop, as it does in asyncio, and left what it was doing.
+        subject: The handle, or the batched function; None until it is made.
+        tokens: Numbers that no two items share.
+        tickets: That have been taken, with what they were taken for.
+        findings: So far.
+        worn: Whether a KeyboardInterrupt has ended a loop, as it does in asyncio, and left what it was doing.
     """
 
     def __init__(self, program: Program, grace_s: float = GRACE_S) -> None:

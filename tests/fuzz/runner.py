@@ -33,8 +33,8 @@ class Runner:
     """The other side of such a process, which is started when it is needed and again when it has to be.
 
     Args:
-        grace_s: what a call may take beyond its time-out.
-        mutant: which promise of carpool is broken there, see `mutants`.
+        grace_s: What a call may take beyond its time-out.
+        mutant: Which promise of carpool is broken there, see `mutants`.
     """
 
     def __init__(self, grace_s: float = GRACE_S, mutant: str = "") -> None:

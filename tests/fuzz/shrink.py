@@ -19,10 +19,10 @@ def shrink(program: Program, fails: Fails, *, tries: int = 3, budget_s: float = 
     """The smallest program found that fails.
 
     Args:
-        program: one that failed.
-        fails: runs a program and says whether it fails in the same way.
-        tries: how often a program is run before it is thought sound.
-        budget_s: no more is tried after this time.
+        program: One that failed.
+        fails: Runs a program and says whether it fails in the same way.
+        tries: How often a program is run before it is thought sound.
+        budget_s: No more is tried after this time.
     """
     until = time.monotonic() + budget_s
     smaller = True

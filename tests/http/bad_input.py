@@ -44,8 +44,8 @@ class Bad(NamedTuple):
     """A bad request.
 
     Attributes:
-        data: its bytes.
-        status: the only right one.
+        data: Its bytes.
+        status: The only right one.
     """
 
     data: bytes

@@ -33,10 +33,10 @@ class Call:
     """One call of an app by hand, for what uvicorn does not do.
 
     Args:
-        messages: what the app receives; then it waits in vain.
+        messages: What the app receives; then it waits in vain.
 
     Attributes:
-        sent: what the app has sent.
+        sent: What the app has sent.
     """
 
     def __init__(self, *messages: dict[str, Any]) -> None:

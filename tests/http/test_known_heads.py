@@ -298,11 +298,11 @@ async def conversation(
     """What a client gets that sends these pieces, and whether its connection is closed.
 
     Args:
-        pieces: what it sends, in turns of their own.
-        pipelined: how many of its requests the app may have at a time.
-        drains_after: after how many pieces the server is told to drain.
-        ends: whether the client ends its side right after the last piece.
-        reads: whether it reads at once, or only once everything has been sent.
+        pieces: What it sends, in turns of their own.
+        pipelined: How many of its requests the app may have at a time.
+        drains_after: After how many pieces the server is told to drain.
+        ends: Whether the client ends its side right after the last piece.
+        reads: Whether it reads at once, or only once everything has been sent.
     """
     front = Front(Limits(write_buffer_bytes=200, pipelined=pipelined))
     wire = front.connect(reads)

@@ -44,8 +44,8 @@ class Hypercorn:
     """An app behind hypercorn, on a loop that runs in another thread.
 
     Args:
-        app: any ASGI app.
-        loop: where it runs.
+        app: Any ASGI app.
+        loop: Where it runs.
     """
 
     def __init__(self, app: Any, loop: asyncio.AbstractEventLoop) -> None:

@@ -56,7 +56,7 @@ class Call:
     """One call of an app as an ASGI server makes it.
 
     Attributes:
-        sent: what the app has sent.
+        sent: What the app has sent.
     """
 
     def __init__(self, receive: Callable[[], Awaitable[dict[str, Any]]] | None = None, body: bytes = b"") -> None:

@@ -27,12 +27,12 @@ class Stream:
     """What one client sends, and what must become of it.
 
     Attributes:
-        data: the bytes.
-        bodies: the items that reach the model, in order.
-        statuses: of the answers, in order.
-        methods: of the requests, where not all are POST.
-        stays: whether the connection is kept.
-        known: sent on another connection before, so that its heads are known.
+        data: The bytes.
+        bodies: The items that reach the model, in order.
+        statuses: Of the answers, in order.
+        methods: Of the requests, where not all are POST.
+        stays: Whether the connection is kept.
+        known: Sent on another connection before, so that its heads are known.
     """
 
     data: bytes

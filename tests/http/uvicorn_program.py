@@ -41,11 +41,11 @@ class Program:
     """`uvicorn` in a process of its own.
 
     Args:
-        factory: at the top of a module.
-        options: of its command line.
+        factory: At the top of a module.
+        options: Of its command line.
 
     Attributes:
-        log: what it has said so far.
+        log: What it has said so far.
     """
 
     def __init__(self, factory: Callable[[], App], *options: str) -> None:

@@ -23,8 +23,8 @@ def local_cluster(nodes: Mapping[str, Mapping[str, Any]], **head: Any) -> Iterat
     """A head and further nodes, to which this process is connected.
 
     Args:
-        nodes: by address, what further nodes have.
-        head: what the head has.
+        nodes: By address, what further nodes have.
+        head: What the head has.
     """
     import ray
     from ray.cluster_utils import Cluster

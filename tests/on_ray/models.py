@@ -17,7 +17,7 @@ class Place(carpool.Model):
     """Answers with where it runs.
 
     Args:
-        is_broken: whether it cannot be loaded.
+        is_broken: Whether it cannot be loaded.
     """
 
     def __init__(self, is_broken: bool = False) -> None:

@@ -52,10 +52,10 @@ class Setting:
     """What is served by whom.
 
     Attributes:
-        noise: of the costs, as the standard deviation of their logarithm.
-        hop_s: of each batch to its worker and back.
-        turn_s: of the loop.
-        runs_ahead: whether a batch may lie with its worker before that is free.
+        noise: Of the costs, as the standard deviation of their logarithm.
+        hop_s: Of each batch to its worker and back.
+        turn_s: Of the loop.
+        runs_ahead: Whether a batch may lie with its worker before that is free.
     """
 
     policy: str

@@ -7,7 +7,7 @@ class Output:
     """A line sink that remembers.
 
     Attributes:
-        lines: the worker's name, whether it was stderr, and the line.
+        lines: The worker's name, whether it was stderr, and the line.
     """
 
     def __init__(self) -> None:

@@ -14,15 +14,15 @@ class Callers:
     """Callers of a service inside a block.
 
     Args:
-        handle: the running service.
-        read: returns of an answer the process that it comes from, and the item.
-        n: how many threads there are.
+        handle: The running service.
+        read: Returns of an answer the process that it comes from, and the item.
+        n: How many threads there are.
 
     Attributes:
-        answers: how many answers have come.
-        errors: what was raised instead.
-        pids: the processes that the answers come from.
-        longest_s: how long the longest request has taken; a test may set it to 0.
+        answers: How many answers have come.
+        errors: What was raised instead.
+        pids: The processes that the answers come from.
+        longest_s: How long the longest request has taken; a test may set it to 0.
     """
 
     def __init__(self, handle: Any, read: Callable[[Any], tuple[int, Any]] = lambda answer: answer, n: int = 8) -> None:

@@ -22,7 +22,7 @@ class Served:
     """A server that is up.
 
     Attributes:
-        log: its log lines so far.
+        log: Its log lines so far.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:

@@ -20,8 +20,8 @@ class Counting:
     """Counts up to its item; what its settings say goes wrong on the way.
 
     Attributes:
-        calls: the calls of `start`, `resume` and `step`, with the items.
-        open: the states that were not stopped.
+        calls: The calls of `start`, `resume` and `step`, with the items.
+        open: The states that were not stopped.
     """
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class World:
     """A runner, and what has come of each stream.
 
     Attributes:
-        heard: the parts of each stream.
-        ends: what ended each: None, or the error.
-        back: the ids of streams that were given back.
-        answers: the whole answers.
+        heard: The parts of each stream.
+        ends: What ended each: None, or the error.
+        back: The ids of streams that were given back.
+        answers: The whole answers.
     """
 
     def __init__(self, model: Any, isolate_errors: bool = True, **settings: Any) -> None:

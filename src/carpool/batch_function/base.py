@@ -69,9 +69,9 @@ class Shares(NamedTuple):
     """What the items of one call count for in batches.
 
     Attributes:
-        sizes: how much of a batch each takes up; None if each counts as one.
-        lengths: how long each is; None where that does not matter.
-        lanes: where each waits; None if they may share a batch with any others and have no
+        sizes: How much of a batch each takes up; None if each counts as one.
+        lengths: How long each is; None where that does not matter.
+        lanes: Where each waits; None if they may share a batch with any others and have no
             priority.
     """
 

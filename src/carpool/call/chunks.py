@@ -37,7 +37,7 @@ class ChunkKind(ABC):
         """Return what is equal in chunks that may be joined.
 
         Raises:
-            TypeError: this one cannot be joined to any.
+            TypeError: This one cannot be joined to any.
         """
 
     @abstractmethod
@@ -237,7 +237,7 @@ def kind_of(x: Any) -> ChunkKind:
     """Return the kind of a chunk.
 
     Raises:
-        TypeError: it is of an unknown kind.
+        TypeError: It is of an unknown kind.
     """
     return _known.get(type(x)) or _recognise(type(x))
 
@@ -268,7 +268,7 @@ def common_count(counts: dict[Any, int]) -> int:
     """Return the number of rows that all parts of a dict have.
 
     Raises:
-        ValueError: the parts have different numbers of rows, or there are no parts.
+        ValueError: The parts have different numbers of rows, or there are no parts.
     """
     if len(set(counts.values())) != 1:
         raise ValueError(f"all parts of a chunk must have the same number of rows, not {counts}")
@@ -279,8 +279,8 @@ def count_rows(x: Any) -> int:
     """Return how many rows a chunk has.
 
     Raises:
-        TypeError: the chunk is of a kind that cannot be joined and cut up.
-        ValueError: it is a dict whose parts have different numbers of rows, or which has no parts.
+        TypeError: The chunk is of a kind that cannot be joined and cut up.
+        ValueError: It is a dict whose parts have different numbers of rows, or which has no parts.
     """
     return kind_of(x).count_rows(x)
 
@@ -289,7 +289,7 @@ def likeness(x: Any) -> Hashable:
     """Return what is equal in chunks that may be joined.
 
     Raises:
-        TypeError: this one cannot be joined to any.
+        TypeError: This one cannot be joined to any.
     """
     return kind_of(x).likeness(x)
 

@@ -31,21 +31,21 @@ class Invoker:
     """A model, ready to be called with values.
 
     Args:
-        model: what the user gave; an instance stays as it is.
-        kwargs: for its constructor, or for each call of a function.
-        traits: what `traits_of` read off it.
-        retrier: makes batch calls, and makes them again where they fail.
-        batched: whether `predict` takes a list.
-        before_next_call: called before each call of a batch but the first; None if nothing is to be
+        model: What the user gave; an instance stays as it is.
+        kwargs: For its constructor, or for each call of a function.
+        traits: What `traits_of` read off it.
+        retrier: Makes batch calls, and makes them again where they fail.
+        batched: Whether `predict` takes a list.
+        before_next_call: Called before each call of a batch but the first; None if nothing is to be
             called.
-        allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches
+        allowed_batch_sizes: Numbers of items that `predict` is called with, rising; smaller batches
             are padded. None for any number.
-        in_predict: called as each call of `predict` begins, as part of it.
+        in_predict: Called as each call of `predict` begins, as part of it.
 
     Attributes:
-        instance: the model; None for a function.
-        new_generator: makes a generator of an item, or of a batch, where `predict` yields.
-        runs_arrays: whether `run_array` may be called.
+        instance: The model; None for a function.
+        new_generator: Makes a generator of an item, or of a batch, where `predict` yields.
+        runs_arrays: Whether `run_array` may be called.
     """
 
     new_generator: Callable[[Any], Any]
@@ -102,10 +102,10 @@ class Invoker:
         """Run the hooks and `predict` over items. Return as many results, in the same order.
 
         Args:
-            values: the items; some may be `Failed` already.
-            trouble: whatever happens besides is appended to this.
-            all_ok: whether it is known that no item is `Failed`.
-            until: the time from which nobody waits for the results.
+            values: The items; some may be `Failed` already.
+            trouble: Whatever happens besides is appended to this.
+            all_ok: Whether it is known that no item is `Failed`.
+            until: The time from which nobody waits for the results.
         """
         self._calls = 0
         if self._preprocess is not None:

@@ -33,7 +33,7 @@ class Lock:
         """Take the lock; return False if it was not free in time.
 
         Raises:
-            RuntimeError: this thread holds it already.
+            RuntimeError: This thread holds it already.
         """
         if self._is_owned():
             raise RuntimeError("this thread holds the lock already: release it before you take it again")
@@ -107,11 +107,11 @@ def execution_lock(lock: Any, name: str) -> ExecutionLock:
     """Return the user's lock, of whatever kind, as one that a leader can take.
 
     Args:
-        lock: has `acquire` and `release`, or `__enter__` and `__exit__`.
-        name: the name of the function that the lock is for.
+        lock: Has `acquire` and `release`, or `__enter__` and `__exit__`.
+        name: The name of the function that the lock is for.
 
     Raises:
-        TypeError: it is not a lock, or can be held only once.
+        TypeError: It is not a lock, or can be held only once.
     """
     kind = type(lock)
     entered = callable(getattr(kind, "__enter__", None)) and callable(getattr(kind, "__exit__", None))

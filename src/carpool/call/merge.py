@@ -26,8 +26,8 @@ class MergedCall(NamedTuple):
     """A call for a batch of chunks that have been merged.
 
     Attributes:
-        call: calls the function with the merged input.
-        share: cuts the function's output into one part for each chunk.
+        call: Calls the function with the merged input.
+        share: Cuts the function's output into one part for each chunk.
     """
 
     call: Callable[[], Any]
@@ -41,7 +41,7 @@ class RowMerger:
         """Return what is equal in chunks that may share a call.
 
         Raises:
-            TypeError: the chunk is of an unknown kind.
+            TypeError: The chunk is of an unknown kind.
         """
         return likeness(x)
 
@@ -61,11 +61,11 @@ def merge_with(
     functions.
 
     Args:
-        function: takes one merged input.
-        is_async: whether `function` is `async def`.
-        merge: the user's merge function.
-        split: the user's split function.
-        count: gives the row count of a chunk.
+        function: Takes one merged input.
+        is_async: Whether `function` is `async def`.
+        merge: The user's merge function.
+        split: The user's split function.
+        count: Gives the row count of a chunk.
     """
 
     def prepare(chunks: list[Any]) -> MergedCall:
@@ -104,8 +104,8 @@ def length(chunk: Any) -> int:
     """Return how many rows a chunk has that the user's own merge function joins.
 
     Raises:
-        TypeError: the chunk has no length.
-        ValueError: it is a dict whose parts have different lengths, or which has no parts.
+        TypeError: The chunk has no length.
+        ValueError: It is a dict whose parts have different lengths, or which has no parts.
     """
     if isinstance(chunk, Mapping):
         return common_count({name: length(part) for name, part in chunk.items()})
@@ -121,8 +121,8 @@ def split(output: Any, counts: list[int]) -> list[Any]:
     """Cut a function's output into pieces with the given numbers of rows.
 
     Raises:
-        TypeError: the output is of an unknown kind.
-        ValueError: it has more or fewer rows in all.
+        TypeError: The output is of an unknown kind.
+        ValueError: It has more or fewer rows in all.
     """
     try:
         likeness(output)
@@ -141,7 +141,7 @@ def joined(results: list[Any]) -> Any:
     """Join the results for one caller's pieces to one.
 
     Raises:
-        ValueError: they are not alike.
+        ValueError: They are not alike.
     """
     if len(results) == 1:
         return results[0]

@@ -23,7 +23,7 @@ def names_of(oom_errors: OomErrors) -> tuple[str, ...]:
     without an import.
 
     Raises:
-        TypeError: one of them is neither an exception class nor a full name.
+        TypeError: One of them is neither an exception class nor a full name.
     """
     names = []
     if isinstance(oom_errors, str) or not isinstance(oom_errors, Sequence):

@@ -32,7 +32,7 @@ class Pad(RowMerger):
     """Pads arrays before it joins them; made by `pad`.
 
     Attributes:
-        value: what arrays are filled up with.
+        value: What arrays are filled up with.
         side: "right" or "left", where they are filled up.
     """
 
@@ -48,8 +48,8 @@ class Pad(RowMerger):
         number of axes.
 
         Raises:
-            TypeError: the chunk has nothing to pad, or a part of a kind that cannot be joined.
-            ValueError: an array cannot hold the value to pad with.
+            TypeError: The chunk has nothing to pad, or a part of a kind that cannot be joined.
+            ValueError: An array cannot hold the value to pad with.
         """
         if not _has_lengths(x):
             raise TypeError(
@@ -100,7 +100,7 @@ def pad(value: Any = 0, side: str = "right") -> Pad:
     """Make arrays of different lengths share a call, padded to the longest of them; for `merge=`.
 
     Args:
-        value: what numpy arrays and torch tensors are filled up with, along all axes but the first.
+        value: What numpy arrays and torch tensors are filled up with, along all axes but the first.
             The other parts of a dict are joined as with `merge=True`.
         side: "right" adds the padding after the values, "left" before them.
 
@@ -170,7 +170,7 @@ def _check_fits(value: Any, x: Any) -> None:
     integers.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: It cannot.
     """
     try:
         if type(x).__module__ == "torch":

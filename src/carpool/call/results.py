@@ -19,7 +19,7 @@ class Failed:
     """Takes the place of an item's value once the item has failed.
 
     Attributes:
-        error: the exception for which it failed.
+        error: The exception for which it failed.
     """
 
     __slots__ = ("error",)
@@ -37,12 +37,12 @@ class Trouble(msgspec.Struct, array_like=True):
     """What happened to one batch besides its results; workers send it only if something did.
 
     Attributes:
-        split: whether the batch raised and was run again in parts.
-        unsplit: whether it raised and was not run again, for lack of time.
-        out_of_memory: whether a call ran out of memory.
-        ran_out: for each call of several items that ran out of memory, the items' positions in the
+        split: Whether the batch raised and was run again in parts.
+        unsplit: Whether it raised and was not run again, for lack of time.
+        out_of_memory: Whether a call ran out of memory.
+        ran_out: For each call of several items that ran out of memory, the items' positions in the
             batch.
-        fitted: for each call that succeeded when the batch was run again, the items' positions in
+        fitted: For each call that succeeded when the batch was run again, the items' positions in
             the batch.
     """
 
@@ -57,7 +57,7 @@ def run_now(awaitable: Awaitable[T]) -> T:
     """Return what `awaitable` results in, without an event loop.
 
     Raises:
-        TypeError: it waits for something; only user code that is really asynchronous does.
+        TypeError: It waits for something; only user code that is really asynchronous does.
     """
     steps = awaitable.__await__()
     try:
@@ -74,7 +74,7 @@ def as_results(returned: Any, n: int) -> list[Any]:
     """Return what a batch call returned as a list of `n` results.
 
     Raises:
-        ModelError: it is not a sequence, or one of another length.
+        ModelError: It is not a sequence, or one of another length.
     """
     if type(returned) is list and len(returned) == n:
         return returned

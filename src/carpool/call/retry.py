@@ -50,19 +50,19 @@ class Retrier:
     """Makes batch calls, and makes them again in parts where they fail.
 
     Args:
-        isolate_errors: whether a batch that raises is halved to find the guilty items.
-        retry_on_oom: whether a batch that runs out of memory is run again in smaller calls.
-        oom_errors: full names of exceptions that mean out of memory, besides MemoryError and
+        isolate_errors: Whether a batch that raises is halved to find the guilty items.
+        retry_on_oom: Whether a batch that runs out of memory is run again in smaller calls.
+        oom_errors: Full names of exceptions that mean out of memory, besides MemoryError and
             torch's; None if no exception does, not even these.
-        fatal_errors: exceptions that end the whole call instead of failing an item.
-        is_ending: whether the caller is in fact being ended; user code may raise the fatal errors
+        fatal_errors: Exceptions that end the whole call instead of failing an item.
+        is_ending: Whether the caller is in fact being ended; user code may raise the fatal errors
             by itself.
-        may_wait: whether there is an event loop on which async user code can wait.
-        clock: monotonic seconds.
+        may_wait: Whether there is an event loop on which async user code can wait.
+        clock: Monotonic seconds.
 
     Attributes:
-        may_wait: whether there is an event loop on which async user code can wait.
-        most_probes: how many items of the next suspect batch are tried by themselves.
+        may_wait: Whether there is an event loop on which async user code can wait.
+        most_probes: How many items of the next suspect batch are tried by themselves.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class Retrier:
         fails.
 
         Args:
-            function: takes a list and returns as many results; may be async.
-            items: at least one.
-            trouble: whatever happens besides is appended to this.
-            sizes: each part is padded up to the next of these with its last item, and the surplus
+            function: Takes a list and returns as many results; may be async.
+            items: At least one.
+            trouble: Whatever happens besides is appended to this.
+            sizes: Each part is padded up to the next of these with its last item, and the surplus
                 results are dropped.
-            positions: the items' positions in their batch, if they are not all of it.
-            until: the time from which nobody waits for the results.
+            positions: The items' positions in their batch, if they are not all of it.
+            until: The time from which nobody waits for the results.
         """
         n = len(items)
         part: Any
@@ -146,12 +146,12 @@ class Retrier:
         coroutine.
 
         Args:
-            function: takes a list and returns as many results.
-            items: at least one.
-            trouble: whatever happens besides is appended to this.
-            announced: returns what takes the place of `function` where the call is made again in
+            function: Takes a list and returns as many results.
+            items: At least one.
+            trouble: Whatever happens besides is appended to this.
+            announced: Returns what takes the place of `function` where the call is made again in
                 parts; None if nothing does.
-            until: the time from which nobody waits for the results.
+            until: The time from which nobody waits for the results.
         """
         returned: Any
         part: Any = items[:]
@@ -185,7 +185,7 @@ class Retrier:
         """Return the result of what user code returned to be awaited.
 
         Raises:
-            TypeError: it would wait, and there is no event loop to wait on.
+            TypeError: It would wait, and there is no event loop to wait on.
         """
         return await awaitable if self.may_wait else run_now(awaitable)
 

@@ -18,9 +18,9 @@ def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoRetu
     Where the log is JSON, the line is, too, with the traceback in it.
 
     Args:
-        text: what is wrong, and what to change.
-        status: the exit status.
-        traceback: that of the user's code, if it has raised; it is shown before the text.
+        text: What is wrong, and what to change.
+        status: The exit status.
+        traceback: That of the user's code, if it has raised; it is shown before the text.
     """
     if log.is_json():
         told = f"{text}\n{traceback}".rstrip()

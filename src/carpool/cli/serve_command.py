@@ -123,7 +123,7 @@ def _cluster(settings: list[str]) -> Any:
     """Return the cluster on which worker processes run.
 
     Raises:
-        ValueError: a setting is none, or is out of range.
+        ValueError: A setting is none, or is out of range.
         ImportError: Ray is missing.
     """
     stages: dict[str, dict[str, Any]] = {}

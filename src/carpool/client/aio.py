@@ -372,7 +372,7 @@ class _Counted:
     """The items of a bulk request, as pieces of its body.
 
     Attributes:
-        n: how many were read.
+        n: How many were read.
     """
 
     def __init__(self, xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput) -> None:

@@ -19,7 +19,7 @@ class AppTransport(httpx.AsyncBaseTransport):
     """Asks an app instead of a server.
 
     Args:
-        app: the ASGI app.
+        app: The ASGI app.
     """
 
     def __init__(self, app: Any) -> None:
@@ -46,8 +46,8 @@ class _Asking(httpx.AsyncByteStream):
     """One request to the app; it is the body of its answer.
 
     Args:
-        app: the ASGI app.
-        request: the request.
+        app: The ASGI app.
+        request: The request.
     """
 
     def __init__(self, app: Any, request: httpx.Request) -> None:

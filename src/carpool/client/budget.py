@@ -27,8 +27,8 @@ class RetryBudget:
     """How many retries a client has left.
 
     Attributes:
-        requests: how many requests were made.
-        retries: how many of them were sent again.
+        requests: How many requests were made.
+        retries: How many of them were sent again.
     """
 
     def __init__(self) -> None:
@@ -72,9 +72,9 @@ def wait_s(attempt: int, asked_s: float | None, dice: Callable[[], float] = rand
     spread so that clients do not come back together.
 
     Args:
-        attempt: how often the request was sent, from 1.
-        asked_s: what the server asks; None if it does not say.
-        dice: a number from 0 to 1.
+        attempt: How often the request was sent, from 1.
+        asked_s: What the server asks; None if it does not say.
+        dice: A number from 0 to 1.
     """
     if asked_s is not None:
         return asked_s * (1 + 0.25 * dice())

@@ -21,7 +21,7 @@ class ThreadInput:
     """An input that is read in a thread of its own, which may wait for items.
 
     Args:
-        xs: the items.
+        xs: The items.
     """
 
     def __init__(self, xs: Iterable[Any]) -> None:

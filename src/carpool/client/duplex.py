@@ -25,9 +25,9 @@ class Target(NamedTuple):
     """Where a server is.
 
     Attributes:
-        url: its address.
-        uds: the path of its Unix socket; None if it listens on a port.
-        tls: how it is trusted, for https.
+        url: Its address.
+        uds: The path of its Unix socket; None if it listens on a port.
+        tls: How it is trusted, for https.
     """
 
     url: str
@@ -60,8 +60,8 @@ class Duplex:
     """A bulk request on its way.
 
     Attributes:
-        status: of the answer.
-        headers: of the answer.
+        status: Of the answer.
+        headers: Of the answer.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,8 +98,8 @@ class Duplex:
         """Yield the body of the answer as it comes.
 
         Raises:
-            Unavailable: it broke off.
-            BaseException: what the input has raised.
+            Unavailable: It broke off.
+            BaseException: What the input has raised.
         """
         while True:
             if self._answer.body:

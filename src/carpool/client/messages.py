@@ -75,12 +75,12 @@ def result_in(body: bytes, content_type: str, kind: Any) -> Any:
     """Return the result in an answer.
 
     Args:
-        body: of the answer.
-        content_type: of the answer.
-        kind: the type that the result is to be.
+        body: Of the answer.
+        content_type: Of the answer.
+        kind: The type that the result is to be.
 
     Raises:
-        ValidationError: it is not of this type.
+        ValidationError: It is not of this type.
     """
     media = content_type.partition(";")[0].strip().lower()
     if media in (MSGPACK_TYPE, "application/json"):
@@ -100,9 +100,9 @@ def error_in(status: int, headers: Mapping[str, str], body: bytes) -> CarpoolErr
     """Return the error that an answer tells, of the class that a Python caller would get.
 
     Args:
-        status: of the answer.
-        headers: of the answer, by name in lower case.
-        body: of the answer.
+        status: Of the answer.
+        headers: Of the answer, by name in lower case.
+        body: Of the answer.
     """
     try:
         told = _read_error(body).error
@@ -162,8 +162,8 @@ class EventReader:
     """Reads server-sent events from pieces of a body.
 
     Attributes:
-        has_ended: whether the event came that says that the answer is whole.
-        failure: why the answer has failed; None if it has not.
+        has_ended: Whether the event came that says that the answer is whole.
+        failure: Why the answer has failed; None if it has not.
     """
 
     has_ended: bool = False

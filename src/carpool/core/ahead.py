@@ -32,10 +32,10 @@ def lead_allowed_s(queue: Queue, times: BatchTimes, running: int, limit: float) 
     """Return how long before its worker should be free a batch may go; None if none may.
 
     Args:
-        queue: what waits.
-        times: what the stage's batches take.
-        running: how many batches run.
-        limit: most that a batch can hold.
+        queue: What waits.
+        times: What the stage's batches take.
+        running: How many batches run.
+        limit: Most that a batch can hold.
     """
     if queue.lanes > 1 or queue.suspect_lanes or not times.usual_s:
         return None
@@ -54,11 +54,11 @@ def next_to_end(
     """Return the batch that should end next, of those behind which another batch may go.
 
     Args:
-        now: the time.
-        running: the batches under way, in the order of their starts.
-        taken: the places of the workers that have a batch ahead already.
-        usual_s: what a batch takes.
-        late_s: a batch that should have ended more than these seconds ago is passed over.
+        now: The time.
+        running: The batches under way, in the order of their starts.
+        taken: The places of the workers that have a batch ahead already.
+        usual_s: What a batch takes.
+        late_s: A batch that should have ended more than these seconds ago is passed over.
     """
     for batch in running:
         if batch.place not in taken and not batch.given_up and batch.started + usual_s - now >= -late_s:

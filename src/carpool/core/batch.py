@@ -12,23 +12,23 @@ class Batch:
     """Requests that one worker runs together.
 
     Attributes:
-        id: unique within its stage.
-        stage: the position of its stage.
-        place: the position of its worker in the stage.
-        requests: those that the worker still owes an answer.
-        ids: the ids of `requests`, in their order.
-        n: how many requests it had at first.
-        size: sum of the sizes of the requests that it had at first.
-        longest: the longest length of these; 0 where requests have no lengths.
-        reason: why it went when it did (the policy's word).
-        is_switch: whether its worker has served another key before.
-        ahead: whether it was handed over while its worker still had another.
-        started: when its worker got to it, which is when it was handed over unless it went ahead.
-        call_started: when user code was last entered for it.
-        heard: when a part of it was last answered.
-        given_up: why the worker is taken to hang; empty if it is not.
-        busy_s: seconds spent on the partial replies so far.
-        ok: whether these partial replies had no errors, and no call ran out of memory.
+        id: Unique within its stage.
+        stage: The position of its stage.
+        place: The position of its worker in the stage.
+        requests: Those that the worker still owes an answer.
+        ids: The ids of `requests`, in their order.
+        n: How many requests it had at first.
+        size: Sum of the sizes of the requests that it had at first.
+        longest: The longest length of these; 0 where requests have no lengths.
+        reason: Why it went when it did (the policy's word).
+        is_switch: Whether its worker has served another key before.
+        ahead: Whether it was handed over while its worker still had another.
+        started: When its worker got to it, which is when it was handed over unless it went ahead.
+        call_started: When user code was last entered for it.
+        heard: When a part of it was last answered.
+        given_up: Why the worker is taken to hang; empty if it is not.
+        busy_s: Seconds spent on the partial replies so far.
+        ok: Whether these partial replies had no errors, and no call ran out of memory.
     """
 
     __slots__ = (
@@ -109,8 +109,8 @@ class Expiry(NamedTuple):
     """A request whose deadline has passed.
 
     Attributes:
-        request: is now done, and has no answer yet.
-        started: when it was handed to a worker; None if it was not.
+        request: Is now done, and has no answer yet.
+        started: When it was handed to a worker; None if it was not.
     """
 
     request: Request
@@ -121,8 +121,8 @@ class Attention(NamedTuple):
     """What `Batcher.attend` has found.
 
     Attributes:
-        expired: the requests whose deadlines have passed.
-        hung: the places of the workers that hang.
+        expired: The requests whose deadlines have passed.
+        hung: The places of the workers that hang.
     """
 
     expired: list[Expiry]

@@ -7,9 +7,9 @@ class BatchTimes:
     """Smoothed times of the batches of one stage.
 
     Attributes:
-        usual_s: smoothed seconds of a batch; 0 while none has run.
-        deviation_s: smoothed distance of batches from that; it is kept only where it is needed.
-        fastest_s: the least seconds of a batch lately; never more than `usual_s`.
+        usual_s: Smoothed seconds of a batch; 0 while none has run.
+        deviation_s: Smoothed distance of batches from that; it is kept only where it is needed.
+        fastest_s: The least seconds of a batch lately; never more than `usual_s`.
     """
 
     __slots__ = ("deviation_s", "fastest_s", "usual_s")

@@ -97,13 +97,13 @@ class Batcher(StageWorkers):
         """Return the batch to run now, or None; `wake_at` then says when to ask again.
 
         Args:
-            now: the time.
-            room: how many results the next stage can take.
-            dropped: the requests that the policy drops are appended here, and why; also if this
+            now: The time.
+            room: How many results the next stage can take.
+            dropped: The requests that the policy drops are appended here, and why; also if this
                 raises in the end.
 
         Raises:
-            RuntimeError: the policy asked for what is not possible; nothing was done.
+            RuntimeError: The policy asked for what is not possible; nothing was done.
         """
         queue = self.queue
         self.wake_at = None

@@ -17,14 +17,14 @@ class Endings:
     """Ends requests, and counts how.
 
     Args:
-        names: of the stages, first to last.
-        journal: records what happens to each request, if given.
+        names: Of the stages, first to last.
+        journal: Records what happens to each request, if given.
 
     Attributes:
-        answered: how many admitted requests have been answered.
-        failed: how many of these answers were errors.
-        refused: how many requests were not admitted.
-        answers: the requests whose callers are still to be told.
+        answered: How many admitted requests have been answered.
+        failed: How many of these answers were errors.
+        refused: How many requests were not admitted.
+        answers: The requests whose callers are still to be told.
     """
 
     def __init__(self, names: Sequence[str], journal: Journal | None) -> None:
@@ -54,10 +54,10 @@ class Endings:
         """End a request whose deadline has passed.
 
         Args:
-            now: the time.
-            request: knows where it is, or was last.
-            started: when it was handed to its present worker; None if it is not running.
-            hint: what else to tell its caller.
+            now: The time.
+            request: Knows where it is, or was last.
+            started: When it was handed to its present worker; None if it is not running.
+            hint: What else to tell its caller.
         """
         text = format_expiry(now, request, started, self._names)
         error = DeadlineExceeded(text + hint)

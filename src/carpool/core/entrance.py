@@ -25,15 +25,15 @@ class Entrance:
     """Admits requests to the first stage.
 
     Args:
-        batchers: of all stages, first to last.
-        endings: ends what is refused.
-        slo_s: how soon after their admission requests are due; infinity leaves it at their
+        batchers: Of all stages, first to last.
+        endings: Ends what is refused.
+        slo_s: How soon after their admission requests are due; infinity leaves it at their
             deadlines.
-        journal: records what happens to each request, if given.
+        journal: Records what happens to each request, if given.
 
     Attributes:
-        admitted: how many requests have been admitted; also the id of the last one.
-        door: the requests that wait for room; it has no limit but the number of callers.
+        admitted: How many requests have been admitted; also the id of the last one.
+        door: The requests that wait for room; it has no limit but the number of callers.
     """
 
     def __init__(self, batchers: Sequence[Batcher], endings: Endings, slo_s: float, journal: Journal | None) -> None:
@@ -52,13 +52,13 @@ class Entrance:
         """Admit or refuse new requests, one after the other.
 
         Args:
-            now: the time.
-            requests: in the order of their arrival; those that were cancelled before are passed
+            now: The time.
+            requests: In the order of their arrival; those that were cancelled before are passed
                 over.
-            closed: why all of them are refused; None if the service is open.
+            closed: Why all of them are refused; None if the service is open.
 
         Raises:
-            ValueError: one of them was submitted before; then none is taken.
+            ValueError: One of them was submitted before; then none is taken.
         """
         _check_new(requests)
         try:
@@ -238,9 +238,9 @@ class Entrance:
         """Return why a new request must not join the first queue, or wait for room; None if it may.
 
         Args:
-            now: the time.
-            request: the newcomer.
-            give_way: the requests that would leave the queue for it.
+            now: The time.
+            request: The newcomer.
+            give_way: The requests that would leave the queue for it.
         """
         first = self._first
         queue = first.queue

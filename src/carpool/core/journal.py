@@ -17,12 +17,12 @@ class Entry:
     """One event in the life of a request.
 
     Attributes:
-        at: when it happened, by the clock of the service.
-        after_s: how many seconds that was after the request came, or after the first of its events
+        at: When it happened, by the clock of the service.
+        after_s: How many seconds that was after the request came, or after the first of its events
             that is still remembered.
-        event: what happened.
-        stage: the name of the stage in which it happened; empty where it was in none.
-        detail: what else is known.
+        event: What happened.
+        stage: The name of the stage in which it happened; empty where it was in none.
+        detail: What else is known.
     """
 
     at: float

@@ -16,7 +16,7 @@ class KeyedWorkers:
     """The keys of one stage's workers.
 
     Args:
-        most: how many workers may run one key at a time; infinity for any number.
+        most: How many workers may run one key at a time; infinity for any number.
     """
 
     def __init__(self, most: float = inf) -> None:

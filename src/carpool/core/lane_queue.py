@@ -24,18 +24,18 @@ class LaneQueue:
     """The requests of one lane, sorted by when they are due; equals keep their order of arrival.
 
     Attributes:
-        ages_from: when something was last taken from the lane; before that, when its first request
+        ages_from: When something was last taken from the lane; before that, when its first request
             arrived.
-        entries: the requests, with some that have left already.
-        head: how many entries at the front of the list have left.
-        live: how many entries still wait; if none does, the list is empty.
-        dead: how many entries behind the head have left early.
-        head_is_oldest: whether requests have arrived with rising dues so far, so that the first one
+        entries: The requests, with some that have left already.
+        head: How many entries at the front of the list have left.
+        live: How many entries still wait; if none does, the list is empty.
+        dead: How many entries behind the head have left early.
+        head_is_oldest: Whether requests have arrived with rising dues so far, so that the first one
             that waits is also the oldest.
-        head_expires_first: whether deadlines rise along the lane as dues do so far, so that the
+        head_expires_first: Whether deadlines rise along the lane as dues do so far, so that the
             first one that waits is also the first to expire.
-        levels: the requests that wait by their lengths; None where lengths do not matter.
-        latest_deadline: the latest of the deadlines that `watch_deadline` was told; of requests
+        levels: The requests that wait by their lengths; None where lengths do not matter.
+        latest_deadline: The latest of the deadlines that `watch_deadline` was told; of requests
             whose due and deadline are the same it is told only where they expire before that.
     """
 

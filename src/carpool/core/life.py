@@ -99,8 +99,8 @@ class Life:
     """The life of one handle.
 
     Attributes:
-        state: its present state.
-        takes_calls: whether calls are let through; while it starts or drains, the pipeline decides
+        state: Its present state.
+        takes_calls: Whether calls are let through; while it starts or drains, the pipeline decides
             what becomes of them.
     """
 
@@ -117,7 +117,7 @@ class Life:
         """Note that something has happened, and return what to do about it.
 
         Raises:
-            RuntimeError: it cannot be started a second time.
+            RuntimeError: It cannot be started a second time.
         """
         if event is Event.START and self.state is not LifeState.NEW:
             raise RuntimeError(STARTED_BEFORE)

@@ -59,9 +59,9 @@ class Waiter(Protocol):
     """What waits for the answers of one or several requests, as their `caller`.
 
     Attributes:
-        requests: what it waits for.
-        pending: how many of them have no answer yet.
-        deadline: the latest of theirs.
+        requests: What it waits for.
+        pending: How many of them have no answer yet.
+        deadline: The latest of theirs.
     """
 
     requests: Sequence[Request]
@@ -82,13 +82,13 @@ class LoneWaiter:
     It never sleeps, since its thread is inside the function.
 
     Attributes:
-        item: what the function gets.
-        deadline: that of its request.
-        thread: the thread that runs it.
-        began: when it began.
-        requests: its request, once one had to be made since another caller came; empty until then.
+        item: What the function gets.
+        deadline: That of its request.
+        thread: The thread that runs it.
+        began: When it began.
+        requests: Its request, once one had to be made since another caller came; empty until then.
         pending: 1 until that request has its answer.
-        batch: what it runs, once it leads like any other; None until then.
+        batch: What it runs, once it leads like any other; None until then.
     """
 
     __slots__ = ("batch", "began", "deadline", "item", "pending", "requests", "thread")
@@ -116,17 +116,17 @@ class Line:
     """The line in front of one batch function.
 
     Args:
-        batcher: its queue and its policy.
-        slots: how many batches may run at a time.
-        slo_s: how many seconds after they join requests are due, if there is a goal.
+        batcher: Its queue and its policy.
+        slots: How many batches may run at a time.
+        slo_s: How many seconds after they join requests are due, if there is a goal.
 
     Attributes:
-        pipeline: the only stage's pipeline, which keeps the accounts.
-        wake: waiters whose threads are to look now; the driver takes them out and wakes those that
+        pipeline: The only stage's pipeline, which keeps the accounts.
+        wake: Waiters whose threads are to look now; the driver takes them out and wakes those that
             sleep.
-        next_leader: the waiter whose thread is to look next, if there is one; a batch that another
+        next_leader: The waiter whose thread is to look next, if there is one; a batch that another
             thread runs may have answered it meanwhile.
-        lone: the caller that runs its request alone, if one does.
+        lone: The caller that runs its request alone, if one does.
     """
 
     def __init__(self, batcher: Batcher, slots: int, slo_s: float | None = None) -> None:
@@ -161,9 +161,9 @@ class Line:
         """Decide what a waiter's thread, which is awake, does next.
 
         Args:
-            now: the time.
-            waiter: what the thread waits for.
-            thread: the thread.
+            now: The time.
+            waiter: What the thread waits for.
+            thread: The thread.
 
         Returns:
             `ANSWERED` if the answers are there, `SLEEP`, or the slot for which the thread is to
@@ -210,9 +210,9 @@ class Line:
         """Let a waiter go without its answers; those of its requests that still wait are not run.
 
         Args:
-            now: the time.
-            waiter: what goes.
-            thread: its thread, if this was interrupted; the next leader then runs the batch that it
+            now: The time.
+            waiter: What goes.
+            thread: Its thread, if this was interrupted; the next leader then runs the batch that it
                 was leading.
         """
         if self.lone is not None:
@@ -265,11 +265,11 @@ class Line:
         """Take the results of a batch that has run.
 
         Args:
-            now: the time.
-            batch: what has run.
-            results: one for each of its requests.
-            errors: by position in the batch, why a request failed; None if none did.
-            busy_s: seconds that the function took.
+            now: The time.
+            batch: What has run.
+            results: One for each of its requests.
+            errors: By position in the batch, why a request failed; None if none did.
+            busy_s: Seconds that the function took.
         """
         self.pipeline.completed(now, Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
         self._release(now, batch.place)

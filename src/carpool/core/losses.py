@@ -23,8 +23,8 @@ class Losses:
     """Sorts out the requests of workers that are gone.
 
     Args:
-        endings: ends the requests that do not run again.
-        journal: records what happens to each request, if given.
+        endings: Ends the requests that do not run again.
+        journal: Records what happens to each request, if given.
     """
 
     def __init__(self, endings: Endings, journal: Journal | None) -> None:
@@ -119,10 +119,10 @@ class Losses:
         """Let what a lost worker has not looked at wait again, as if it had not been taken.
 
         Args:
-            now: the time.
-            batcher: of the worker's stage.
-            untouched: requests of its batch.
-            ahead: requests of its next batch.
+            now: The time.
+            batcher: Of the worker's stage.
+            untouched: Requests of its batch.
+            ahead: Requests of its next batch.
         """
         if self._journal is not None:
             for request in ahead:

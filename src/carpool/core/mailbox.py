@@ -32,7 +32,7 @@ class Mailbox:
         It need not be if it has been woken already and has not looked since.
 
         Raises:
-            ValueError: the loop has ended: the caller is to do the work itself.
+            ValueError: The loop has ended: the caller is to do the work itself.
         """
         if self._is_over:
             raise ValueError("the loop has ended")

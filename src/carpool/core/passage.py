@@ -18,10 +18,10 @@ class Passage:
     """The way of requests out of a stage, into the next one or back to their callers.
 
     Args:
-        batchers: of the stages, first to last.
-        endings: ends the requests that go no further.
-        measure: returns the bytes that a result will hold while it waits for the next stage.
-        journal: records what happens to each request, if given.
+        batchers: Of the stages, first to last.
+        endings: Ends the requests that go no further.
+        measure: Returns the bytes that a result will hold while it waits for the next stage.
+        journal: Records what happens to each request, if given.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Passage:
            fails the request.
 
         Args:
-            now: the time.
-            reply: has the results and errors of all of them.
-            takers: the requests, each in the place of its result; None for a stray one.
-            began: when the worker began with the batch; None if it is not the one that it runs.
+            now: The time.
+            reply: Has the results and errors of all of them.
+            takers: The requests, each in the place of its result; None for a stray one.
+            began: When the worker began with the batch; None if it is not the one that it runs.
         """
         results, errors, stage = reply.results, reply.errors, reply.stage
         is_last = stage == len(self._batchers) - 1
@@ -124,10 +124,10 @@ class Passage:
         """Pass requests on to the next stage, which gets their results.
 
         Args:
-            now: the time.
-            stage: the stage that is done with them.
-            requests: those that go on.
-            started: when that stage began to work on them.
+            now: The time.
+            stage: The stage that is done with them.
+            requests: Those that go on.
+            started: When that stage began to work on them.
         """
         trail.extend(requests, stage, started, now)
         for request in requests:

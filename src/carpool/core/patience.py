@@ -25,13 +25,13 @@ class Patience:
     """How long the calls of one stage may take, by what its batches took.
 
     Args:
-        limit_s: how long one call may take, if the user has set it (`max_batch_time_s`); nothing
+        limit_s: How long one call may take, if the user has set it (`max_batch_time_s`); nothing
             else counts then.
-        unwanted_s: if not, how long a call may go on that no caller waits for.
+        unwanted_s: If not, how long a call may go on that no caller waits for.
 
     Attributes:
-        least_s: no call is given up sooner than this.
-        learns: whether it needs to know what batches take.
+        least_s: No call is given up sooner than this.
+        learns: Whether it needs to know what batches take.
     """
 
     __slots__ = ("_batches", "_limit_s", "_slowest_s", "_unit_s", "_unwanted_s", "learns", "least_s")
@@ -55,9 +55,9 @@ class Patience:
         """Return when a call is to be given up.
 
         Args:
-            started: when the call started.
-            unwanted_since: since when no caller waits for any of its batch; infinity if one does.
-            size: of the batch.
+            started: When the call started.
+            unwanted_since: Since when no caller waits for any of its batch; infinity if one does.
+            size: Of the batch.
         """
         if self._limit_s < inf:
             return started + self._limit_s
@@ -68,7 +68,7 @@ class Patience:
         """Return what else to tell a caller whose time is up while the call goes on.
 
         Args:
-            ran_s: how long the call has run.
+            ran_s: How long the call has run.
         """
         if not self.learns or ran_s < self._unwanted_s:
             return ""

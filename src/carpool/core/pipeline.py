@@ -44,19 +44,19 @@ class Pipeline:
     """The stages of one service.
 
     Args:
-        batchers: of its stages, first to last.
-        slo_s: how soon after their admission requests are due; None leaves it at their deadlines.
-        measure: returns the bytes that a result will hold while it waits for the next stage.
-        journal: records what happens to each request, if given.
+        batchers: Of its stages, first to last.
+        slo_s: How soon after their admission requests are due; None leaves it at their deadlines.
+        measure: Returns the bytes that a result will hold while it waits for the next stage.
+        journal: Records what happens to each request, if given.
 
     Attributes:
-        batchers: of its stages, first to last.
-        stepper: the last of them, if it is one of steps; else None.
-        slo_s: how soon after their admission requests are due; infinity if that is not given.
-        door: the requests that wait for room in the first queue.
-        closed_because: why new requests are refused; None while they are not.
-        cancelled: how many admitted requests were cancelled.
-        alone: how many went alone, and were admitted and answered that way.
+        batchers: Of its stages, first to last.
+        stepper: The last of them, if it is one of steps; else None.
+        slo_s: How soon after their admission requests are due; infinity if that is not given.
+        door: The requests that wait for room in the first queue.
+        closed_because: Why new requests are refused; None while they are not.
+        cancelled: How many admitted requests were cancelled.
+        alone: How many went alone, and were admitted and answered that way.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Pipeline:
         One that is refused is answered with the error at once.
 
         Raises:
-            ValueError: one of them was submitted before; then none is taken.
+            ValueError: One of them was submitted before; then none is taken.
         """
         entrance = self._entrance
         try:
@@ -250,7 +250,7 @@ class Pipeline:
         See `core/passage.py` for what becomes of each.
 
         Raises:
-            ValueError: there are more or fewer results than ids; then nothing was done.
+            ValueError: There are more or fewer results than ids; then nothing was done.
         """
         ids, results, errors, stage = reply.ids, reply.results, reply.errors, reply.stage
         if len(results) != len(ids):
@@ -273,7 +273,7 @@ class Pipeline:
         ended. If the worker has stopped, that poll should come at once.
 
         Raises:
-            ValueError: the worker breaks the protocol, or there is no stage of steps; then nothing
+            ValueError: The worker breaks the protocol, or there is no stage of steps; then nothing
                 was done.
         """
         stepper = self.stepper
@@ -316,10 +316,10 @@ class Pipeline:
         """Note that a warm-up has made a step of `rows`, and has started `length` units of work.
 
         Args:
-            rows: how many streams were stepped.
-            step_s: seconds of the step.
-            length: the sum of their lengths.
-            start_s: seconds of starting them.
+            rows: How many streams were stepped.
+            step_s: Seconds of the step.
+            length: The sum of their lengths.
+            start_s: Seconds of starting them.
         """
         if self.stepper is not None:
             self.stepper.trained_steps(rows, step_s, length, start_s)
@@ -355,10 +355,10 @@ class Pipeline:
         had when this happened once more.
 
         Args:
-            now: the time.
-            stage: the position of the worker's stage.
-            place: the position of the worker in it.
-            unsent: requests of its batch that it had not been sent yet, so that they wait again as
+            now: The time.
+            stage: The position of the worker's stage.
+            place: The position of the worker in it.
+            unsent: Requests of its batch that it had not been sent yet, so that they wait again as
                 if they had not been taken.
 
         Returns:

@@ -13,9 +13,9 @@ class Places:
     """Which workers of a stage could take a batch, and which are about to go.
 
     Attributes:
-        idle: the places of those that could take a batch now; the one that was busy last comes
+        idle: The places of those that could take a batch now; the one that was busy last comes
             last.
-        leaving: the places of those that take no batch any more, until they are reported.
+        leaving: The places of those that take no batch any more, until they are reported.
     """
 
     __slots__ = ("idle", "leaving")
@@ -40,7 +40,7 @@ class Places:
         """Return, once, the places of workers that were to go and have nothing left to do.
 
         Args:
-            busy: the places of the workers that have something to do.
+            busy: The places of the workers that have something to do.
         """
         drained = [place for place in self.leaving if place not in busy]
         self.leaving.difference_update(drained)

@@ -30,9 +30,9 @@ def lost_with(request: Request, stage: str, given_up: str) -> CarpoolError:
     """Return the error of a request that is not run again after its worker was lost.
 
     Args:
-        request: one that the worker had.
-        stage: the name of the worker's stage.
-        given_up: why the worker was given up; empty if it died by itself.
+        request: One that the worker had.
+        stage: The name of the worker's stage.
+        given_up: Why the worker was given up; empty if it died by itself.
     """
     if request.losses < MOST_LOSSES:
         text = f"a worker of stage {stage} died with this request"

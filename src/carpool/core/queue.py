@@ -43,7 +43,7 @@ class Suspect:
     """The key of suspects, which share a batch with no other request, not even with each other.
 
     Attributes:
-        former_key: the key that they had before.
+        former_key: The key that they had before.
     """
 
     former_key: Hashable
@@ -58,20 +58,20 @@ class Queue:
     taken from one by one.
 
     Args:
-        max_size: the most requests that may wait.
-        max_bytes: the most bytes that they may hold.
-        ageing_s: how long a lane is passed over before it rises by one level of priority.
-        levels: how requests are sorted by length; None where neither lengths nor keys matter.
+        max_size: The most requests that may wait.
+        max_bytes: The most bytes that they may hold.
+        ageing_s: How long a lane is passed over before it rises by one level of priority.
+        levels: How requests are sorted by length; None where neither lengths nor keys matter.
 
     Attributes:
-        count: how many requests wait, the same as `len`.
-        nbytes: how many bytes they hold.
-        suspect_lanes: how many lanes there are whose key is `Suspect`; mostly none, which is
+        count: How many requests wait, the same as `len`.
+        nbytes: How many bytes they hold.
+        suspect_lanes: How many lanes there are whose key is `Suspect`; mostly none, which is
             quicker to see than `next_is_suspect`.
-        varied: whether there has ever been more than one priority, key or bucket.
-        by_length: whether requests have lengths, by which batches may be composed.
-        has_lengths: whether their lengths differ in general; false where only their keys matter.
-        lengths_vary: whether there have ever been two requests of different lengths.
+        varied: Whether there has ever been more than one priority, key or bucket.
+        by_length: Whether requests have lengths, by which batches may be composed.
+        has_lengths: Whether their lengths differ in general; false where only their keys matter.
+        lengths_vary: Whether there have ever been two requests of different lengths.
     """
 
     def __init__(
@@ -198,8 +198,8 @@ class Queue:
         Fast path of `push`: the same outcome, see tests/core/test_fast_paths.py.
 
         Args:
-            requests: at least one.
-            nbytes: how many bytes they hold.
+            requests: At least one.
+            nbytes: How many bytes they hold.
         """
         alike, n = requests[0], len(requests)
         due, deadline = alike.due, alike.deadline

@@ -15,12 +15,12 @@ class WithoutKeys:
     """A queue as if the requests of some keys did not wait in it.
 
     Args:
-        queue: all that waits.
-        held: the keys.
+        queue: All that waits.
+        held: The keys.
 
     Attributes:
-        lengths_vary: as of the whole queue.
-        by_length: likewise.
+        lengths_vary: As of the whole queue.
+        by_length: Likewise.
     """
 
     def __init__(self, queue: Queue, held: Collection[Hashable]) -> None:

@@ -19,8 +19,8 @@ class Worn(NamedTuple):
     """A worker that is to be replaced.
 
     Attributes:
-        place: the position of the worker.
-        why: for the log.
+        place: The position of the worker.
+        why: For the log.
     """
 
     place: int
@@ -31,9 +31,9 @@ class Recycling:
     """Which worker of a stage is to be replaced.
 
     Args:
-        max_calls: how many calls a worker may have made; infinity for any number.
-        max_memory_mb: how much memory its process may hold, in MiB; infinity for any amount.
-        max_age_s: how long it may have been ready; infinity for ever.
+        max_calls: How many calls a worker may have made; infinity for any number.
+        max_memory_mb: How much memory its process may hold, in MiB; infinity for any amount.
+        max_age_s: How long it may have been ready; infinity for ever.
     """
 
     def __init__(self, max_calls: float = inf, max_memory_mb: float = inf, max_age_s: float = inf) -> None:
@@ -56,8 +56,8 @@ class Recycling:
         """Note which workers are there.
 
         Args:
-            now: the time.
-            orders: by the place of each worker that is ready, its number among all workers.
+            now: The time.
+            orders: By the place of each worker that is ready, its number among all workers.
         """
         for place in [place for place in self._since if orders.get(place) != self._starts[place]]:
             for by_place in (self._since, self._starts, self._calls, self._memory_mb):

@@ -11,14 +11,14 @@ class Reply:
     There is one reply per batch, not one per request.
 
     Attributes:
-        stage: the position of the worker's stage in the pipeline.
-        place: the position of the worker in its stage.
-        batch_id: the batch that is answered.
-        ids: the requests that are answered, all of the batch or some of it.
-        results: one for each of `ids`; where there is an error, the result does not matter.
-        errors: by position in `ids`, why a request failed; None if none did.
-        busy_s: seconds that the worker spent on these answers, reading and writing included.
-        waited_s: seconds that the worker stood still before it got the batch.
+        stage: The position of the worker's stage in the pipeline.
+        place: The position of the worker in its stage.
+        batch_id: The batch that is answered.
+        ids: The requests that are answered, all of the batch or some of it.
+        results: One for each of `ids`; where there is an error, the result does not matter.
+        errors: By position in `ids`, why a request failed; None if none did.
+        busy_s: Seconds that the worker spent on these answers, reading and writing included.
+        waited_s: Seconds that the worker stood still before it got the batch.
     """
 
     __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "waited_s")

@@ -73,16 +73,16 @@ class PlaceRecord:
     The worker in it changes where one has died; the place keeps its cores.
 
     Attributes:
-        index: which worker of the stage it is for the user, from 0: by that it has its cores, its
+        index: Which worker of the stage it is for the user, from 0: by that it has its cores, its
             devices and its environment. A successor has that of the worker that it replaces.
-        state: of the present worker.
-        start_at: when a dead worker is to be replaced.
-        order: the number of the present worker among all that the stage has started.
-        starts: how many workers have been started in this place.
-        is_new: whether its worker is a newcomer.
-        is_leaving: whether its worker is to go, without a successor in this place.
-        was_ready: whether a worker in this place has ever been ready.
-        is_retried: whether the place was taken over from one whose worker was ready: until it has
+        state: Of the present worker.
+        start_at: When a dead worker is to be replaced.
+        order: The number of the present worker among all that the stage has started.
+        starts: How many workers have been started in this place.
+        is_new: Whether its worker is a newcomer.
+        is_leaving: Whether its worker is to go, without a successor in this place.
+        was_ready: Whether a worker in this place has ever been ready.
+        is_retried: Whether the place was taken over from one whose worker was ready: until it has
             one itself, it is tried again and again, which is no fault of the stage.
     """
 
@@ -107,14 +107,14 @@ class Roster:
     """The workers of one stage.
 
     Args:
-        workers: how many places there are at first.
-        random: returns uniform numbers in [0, 1), for the jitter.
+        workers: How many places there are at first.
+        random: Returns uniform numbers in [0, 1), for the jitter.
 
     Attributes:
-        places: all places, each by its number; a number is used once.
-        failed: whether the stage is given up.
-        stopping: whether the service ends, so that no worker is started and deaths do not count.
-        is_renewed: whether all workers are being replaced, so that only newcomers are started.
+        places: All places, each by its number; a number is used once.
+        failed: Whether the stage is given up.
+        stopping: Whether the service ends, so that no worker is started and deaths do not count.
+        is_renewed: Whether all workers are being replaced, so that only newcomers are started.
     """
 
     def __init__(self, workers: int, random: Callable[[], float]) -> None:
@@ -164,8 +164,8 @@ class Roster:
         """Add a place, the worker of which is to be started now, and return its number.
 
         Args:
-            index: which worker it is for the user; None for the least that no other has.
-            is_new: whether it is a newcomer, which `establish` makes one like the others. If not,
+            index: Which worker it is for the user; None for the least that no other has.
+            is_new: Whether it is a newcomer, which `establish` makes one like the others. If not,
                 its worker is started until one is ready.
         """
         index = self._free_index() if index is None else index
@@ -256,7 +256,7 @@ class Roster:
         """Note that a worker has reached `state`; a dead one is reported to `lost`.
 
         Raises:
-            ValueError: that state cannot follow the present one.
+            ValueError: That state cannot follow the present one.
         """
         record = self.places[place]
         if state not in _NEXT[record.state] or state in (PlaceState.DEAD, PlaceState.STARTING):
@@ -277,13 +277,13 @@ class Roster:
         Neither is the case for a newcomer and for one that was to go.
 
         Args:
-            now: the time.
-            place: the position of the worker.
+            now: The time.
+            place: The position of the worker.
             gone: False for one that hangs and still has to be killed: it is replaced after
                 `is_gone`.
 
         Raises:
-            ValueError: it was dead or given up already.
+            ValueError: It was dead or given up already.
         """
         record = self.places[place]
         if record.state in (PlaceState.DEAD, PlaceState.HUNG):
@@ -314,7 +314,7 @@ class Roster:
         """Note that the process of a worker that hung has ended.
 
         Raises:
-            ValueError: it did not hang.
+            ValueError: It did not hang.
         """
         record = self.places[place]
         if record.state != PlaceState.HUNG:
@@ -356,11 +356,11 @@ class Starts:
     its stages has one.
 
     Args:
-        rosters: of all its stages.
-        most: how many may load at the same time: the setting `max_parallel_starts`.
+        rosters: Of all its stages.
+        most: How many may load at the same time: the setting `max_parallel_starts`.
 
     Attributes:
-        most: how many may load at the same time.
+        most: How many may load at the same time.
     """
 
     def __init__(self, rosters: Sequence[Roster], most: int) -> None:

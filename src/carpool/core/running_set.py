@@ -22,13 +22,13 @@ class Order(NamedTuple):
     """What a worker is to do from its next boundary on, in the order of the attributes.
 
     Attributes:
-        stage: the position of its stage.
-        place: the position of the worker in the stage.
+        stage: The position of its stage.
+        place: The position of the worker in the stage.
         number: 1 for the first order to this worker, and one more for each further one.
-        leave: ids of streams to stop; they are out of the next step.
-        join: requests to start, or to resume where `stream.kept` is not empty.
-        pause: ids of streams, perhaps just joined, that keep their places and are not stepped.
-        resume: ids of those that are stepped again.
+        leave: Ids of streams to stop; they are out of the next step.
+        join: Requests to start, or to resume where `stream.kept` is not empty.
+        pause: Ids of streams, perhaps just joined, that keep their places and are not stepped.
+        resume: Ids of those that are stepped again.
         ask: GO_ON, ON_LEAVING or EVERY_STEP.
     """
 
@@ -46,11 +46,11 @@ class Part(NamedTuple):
     """What a worker says of one stream after a step.
 
     Attributes:
-        id: the request's.
-        value: the part; None for an end without a part. With `last`, the whole answer of a stream
+        id: The request's.
+        value: The part; None for an end without a part. With `last`, the whole answer of a stream
             that is collected.
-        last: whether the stream has ended.
-        error: why the stream has failed, which ends it too; None if it has not.
+        last: Whether the stream has ended.
+        error: Why the stream has failed, which ends it too; None if it has not.
     """
 
     id: int
@@ -63,19 +63,19 @@ class SetReport(NamedTuple):
     """What a worker says after each step, and after an order that leaves it nothing to step.
 
     Attributes:
-        stage: the position of its stage.
-        place: the position of the worker in the stage.
-        seen: the number of the last order that it has followed.
-        stopped: whether it waits for an order.
-        parts: what has come of its streams; those that made no part are left out.
-        ids: in the place of `parts`, where nothing has come but parts of streams that go on: the
+        stage: The position of its stage.
+        place: The position of the worker in the stage.
+        seen: The number of the last order that it has followed.
+        stopped: Whether it waits for an order.
+        parts: What has come of its streams; those that made no part are left out.
+        ids: In the place of `parts`, where nothing has come but parts of streams that go on: the
             ids of these.
-        values: their parts.
-        rows: how many streams were stepped; 0 if there was no step.
-        step_s: seconds that the step took, with what lies between it and the one before.
-        length: units of work of the streams that were started before it; 0 if none was.
-        start_s: seconds that starting them took.
-        returned: ids of streams that were stopped because memory ran out, the newest of the set.
+        values: Their parts.
+        rows: How many streams were stepped; 0 if there was no step.
+        step_s: Seconds that the step took, with what lies between it and the one before.
+        length: Units of work of the streams that were started before it; 0 if none was.
+        start_s: Seconds that starting them took.
+        returned: Ids of streams that were stopped because memory ran out, the newest of the set.
     """
 
     stage: int
@@ -103,35 +103,35 @@ class RunningSet:
     """The streams of one worker, as the coordinator sees them: those that no order has sent away.
 
     Attributes:
-        place: the position of the worker.
-        members: its streams, by id, in the order in which they joined.
-        size: the sum of their sizes.
-        number: of the last order.
-        seen: the last order that the worker has followed, by its reports.
-        is_stopped: whether it waits for an order.
-        ask: what the last order asked for.
-        starting: the sum of the lengths of those that have joined since the last order that the
+        place: The position of the worker.
+        members: Its streams, by id, in the order in which they joined.
+        size: The sum of their sizes.
+        number: Of the last order.
+        seen: The last order that the worker has followed, by its reports.
+        is_stopped: Whether it waits for an order.
+        ask: What the last order asked for.
+        starting: The sum of the lengths of those that have joined since the last order that the
             worker has followed.
-        resting: how many members it has been told not to step.
-        steps: how many steps the worker has reported.
-        unfollowed: the orders by which streams join, rest or go on, and which the worker has not
+        resting: How many members it has been told not to step.
+        steps: How many steps the worker has reported.
+        unfollowed: The orders by which streams join, rest or go on, and which the worker has not
             followed yet.
-        to_join: requests that the next order tells the worker of.
-        to_leave: ids that the next order sends away.
-        gone: for each stream that an order sends away, the number of this order, until the worker
+        to_join: Requests that the next order tells the worker of.
+        to_leave: Ids that the next order sends away.
+        gone: For each stream that an order sends away, the number of this order, until the worker
             has followed it.
-        is_restless: whether pauses have changed since the last order.
-        is_clearing: whether all members are to rest, so that a suspect can join.
-        suspect: the member that runs alone on probation, while the others rest.
-        suspected_by: the number of the order by which it joined.
-        is_draining: whether no stream may join any more.
-        untested: the size that the set has grown to beyond the limit, to see whether it fits; else
+        is_restless: Whether pauses have changed since the last order.
+        is_clearing: Whether all members are to rest, so that a suspect can join.
+        suspect: The member that runs alone on probation, while the others rest.
+        suspected_by: The number of the order by which it joined.
+        is_draining: Whether no stream may join any more.
+        untested: The size that the set has grown to beyond the limit, to see whether it fits; else
             0.
-        heard: when the worker last said something, or got something to do.
-        unwanted_since: since when no caller waits for the call under way, as all streams that had
+        heard: When the worker last said something, or got something to do.
+        unwanted_since: Since when no caller waits for the call under way, as all streams that had
             joined before it have gone; infinity while one is there. Those that have joined since do
             not count: they wait for the call's end, whatever it makes.
-        given_up: why the worker is taken to hang; empty if it is not.
+        given_up: Why the worker is taken to hang; empty if it is not.
     """
 
     __slots__ = (
@@ -275,8 +275,8 @@ class RunningSet:
         A stream rests while its caller does not want parts, or while another one is on probation.
 
         Args:
-            pause: the ids of those that are to rest and did not are appended here.
-            resume: the same of those that did and are not to.
+            pause: The ids of those that are to rest and did not are appended here.
+            resume: The same of those that did and are not to.
         """
         self.is_restless = False
         for request in self.members.values():

@@ -24,11 +24,11 @@ class SafeSize:
     All workers of the stage share it: they run the same model on the same machine.
 
     Args:
-        sizes: if given, the only sizes that the model is called with, rising; smaller batches are
+        sizes: If given, the only sizes that the model is called with, rising; smaller batches are
             padded.
 
     Attributes:
-        limit: the most that is known to fit, in units of the requests' sizes; infinity while
+        limit: The most that is known to fit, in units of the requests' sizes; infinity while
             nothing has run out.
     """
 
@@ -46,8 +46,8 @@ class SafeSize:
         """Learn from a call that has run out of memory.
 
         Args:
-            tried: its size; the least, if there were several.
-            fitted: the largest size below it that went through instead; 0 if none did.
+            tried: Its size; the least, if there were several.
+            fitted: The largest size below it that went through instead; 0 if none did.
         """
         fitted = fitted if 0 < fitted < tried else tried // 2
         if tried <= self.limit:  # the first time, or memory has become shorter
@@ -116,9 +116,9 @@ def least_that_ran_out(
     The second is 0 if there is none.
 
     Args:
-        size_of: returns the size of a call for the items at some positions of the batch.
-        calls: for each call that ran out, the positions of its items in the batch; one at least.
-        fitted: the same for each call that went through.
+        size_of: Returns the size of a call for the items at some positions of the batch.
+        calls: For each call that ran out, the positions of its items in the batch; one at least.
+        fitted: The same for each call that went through.
     """
     tried = min([size_of(call) for call in calls])
     smaller = [size for call in fitted if (size := size_of(call)) < tried]

@@ -35,8 +35,8 @@ class Steady:
     """Follows a wanted number of workers: up at once, down only when fewer were wanted for a while.
 
     Args:
-        least: the fewest workers.
-        most: the most workers.
+        least: The fewest workers.
+        most: The most workers.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -48,9 +48,9 @@ class Steady:
         """Return how many workers there should be.
 
         Args:
-            now: the time.
-            wanted: how many are wanted now.
-            workers: how many there are or will be soon.
+            now: The time.
+            wanted: How many are wanted now.
+            workers: How many there are or will be soon.
         """
         wanted = max(self._least, min(self._most, wanted))
         wants = self._wants
@@ -68,14 +68,14 @@ class Scaler:
     """How many workers one stage should have.
 
     Args:
-        least: the fewest workers.
-        most: the most workers.
-        limit: the largest batch, in units of the requests' sizes.
-        slo_s: the SLO; infinity for none.
+        least: The fewest workers.
+        most: The most workers.
+        limit: The largest batch, in units of the requests' sizes.
+        slo_s: The SLO; infinity for none.
 
     Attributes:
-        rate: how many requests come per second, as far as is known.
-        needed: how many workers that load needs, as a fraction.
+        rate: How many requests come per second, as far as is known.
+        needed: How many workers that load needs, as a fraction.
     """
 
     def __init__(self, least: int, most: int, limit: int, slo_s: float = inf) -> None:
@@ -103,10 +103,10 @@ class Scaler:
         """Return how many workers the stage should have.
 
         Args:
-            now: the time.
-            arrivals: how many requests have come so far, those included that were refused.
-            wait_s: how long a request that comes now is expected to wait.
-            workers: how many there are or will be soon.
+            now: The time.
+            arrivals: How many requests have come so far, those included that were refused.
+            wait_s: How long a request that comes now is expected to wait.
+            workers: How many there are or will be soon.
         """
         self._count(now, arrivals)
         self.needed = self.rate * self._unit / (_HEADROOM * self.capacity)

@@ -20,24 +20,24 @@ class StageRequests:
     """The queue of one stage, and what its policy is told of the requests in it.
 
     Args:
-        name: the stage's name.
-        policy: decides when and how many; owned by this stage alone.
-        queue: where requests wait.
-        stage: the position of the stage; the pipeline sets it.
-        idempotent: whether a request may be run once more when its worker is lost.
-        weigh: writes on a request what the result of the stage before counts for in this one: its
+        name: The stage's name.
+        policy: Decides when and how many; owned by this stage alone.
+        queue: Where requests wait.
+        stage: The position of the stage; the pipeline sets it.
+        idempotent: Whether a request may be run once more when its worker is lost.
+        weigh: Writes on a request what the result of the stage before counts for in this one: its
             size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
 
     Attributes:
-        next_max_size: the most results that the next stage can ever take at once; the pipeline sets
+        next_max_size: The most results that the next stage can ever take at once; the pipeline sets
             it.
-        closing: whether no request can join the queue any more, so that nothing is held back for
+        closing: Whether no request can join the queue any more, so that nothing is held back for
             company; the pipeline sets it.
-        retired: whether all requests have been answered, and the policy is asked and told nothing
+        retired: Whether all requests have been answered, and the policy is asked and told nothing
             any more; the pipeline sets it.
-        entered: how many requests have joined the queue.
-        wake_at: when to ask again what to do although nothing happened; None for never.
-        attention_at: no request expires and no worker hangs before this.
+        entered: How many requests have joined the queue.
+        wake_at: When to ask again what to do although nothing happened; None for never.
+        attention_at: No request expires and no worker hangs before this.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class StageRequests:
         """Put requests in the queue of this stage; their `stage` and `arrived` must be set already.
 
         Args:
-            now: the time.
-            requests: at least one.
-            soonest: the earliest of their deadlines, if it is known.
-            nbytes: how many bytes they hold, if they are alike (see `Queue.push_alike`).
+            now: The time.
+            requests: At least one.
+            soonest: The earliest of their deadlines, if it is known.
+            nbytes: How many bytes they hold, if they are alike (see `Queue.push_alike`).
         """
         if soonest is None:
             soonest = min([request.deadline for request in requests])

@@ -18,11 +18,11 @@ class Lost(NamedTuple):
     """The streams of a worker that has gone.
 
     Attributes:
-        blamed: those that it may have been stepping or starting.
-        resting: those that it had been told not to step.
-        untold: those of which it had not been told.
-        suspect: the one that it ran alone, if it did.
-        given_up: why the worker was taken to hang; empty if it was not.
+        blamed: Those that it may have been stepping or starting.
+        resting: Those that it had been told not to step.
+        untold: Those of which it had not been told.
+        suspect: The one that it ran alone, if it did.
+        given_up: Why the worker was taken to hang; empty if it was not.
     """
 
     blamed: list[Request]
@@ -36,32 +36,32 @@ class StageStreams(Batcher):
     """The running sets of a stage, by its workers, and the streams in them and in the queue.
 
     Args:
-        name: the stage's name.
-        policy: decides who joins; owned by this stepper alone.
-        queue: where requests wait.
-        rows: most streams in a running set.
-        limit: most units that the streams of a set may come to hold.
-        resumable: whether the model can go on from the parts that it has made.
-        silence_s: how long a stream may be silent: before its first part, and between parts.
-        max_stream_s: how long a stream may take in all.
-        max_batch_time_s: as for every batcher; a call is one of `start` or `step`.
-        patience_s: as for every batcher.
-        idempotent: whether a stream may be started once more.
-        weigh: writes on a request how many units a stream may come to hold that gets this result of
+        name: The stage's name.
+        policy: Decides who joins; owned by this stepper alone.
+        queue: Where requests wait.
+        rows: Most streams in a running set.
+        limit: Most units that the streams of a set may come to hold.
+        resumable: Whether the model can go on from the parts that it has made.
+        silence_s: How long a stream may be silent: before its first part, and between parts.
+        max_stream_s: How long a stream may take in all.
+        max_batch_time_s: As for every batcher; a call is one of `start` or `step`.
+        patience_s: As for every batcher.
+        idempotent: Whether a stream may be started once more.
+        weigh: Writes on a request how many units a stream may come to hold that gets this result of
             the stage before; may raise a `CarpoolError`. By default it is 1.
-        measure: returns the bytes that a part holds while it is kept.
+        measure: Returns the bytes that a part holds while it is kept.
 
     Attributes:
-        rows: most streams in a running set.
-        limit: most units that they may come to hold.
-        resumable: whether the model can go on from the parts that it has made.
-        sets: the running set of each worker, by its place.
-        orders: those that are to be sent.
-        steps: how many steps were reported.
-        parts: how many parts were handed on.
-        resumed: how often a stream went on from its parts.
-        stray_parts: how many parts came of streams that had left.
-        step_s: smoothed seconds of a step.
+        rows: Most streams in a running set.
+        limit: Most units that they may come to hold.
+        resumable: Whether the model can go on from the parts that it has made.
+        sets: The running set of each worker, by its place.
+        orders: Those that are to be sent.
+        steps: How many steps were reported.
+        parts: How many parts were handed on.
+        resumed: How often a stream went on from its parts.
+        stray_parts: How many parts came of streams that had left.
+        step_s: Smoothed seconds of a step.
     """
 
     policy: StepPolicy
@@ -214,10 +214,10 @@ class StageStreams(Batcher):
         """Take a stream out of a running set; its place is free.
 
         Args:
-            now: the time.
-            running: the set.
-            request: one of its members.
-            is_over: whether it will not run again, so that its parts need not be kept.
+            now: The time.
+            running: The set.
+            request: One of its members.
+            is_over: Whether it will not run again, so that its parts need not be kept.
         """
         stream = stream_of(request)
         del running.members[request.id]
@@ -260,8 +260,8 @@ class StageStreams(Batcher):
         """Note that a worker is gone, and return its streams, if it was ready.
 
         Args:
-            place: the position of the worker.
-            unsent: streams of which the worker had not been told yet.
+            place: The position of the worker.
+            unsent: Streams of which the worker had not been told yet.
         """
         self._places.gone(place)
         running = self.sets.pop(place, None)

@@ -25,33 +25,33 @@ class StageWorkers(StageRequests):
     """What the workers of one stage have, and what is learned as they answer.
 
     Args:
-        name: as for `StageRequests`.
-        policy: as for `StageRequests`.
-        queue: as for `StageRequests`.
-        stage: as for `StageRequests`.
-        max_batch_time_s: a worker that spends longer in one call is taken to hang. Infinity if the
+        name: As for `StageRequests`.
+        policy: As for `StageRequests`.
+        queue: As for `StageRequests`.
+        stage: As for `StageRequests`.
+        max_batch_time_s: A worker that spends longer in one call is taken to hang. Infinity if the
             user has not set it.
-        patience_s: in that case, how long a call may go on that no caller waits for (see
+        patience_s: In that case, how long a call may go on that no caller waits for (see
             `core/patience.py`).
-        idempotent: as for `StageRequests`.
-        runs_ahead: whether a worker may be handed its next batch before it is free. It has no
+        idempotent: As for `StageRequests`.
+        runs_ahead: Whether a worker may be handed its next batch before it is free. It has no
             effect where requests must not be run once more, since what lies with a worker that is
             given up may still be run by it.
-        weigh: as for `StageRequests`.
-        keyed: which workers serve which keys; None where requests have none.
+        weigh: As for `StageRequests`.
+        keyed: Which workers serve which keys; None where requests have none.
 
     Attributes:
-        limits_padded: whether a call takes memory by its count times its longest length, to which
+        limits_padded: Whether a call takes memory by its count times its longest length, to which
             it is padded.
-        safe_size: how much one call can hold before memory runs out, as far as it ever has: the sum
+        safe_size: How much one call can hold before memory runs out, as far as it ever has: the sum
             of its sizes, or its padded size.
-        patience: how long a call may take.
-        times: how long batches take.
-        in_flight: the batch that each busy worker runs, by the worker's place.
-        ahead: the batch that lies with a busy worker already, after the one that it runs, by place.
-        leaving: the places of the workers that are about to go; see `core/places.py`.
-        stray_replies: answers that were late, duplicate or unknown: dropped and counted.
-        late_results: results that came after the caller had been answered or had gone.
+        patience: How long a call may take.
+        times: How long batches take.
+        in_flight: The batch that each busy worker runs, by the worker's place.
+        ahead: The batch that lies with a busy worker already, after the one that it runs, by place.
+        leaving: The places of the workers that are about to go; see `core/places.py`.
+        stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
+        late_results: Results that came after the caller had been answered or had gone.
     """
 
     def __init__(
@@ -194,14 +194,14 @@ class StageWorkers(StageRequests):
         A worker reports them before it replies.
 
         Args:
-            place: the position of the worker.
-            batch_id: its batch.
-            calls: for each call that ran out, the positions of its items in the batch; one at
+            place: The position of the worker.
+            batch_id: Its batch.
+            calls: For each call that ran out, the positions of its items in the batch; one at
                 least.
-            fitted: the same for each call that went through.
+            fitted: The same for each call that went through.
 
         Raises:
-            ValueError: the worker has no such batch, or the batch no such positions.
+            ValueError: The worker has no such batch, or the batch no such positions.
         """
         batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id or len(batch) != batch.n:
@@ -239,12 +239,12 @@ class StageWorkers(StageRequests):
         Only those that are still running are to have their answers: for the others it is late.
 
         Args:
-            now: the time.
-            place: the position of the worker.
-            batch_id: the batch that it answers.
-            ids: the requests that it answers, all of the batch or some of it.
-            busy_s: the seconds in user code that were spent on these answers.
-            ok: whether none of them is an error.
+            now: The time.
+            place: The position of the worker.
+            batch_id: The batch that it answers.
+            ids: The requests that it answers, all of the batch or some of it.
+            busy_s: The seconds in user code that were spent on these answers.
+            ok: Whether none of them is an error.
         """
         batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id:

@@ -32,7 +32,7 @@ class StepReports(StageStreams):
             collected.
 
         Raises:
-            ValueError: the worker breaks the protocol: it is not known, has seen an order that was
+            ValueError: The worker breaks the protocol: it is not known, has seen an order that was
                 not sent, has stepped more streams than a set may have, or names a stream
                 twice, or one that it was not given or that has ended. Nothing was done.
         """

@@ -98,11 +98,11 @@ class Stepper(StepReports):
         """Let requests join, and write the orders that are to be sent.
 
         Args:
-            now: the time.
-            refuse: the requests that cannot be in time are appended here, and why.
+            now: The time.
+            refuse: The requests that cannot be in time are appended here, and why.
 
         Raises:
-            RuntimeError: the policy asked for what is not possible.
+            RuntimeError: The policy asked for what is not possible.
         """
         self.wake_at = None
         if not self.retired and self.queue.count:

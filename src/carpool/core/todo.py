@@ -14,14 +14,14 @@ class Todo:
     """What a driver must do now.
 
     Attributes:
-        run: batches to send to their workers; do this first, the workers are idle, or nearly so.
-        answer: requests whose callers are to be told.
+        run: Batches to send to their workers; do this first, the workers are idle, or nearly so.
+        answer: Requests whose callers are to be told.
         kill: (stage, place) of each worker that hangs.
-        wake_at: when to poll again although nothing happens; infinity for never.
+        wake_at: When to poll again although nothing happens; infinity for never.
         drained: (stage, place) of each worker that was to go and has nothing left: it is to be
             ended.
-        orders: what to tell workers of a stage of steps; do this first, too.
-        parts: requests, each with a part of its answer to hand on: do this after `orders`, and
+        orders: What to tell workers of a stage of steps; do this first, too.
+        parts: Requests, each with a part of its answer to hand on: do this after `orders`, and
             before `answer`, where those follow that have ended.
     """
 

@@ -18,10 +18,10 @@ def extend(requests: Sequence[Request], stage: int, started: float, now: float) 
     """Note that requests leave a stage for the next one.
 
     Args:
-        requests: those that leave together.
-        stage: the position of the stage that they leave.
-        started: when they were handed to a worker of that stage.
-        now: the time.
+        requests: Those that leave together.
+        stage: The position of the stage that they leave.
+        started: When they were handed to a worker of that stage.
+        now: The time.
     """
     if stage:
         for request in requests:
@@ -36,10 +36,10 @@ def format_expiry(now: float, request: Request, started: float | None, names: Se
     """Return the text of a `DeadlineExceeded`: how long each place has kept the request.
 
     Args:
-        now: the time.
-        request: is in a queue, at the door, in a worker, or has just left one of these.
-        started: when it was handed to its present worker; None if it is not running.
-        names: of the stages.
+        now: The time.
+        request: Is in a queue, at the door, in a worker, or has just left one of these.
+        started: When it was handed to its present worker; None if it is not running.
+        names: Of the stages.
     """
     total_s = now - request.admitted
     # parts of a millisecond would all be 0.000 s

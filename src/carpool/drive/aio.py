@@ -40,11 +40,11 @@ class Driver(LoopTurn):
         """Start every stage and wait until all workers are ready.
 
         Args:
-            executors: one per stage.
-            workers: how many workers of each stage are to be started, and waited for.
+            executors: One per stage.
+            workers: How many workers of each stage are to be started, and waited for.
 
         Raises:
-            StartupError: a worker could not load; the caller should `stop`.
+            StartupError: A worker could not load; the caller should `stop`.
         """
         self.executors = executors
         self._missing = {(stage, place) for stage, n in enumerate(workers) for place in range(n)}
@@ -57,9 +57,9 @@ class Driver(LoopTurn):
         """Refuse new requests, finish those inside and end the workers.
 
         Args:
-            drain: whether requests inside are finished; if not, they fail at once.
-            timeout_s: how long that may take; None or `inf` for any time. Then the rest fails.
-            grace_s: how long the workers may take for their teardown.
+            drain: Whether requests inside are finished; if not, they fail at once.
+            timeout_s: How long that may take; None or `inf` for any time. Then the rest fails.
+            grace_s: How long the workers may take for their teardown.
         """
         self.recall()
         if self._arrivals:
@@ -264,7 +264,7 @@ class Driver(LoopTurn):
         """Learn from what happened during a worker's batch, before its results come.
 
         Raises:
-            ValueError: it is about a batch or items that the worker does not have.
+            ValueError: It is about a batch or items that the worker does not have.
         """
         batcher, stats = self.pipeline.batchers[stage], self.stats.stages[stage]
         stats.troubled(trouble)

@@ -32,8 +32,8 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
     """Return a caller's object as a request, which waits while the queue is full.
 
     Raises:
-        Exception: what pickling or weighing the object raises.
-        ModelError: its own `__reduce__` raised something that is not an `Exception`, such as
+        Exception: What pickling or weighing the object raises.
+        ModelError: Its own `__reduce__` raised something that is not an `Exception`, such as
             SystemExit.
     """
     try:
@@ -96,7 +96,7 @@ class FutureCaller:
     """A task that awaits the answer.
 
     Attributes:
-        future: gets the answer.
+        future: Gets the answer.
     """
 
     __slots__ = ("future",)
@@ -130,7 +130,7 @@ class LockCaller:
         """Wait in the caller's thread until the answer is there.
 
         Raises:
-            DeadlineExceeded: the loop should have reported that the deadline has passed, and has
+            DeadlineExceeded: The loop should have reported that the deadline has passed, and has
                 not.
         """
         most_s = max(0.0, request.deadline - clock()) + GRACE_S

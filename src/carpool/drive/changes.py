@@ -36,8 +36,8 @@ class Changes:
     """Changes one running service, on its loop.
 
     Args:
-        driver: the service's.
-        pools: the service's, one per stage.
+        driver: The service's.
+        pools: The service's, one per stage.
     """
 
     def __init__(self, driver: Driver, pools: Sequence[WorkerPool]) -> None:
@@ -57,8 +57,8 @@ class Changes:
         `grace_s` later at the latest, if some still finish what they have.
 
         Raises:
-            StartupError: a new worker could not load; then none was added.
-            Unavailable: the service is stopping, or has failed.
+            StartupError: A new worker could not load; then none was added.
+            Unavailable: The service is stopping, or has failed.
         """
         async with self._lock:
             self._refuse_if_over()
@@ -79,7 +79,7 @@ class Changes:
         """Add a worker to a stage, beside other changes.
 
         Raises:
-            StartupError: it could not load.
+            StartupError: It could not load.
         """
         pool = self._pools[stage]
         (place,) = await self._hired(pool, [None])
@@ -94,7 +94,7 @@ class Changes:
         """Replace one worker, beside other changes; it goes when its successor is ready.
 
         Raises:
-            StartupError: the successor could not load; the old worker stays.
+            StartupError: The successor could not load; the old worker stays.
         """
         pool = self._pools[stage]
         (new,) = await self._hired(pool, [pool.roster.places[place].index])
@@ -108,13 +108,13 @@ class Changes:
         """Replace all workers by new ones, which load the model anew.
 
         Args:
-            rolling: whether workers are replaced one at a time, each old one going before its
+            rolling: Whether workers are replaced one at a time, each old one going before its
                 successor is started, because there is no memory for both.
-            grace_s: how long streams may go on in old workers, and requests behind the first stage.
+            grace_s: How long streams may go on in old workers, and requests behind the first stage.
 
         Raises:
-            StartupError: a new worker could not load; unless `rolling`, all old ones stay.
-            Unavailable: the service is stopping, or has failed; or its stages did not get empty.
+            StartupError: A new worker could not load; unless `rolling`, all old ones stay.
+            Unavailable: The service is stopping, or has failed; or its stages did not get empty.
         """
         async with self._lock:
             self._refuse_if_over()

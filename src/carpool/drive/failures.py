@@ -30,10 +30,10 @@ class BatchOutcome(msgspec.Struct):
     It is a struct because that is made as fast as a tuple, without a call of Python code.
 
     Attributes:
-        results: one for each item; what stands where there is an error does not matter.
-        errors: by position in the batch, why an item failed; None if none did.
-        trouble: what happened besides, such as calls that ran out of memory.
-        busy_s: seconds that the call took; in threads 0 if the whole batch failed.
+        results: One for each item; what stands where there is an error does not matter.
+        errors: By position in the batch, why an item failed; None if none did.
+        trouble: What happened besides, such as calls that ran out of memory.
+        busy_s: Seconds that the call took; in threads 0 if the whole batch failed.
     """
 
     results: Sequence[object]

@@ -52,15 +52,15 @@ class FrameSocket:
     """One connection to a worker, which belongs to the running loop.
 
     Args:
-        sock: a connected stream socket that does not block.
-        on_frame: called with each frame that comes. It raises FrameError if the frame must not
+        sock: A connected stream socket that does not block.
+        on_frame: Called with each frame that comes. It raises FrameError if the frame must not
             come.
-        on_end: called once, when the connection has ended by itself or by `close`.
+        on_end: Called once, when the connection has ended by itself or by `close`.
 
     Attributes:
-        sock: the socket.
-        is_open: whether frames are sent and heard.
-        on_frame: called with each frame that comes.
+        sock: The socket.
+        is_open: Whether frames are sent and heard.
+        on_frame: Called with each frame that comes.
     """
 
     def __init__(self, sock: socket.socket, on_frame: Callable[[Frame], None], on_end: OnEnd) -> None:
@@ -143,7 +143,7 @@ class FrameSocket:
         The worker must have answered all it was sent.
 
         Args:
-            recall: called by `recall_loan`; it must call `take_back`.
+            recall: Called by `recall_loan`; it must call `take_back`.
 
         Returns:
             The socket; None if it cannot be lent.
@@ -165,7 +165,7 @@ class FrameSocket:
         """Take the lent socket back, and read from it again.
 
         Args:
-            unread: what was read from it meanwhile, and is still to be heard.
+            unread: What was read from it meanwhile, and is still to be heard.
         """
         self._recall = None
         if not self.is_open or self._loop.is_closed():
@@ -215,8 +215,8 @@ class FrameSocket:
         """End the connection and tell `on_end`, unless that has been done.
 
         Args:
-            why: what has happened, for the log.
-            error: the exception; None if it ended in good order.
+            why: What has happened, for the log.
+            error: The exception; None if it ended in good order.
         """
         if self.is_open:
             on_end = self._on_end

@@ -41,9 +41,9 @@ class Invitation:
     """What becomes of a worker that proves that it knows a token.
 
     Attributes:
-        token: the token.
-        refusal: returns why the worker cannot be admitted; empty if it can.
-        admit: called with the connection of a worker that has been admitted, and what it has said.
+        token: The token.
+        refusal: Returns why the worker cannot be admitted; empty if it can.
+        admit: Called with the connection of a worker that has been admitted, and what it has said.
     """
 
     token: bytes
@@ -55,13 +55,13 @@ class Gate:
     """Listens for workers, on the running loop.
 
     Args:
-        tls: the files for TLS; None for plain connections.
-        silence_s: for how long a worker's machine may be silent.
-        model: the name of the service, for the log.
+        tls: The files for TLS; None for plain connections.
+        silence_s: For how long a worker's machine may be silent.
+        model: The name of the service, for the log.
 
     Attributes:
-        invitations: by ticket, what becomes of a worker that comes with it.
-        strangers: how many connections have been closed that did not prove themselves.
+        invitations: By ticket, what becomes of a worker that comes with it.
+        strangers: How many connections have been closed that did not prove themselves.
     """
 
     def __init__(self, tls: Tls | None, silence_s: float, model: str) -> None:
@@ -81,7 +81,7 @@ class Gate:
         """Listen at an address, and return it with the port that was taken.
 
         Raises:
-            OSError: it is in use, or cannot be listened on.
+            OSError: It is in use, or cannot be listened on.
         """
         sock = _bound(address)
         self._listening.append(sock)

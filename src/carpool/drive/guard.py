@@ -28,7 +28,7 @@ class Guard:
     """This process's side of the guard; it belongs to the running loop.
 
     Args:
-        model: the name of the service, for the log.
+        model: The name of the service, for the log.
     """
 
     def __init__(self, model: str = "") -> None:

@@ -33,21 +33,21 @@ class JoinedWorker:
     """The connection to a worker that has come by itself; see `Worker` in worker.py.
 
     Args:
-        sock: the connection, which has been admitted.
-        hello: what the worker has said of itself.
-        on_frame: called with each frame that it sends.
-        on_lost: called once, with the cause, when its connection has ended.
-        trusts_resets: whether a reset means that the worker had not read the last frame. On a
+        sock: The connection, which has been admitted.
+        hello: What the worker has said of itself.
+        on_frame: Called with each frame that it sends.
+        on_lost: Called once, with the cause, when its connection has ended.
+        trusts_resets: Whether a reset means that the worker had not read the last frame. On a
             network it may also come from a machine that has been started again, so that a batch
             which must not run twice is better counted as run.
 
     Attributes:
-        broke_protocol: whether it has sent what it must not send.
-        fell_silent: whether it was lost since nothing was heard of its machine.
-        takes_large_ahead: whether large frames may be sent while it is busy. On a network what it
+        broke_protocol: Whether it has sent what it must not send.
+        fell_silent: Whether it was lost since nothing was heard of its machine.
+        takes_large_ahead: Whether large frames may be sent while it is busy. On a network what it
             does not read must fit into its socket: a window that stays closed looks like silence.
-        hello: what the worker has said of itself.
-        where: where it runs, in words.
+        hello: What the worker has said of itself.
+        where: Where it runs, in words.
     """
 
     pid: int | None = None
@@ -96,8 +96,8 @@ class JoinedWorker:
         """Close the sending side of a worker that hangs, and the connection a second later.
 
         Args:
-            why: for the log.
-            on_frame: called with what it still sends.
+            why: For the log.
+            on_frame: Called with what it still sends.
         """
         self._ended_because = self._ended_because or why
         self.listen_to(on_frame)
@@ -108,7 +108,7 @@ class JoinedWorker:
         """Close the connection, which ends the worker.
 
         Args:
-            why: for the log.
+            why: For the log.
         """
         self._ended_because = self._ended_because or why
         # not at once: whoever asks for it may be going through all workers

@@ -17,9 +17,9 @@ class WarmUpShape(NamedTuple):
     """A call of the warm-up with one example, over and over.
 
     Attributes:
-        example: its position.
-        n: how often it is in the call.
-        length: how long it is.
+        example: Its position.
+        n: How often it is in the call.
+        length: How long it is.
     """
 
     example: int
@@ -33,19 +33,19 @@ class Launch:
 
     Attributes:
         run_in: "process", "thread" or "loop".
-        setup: what each worker gets first; `place` and `cores` are filled in for each.
-        model: for workers inside this process; a worker process finds its own by `setup`.
-        kwargs: those of the model, for the same workers.
-        adapters: those of its addresses, for the same workers.
-        cores: by the index of a worker, the cores that it runs on; None for those of the parent
+        setup: What each worker gets first; `place` and `cores` are filled in for each.
+        model: For workers inside this process; a worker process finds its own by `setup`.
+        kwargs: Those of the model, for the same workers.
+        adapters: Those of its addresses, for the same workers.
+        cores: By the index of a worker, the cores that it runs on; None for those of the parent
             before it was pinned.
-        env: by the index of a worker, environment variables to add.
-        warm_up: the sum of the sizes of each number of examples that is run at a time.
-        guard: guards the worker processes, if there are any.
-        hire: makes a worker for a place where worker processes run somewhere else; None for this
+        env: By the index of a worker, environment variables to add.
+        warm_up: The sum of the sizes of each number of examples that is run at a time.
+        guard: Guards the worker processes, if there are any.
+        hire: Makes a worker for a place where worker processes run somewhere else; None for this
             machine. It is called like `WorkerProcess`.
-        is_idempotent: whether a request may run once more after its worker was lost.
-        warm_up_shapes: what each of the setup's shapes is.
+        is_idempotent: Whether a request may run once more after its worker was lost.
+        warm_up_shapes: What each of the setup's shapes is.
     """
 
     run_in: str

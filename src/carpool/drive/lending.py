@@ -76,15 +76,15 @@ class LentCall:
     """A call that a caller's thread makes with the worker that was lent.
 
     Attributes:
-        request: what is asked; its caller is woken by the loop where that takes the call over.
-        began: when it was begun.
-        ended: when its answer was there.
-        busy_s: how long the worker spent on it.
-        waited_s: how long the worker had waited before.
-        outbox: the message, as long as nobody has taken it.
-        sent: how many bytes of it were sent; empty until then.
-        turn: how many bytes to receive at most, as long as nobody has begun to.
-        received: what was received, as one piece; empty until then.
+        request: What is asked; its caller is woken by the loop where that takes the call over.
+        began: When it was begun.
+        ended: When its answer was there.
+        busy_s: How long the worker spent on it.
+        waited_s: How long the worker had waited before.
+        outbox: The message, as long as nobody has taken it.
+        sent: How many bytes of it were sent; empty until then.
+        turn: How many bytes to receive at most, as long as nobody has begun to.
+        received: What was received, as one piece; empty until then.
     """
 
     __slots__ = ("began", "busy_s", "ended", "outbox", "received", "request", "sent", "turn", "waited_s")
@@ -122,26 +122,26 @@ class Loan:
     """One worker that is lent, until it is taken back. Callers' threads use `run` only.
 
     Args:
-        worker: the worker.
-        sock: its socket, which the loop does not watch meanwhile.
-        bell: rung where the loop takes a call over, as it may read the answer before the call's
+        worker: The worker.
+        sock: Its socket, which the loop does not watch meanwhile.
+        bell: Rung where the loop takes a call over, as it may read the answer before the call's
             thread looks.
-        place: its place in the stage.
-        batch: the id of the first batch that it is to get.
-        id: the id of the first request.
-        longest_s: after how long the loop is to take a call over.
-        post: has something done on the loop.
-        settle: makes up the accounts of the calls that are done.
-        recall: takes the worker back.
-        clock: monotonic seconds.
+        place: Its place in the stage.
+        batch: The id of the first batch that it is to get.
+        id: The id of the first request.
+        longest_s: After how long the loop is to take a call over.
+        post: Has something done on the loop.
+        settle: Makes up the accounts of the calls that are done.
+        recall: Takes the worker back.
+        clock: Monotonic seconds.
 
     Attributes:
-        worker: the worker.
-        bell: as given.
-        place: its place in the stage.
-        is_over: whether it has been taken back; it is set before the slot is looked at.
-        slot: the call under way, with the key 0.
-        done: calls that were answered, and have not been accounted for.
+        worker: The worker.
+        bell: As given.
+        place: Its place in the stage.
+        is_over: Whether it has been taken back; it is set before the slot is looked at.
+        slot: The call under way, with the key 0.
+        done: Calls that were answered, and have not been accounted for.
     """
 
     def __init__(
@@ -183,13 +183,13 @@ class Loan:
         """Have a request answered by the worker, if it is free, and report what has come of it.
 
         Args:
-            request: has a caller that the loop can wake.
+            request: Has a caller that the loop can wake.
 
         Returns:
             `NOT_RUN`, `ANSWERED` or `TAKEN_OVER`.
 
         Raises:
-            BaseException: the thread was interrupted; the loop takes the call over.
+            BaseException: The thread was interrupted; the loop takes the call over.
         """
         call = LentCall(request, self._clock())
         if request.deadline - call.began < _LEAST_TIME or request.nbytes >= LARGE:
@@ -260,9 +260,9 @@ class Lending:
     All methods are called on the loop.
 
     Args:
-        driver: the service's; its `loan` is what callers find.
-        pool: the workers of its only stage.
-        post: has something done on the loop.
+        driver: The service's; its `loan` is what callers find.
+        pool: The workers of its only stage.
+        post: Has something done on the loop.
     """
 
     def __init__(self, driver: Driver, pool: WorkerPool, post: Post) -> None:

@@ -39,11 +39,11 @@ class _LocalWorker:
     """What threads and tasks have in common; see `Worker` in worker.py.
 
     Args:
-        launch: how to start it.
-        index: which worker of the stage it is for the user.
-        on_frame: called with each frame that it sends.
-        on_lost: called once, with the cause, when it has ended or is given up.
-        sink: where its stack is printed if it hangs.
+        launch: How to start it.
+        index: Which worker of the stage it is for the user.
+        on_frame: Called with each frame that it sends.
+        on_lost: Called once, with the cause, when it has ended or is given up.
+        sink: Where its stack is printed if it hangs.
     """
 
     pid: int | None = None
@@ -179,7 +179,7 @@ class _ThreadLink:
     """A thread's end of the connection.
 
     Attributes:
-        heard_at: when it received its last frame.
+        heard_at: When it received its last frame.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class _LoopLink:
     """A task's end of the connection.
 
     Attributes:
-        heard_at: when it received its last frame.
+        heard_at: When it received its last frame.
     """
 
     def __init__(self, inbox: deque[Frame | None], news: asyncio.Event, hear: Callable[[Frame], None]) -> None:

@@ -32,12 +32,12 @@ class LoopThread:
     """A running loop.
 
     Args:
-        name: that of its thread.
+        name: That of its thread.
 
     Attributes:
-        loop: the loop.
-        ident: the thread's number.
-        is_parents: whether this process is a child of the one whose loop it is.
+        loop: The loop.
+        ident: The thread's number.
+        is_parents: Whether this process is a child of the one whose loop it is.
     """
 
     def __init__(self, name: str) -> None:
@@ -97,7 +97,7 @@ class LoopThread:
         """Return what a function returns in the loop's thread, or here if the loop has ended.
 
         Raises:
-            TimeoutError: the loop has not called it within `most_s` seconds.
+            TimeoutError: The loop has not called it within `most_s` seconds.
         """
         if threading.get_ident() == self.ident:
             return question()
@@ -129,7 +129,7 @@ class LoopThread:
         nothing is waited for.
 
         Raises:
-            TimeoutError: something blocks the loop, which has done nothing for `silent_s` seconds.
+            TimeoutError: Something blocks the loop, which has done nothing for `silent_s` seconds.
         """
         self._last_beat = monotonic()
         while not sys.is_finalizing() and not self._ended.wait(_LOOK_UP_S):

@@ -35,15 +35,15 @@ class LoopTurn:
     """Polls a pipeline once per turn of the running loop; its subclass `Driver` adds the rest.
 
     Args:
-        pipeline: decides.
-        stats: counts every batch and answer.
-        clock: monotonic seconds.
+        pipeline: Decides.
+        stats: Counts every batch and answer.
+        clock: Monotonic seconds.
 
     Attributes:
-        executors: one per stage.
-        loop: the loop that it runs on.
-        lender: lends a worker to callers' threads; None where nothing lends.
-        loan: what callers' threads have of the worker that is lent; None if none is.
+        executors: One per stage.
+        loop: The loop that it runs on.
+        lender: Lends a worker to callers' threads; None where nothing lends.
+        loan: What callers' threads have of the worker that is lent; None if none is.
     """
 
     def __init__(self, pipeline: Pipeline, stats: Stats, clock: Clock = monotonic) -> None:
@@ -151,9 +151,9 @@ class LoopTurn:
         Perhaps no process did, as in a container that was paused.
 
         Args:
-            stage: the position of its stage.
-            place: its place there.
-            late_s: for how many seconds this process was late to look.
+            stage: The position of its stage.
+            place: Its place there.
+            late_s: For how many seconds this process was late to look.
         """
         if late_s <= _ASLEEP_S:
             self.executors[stage].kill(place)
@@ -240,7 +240,7 @@ class LoopTurn:
         """Take what a worker says after a step. Orders that follow go out before parts are told.
 
         Raises:
-            ValueError: the worker breaks the protocol. What came before that in its report counts.
+            ValueError: The worker breaks the protocol. What came before that in its report counts.
         """
         try:
             self.pipeline.reported(self.clock(), report)

@@ -54,10 +54,10 @@ class OutputLines:
     """Reads one output stream of a worker without ever blocking.
 
     Args:
-        stream: the worker's stdout or stderr.
-        worker: its name.
-        is_error: whether it is stderr.
-        sink: gets the lines.
+        stream: The worker's stdout or stderr.
+        worker: Its name.
+        is_error: Whether it is stderr.
+        sink: Gets the lines.
     """
 
     def __init__(self, stream: IO[bytes], worker: str, is_error: bool, sink: LineSink) -> None:

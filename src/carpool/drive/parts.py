@@ -41,7 +41,7 @@ class Unread:
     and no count has two writers.
 
     Attributes:
-        is_paused: whether the stream is paused; the loop's thread writes it.
+        is_paused: Whether the stream is paused; the loop's thread writes it.
     """
 
     __slots__ = ("_added", "_taken", "is_paused")
@@ -73,9 +73,9 @@ class AsyncParts(AsyncIterator[T]):
     block before the answer is complete cancels the request.
 
     Args:
-        driver: takes the request.
-        request: what is asked; its answer comes in parts if the model gives it so.
-        handle: of the service; kept until the end, since it would close if it were collected.
+        driver: Takes the request.
+        request: What is asked; its answer comes in parts if the model gives it so.
+        handle: Of the service; kept until the end, since it would close if it were collected.
     """
 
     def __init__(self, driver: Driver, request: Request, handle: object) -> None:
@@ -137,7 +137,7 @@ class AsyncParts(AsyncIterator[T]):
         """Return the whole answer, once all parts have been taken.
 
         Args:
-            parts: all of them.
+            parts: All of them.
         """
         return _whole(self._request, parts)
 
@@ -170,11 +170,11 @@ class ThreadParts(Iterator[T]):
     the answer is complete cancels the request.
 
     Args:
-        thread: the loop's.
-        driver: takes the request.
-        request: what is asked; its answer comes in parts if the model gives it so.
-        silence_s: how long the model may be silent.
-        handle: of the service; kept until the end, since it would close if it were collected.
+        thread: The loop's.
+        driver: Takes the request.
+        request: What is asked; its answer comes in parts if the model gives it so.
+        silence_s: How long the model may be silent.
+        handle: Of the service; kept until the end, since it would close if it were collected.
     """
 
     def __init__(self, thread: LoopThread, driver: Driver, request: Request, silence_s: float, handle: object) -> None:
@@ -233,7 +233,7 @@ class ThreadParts(Iterator[T]):
         """Return the whole answer, once all parts have been taken.
 
         Args:
-            parts: all of them.
+            parts: All of them.
         """
         return _whole(self._request, parts)
 
@@ -241,8 +241,8 @@ class ThreadParts(Iterator[T]):
         """Wait until a part or the end is there.
 
         Raises:
-            DeadlineExceeded: the loop should have reported that the time is up, and has not.
-            RuntimeError: this is a forked child, in which the loop does not run.
+            DeadlineExceeded: The loop should have reported that the time is up, and has not.
+            RuntimeError: This is a forked child, in which the loop does not run.
         """
         if self._thread.is_parents:
             raise RuntimeError(PARENTS)

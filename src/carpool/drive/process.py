@@ -62,19 +62,19 @@ class WorkerProcess:
     """One process and this side's end of its socket.
 
     Args:
-        launch: how to start it.
-        index: which worker of the stage it is for the user.
-        on_frame: called with each frame that it sends.
-        on_lost: called once, with the cause, when it is dead or has broken the protocol.
-        sink: where its output goes.
+        launch: How to start it.
+        index: Which worker of the stage it is for the user.
+        on_frame: Called with each frame that it sends.
+        on_lost: Called once, with the cause, when it is dead or has broken the protocol.
+        sink: Where its output goes.
 
     Attributes:
-        broke_protocol: whether it has sent what it must not send.
-        send: sends it a frame; the connection's own function, since it is called for each batch.
+        broke_protocol: Whether it has sent what it must not send.
+        send: Sends it a frame; the connection's own function, since it is called for each batch.
 
     Raises:
-        StartupError: its kwargs are too large.
-        OSError: the system has no process, memory or descriptors to give.
+        StartupError: Its kwargs are too large.
+        OSError: The system has no process, memory or descriptors to give.
     """
 
     fell_silent = False
@@ -166,8 +166,8 @@ class WorkerProcess:
         """Let a process that hangs write down where it stands, for a second, then kill it.
 
         Args:
-            why: for the log.
-            on_frame: called with what it still sends.
+            why: For the log.
+            on_frame: Called with what it still sends.
         """
         self._connection.on_frame = on_frame
         self._killed_because = self._killed_because or why
@@ -180,7 +180,7 @@ class WorkerProcess:
         """Kill it and whatever it has started.
 
         Args:
-            why: for the log.
+            why: For the log.
         """
         if self._life is _Life.REAPED:
             return  # its id, and that of its group, may be another's by now
@@ -293,7 +293,7 @@ def _setup_frame(launch: Launch, index: int) -> Frame:
     """Return the frame that tells a worker what to load and which worker it is.
 
     Raises:
-        StartupError: it is too large, which only the model's kwargs can be the reason for.
+        StartupError: It is too large, which only the model's kwargs can be the reason for.
     """
     setup = msgspec.structs.replace(launch.setup, place=index, cores=launch.cores_of(index))
     packed = pickle.dumps(setup, 5)

@@ -25,8 +25,8 @@ class Sleeper(NamedTuple):
     """Where a thread sleeps while it is inside a function.
 
     Attributes:
-        line: the line in which it sleeps.
-        waiter: what it waits for there.
+        line: The line in which it sleeps.
+        waiter: What it waits for there.
     """
 
     line: Led

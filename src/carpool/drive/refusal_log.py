@@ -15,12 +15,12 @@ class RefusalLog:
     """Logs what `Stats.refusals` has counted, as soon as it is due.
 
     Args:
-        stats: the service's.
-        clock: monotonic seconds.
-        loop: the one that the service runs on.
+        stats: The service's.
+        clock: Monotonic seconds.
+        loop: The one that the service runs on.
 
     Attributes:
-        has_stopped: whether the service has: then nothing is told later any more.
+        has_stopped: Whether the service has: then nothing is told later any more.
     """
 
     def __init__(self, stats: Stats, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:

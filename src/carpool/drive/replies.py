@@ -46,9 +46,9 @@ def errors_of(frame: Frame, batch: Batch, is_last: bool) -> dict[int, Exception]
     """Return the errors in a reply, by position, and unpack its responses. Raises FrameError.
 
     Args:
-        frame: the reply.
-        batch: what it answers.
-        is_last: whether it comes from the last stage, which alone may respond to a client.
+        frame: The reply.
+        batch: What it answers.
+        is_last: Whether it comes from the last stage, which alone may respond to a client.
     """
     if max(frame.formats) not in _OUTCOMES:
         raise FrameError(f"a reply with outcome {max(frame.formats)}")

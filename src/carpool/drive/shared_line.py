@@ -39,9 +39,9 @@ class LoneCall(LoneWaiter):
     """The call of a thread that found the line empty and runs its one item itself.
 
     Attributes:
-        sleepers: none, since its thread is inside the function.
-        result: what the function returned for the item.
-        error: why it failed; None if it did not.
+        sleepers: None, since its thread is inside the function.
+        result: What the function returned for the item.
+        error: Why it failed; None if it did not.
     """
 
     __slots__ = ("error", "result")
@@ -58,16 +58,16 @@ class SharedLine:
     `LineDriver` derives from it and adds the rest.
 
     Args:
-        name: the function's, for error texts.
-        batcher: its queue and policy.
-        slots: how many batches may run at a time.
-        slo_s: how many seconds after its arrival a caller should have its answer, if there is a
+        name: The function's, for error texts.
+        batcher: Its queue and policy.
+        slots: How many batches may run at a time.
+        slo_s: How many seconds after its arrival a caller should have its answer, if there is a
             goal.
-        execution_lock: held while the function runs.
-        clock: monotonic seconds.
+        execution_lock: Held while the function runs.
+        clock: Monotonic seconds.
 
     Attributes:
-        awaited: the tickets that tasks await.
+        awaited: The tickets that tasks await.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class SharedLine:
         """Note, with the lock held, that this thread sleeps from now on; `_sleep` does it.
 
         Raises:
-            RuntimeError: it would sleep for ever, as all threads that could wake it wait for it.
+            RuntimeError: It would sleep for ever, as all threads that could wake it wait for it.
         """
         thread = get_ident()
         if thread in _leading and until == inf:

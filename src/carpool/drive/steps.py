@@ -31,9 +31,9 @@ class _Sent(NamedTuple):
     """An order that its worker has not followed yet, as far as is known.
 
     Attributes:
-        number: the order's.
-        ids: of the streams that join.
-        length: the sum of their lengths.
+        number: The order's.
+        ids: Of the streams that join.
+        length: The sum of their lengths.
     """
 
     number: int
@@ -206,11 +206,11 @@ class _Said(NamedTuple):
     """What a worker says of its streams.
 
     Attributes:
-        parts: what has come of them.
-        returned: the ids of those that it gives back.
-        ids: in the place of `parts`, where nothing has come but parts of streams that go on: the
+        parts: What has come of them.
+        returned: The ids of those that it gives back.
+        ids: In the place of `parts`, where nothing has come but parts of streams that go on: the
             ids of these.
-        values: their parts.
+        values: Their parts.
     """
 
     parts: Sequence[Part]
@@ -223,7 +223,7 @@ def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Reque
     """Return what a worker says of its streams.
 
     Raises:
-        FrameError: it says what cannot be.
+        FrameError: It says what cannot be.
     """
     causes, frame.causes = frame.causes or {}, None
     parts: list[Part] = []

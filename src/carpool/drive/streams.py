@@ -30,11 +30,11 @@ class Window:
     """How many requests of one stream may be inside at a time.
 
     Args:
-        least: enough to keep every worker busy.
-        most: for small items, so that several can travel together.
+        least: Enough to keep every worker busy.
+        most: For small items, so that several can travel together.
 
     Attributes:
-        limit: how many may be inside now.
+        limit: How many may be inside now.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -59,10 +59,10 @@ class AsyncStream:
     """A stream on the driver's own loop.
 
     Args:
-        driver: takes the requests.
-        limit_s: seconds that each item has to be answered.
-        window: how many requests may be inside at a time.
-        weigh: writes on a request what its item counts for, if not 1.
+        driver: Takes the requests.
+        limit_s: Seconds that each item has to be answered.
+        window: How many requests may be inside at a time.
+        weigh: Writes on a request what its item counts for, if not 1.
     """
 
     def __init__(self, driver: Driver, limit_s: float, window: Window, weigh: Weigh | None = None) -> None:
@@ -93,9 +93,9 @@ class AsyncStream:
         """Yield the results, in order.
 
         Args:
-            xs: the input.
-            return_exceptions: whether errors of items are yielded instead of raised.
-            handle: of the service; kept until the end, since it would close if it were collected.
+            xs: The input.
+            return_exceptions: Whether errors of items are yielded instead of raised.
+            handle: Of the service; kept until the end, since it would close if it were collected.
         """
         if asyncio.get_running_loop() is not self._driver.loop:
             raise RuntimeError("this stream belongs to the event loop that its service was started on")
@@ -171,19 +171,19 @@ class _Shared:
     change is one step.
 
     Attributes:
-        read: items on their way to the loop, as requests or, if they cannot change, as they are.
+        read: Items on their way to the loop, as requests or, if they cannot change, as they are.
             The feeder appends, the loop takes.
-        results: on their way to the consumer. The loop appends, the consumer takes.
-        n_read: how many items have been read. The feeder writes it.
-        n_taken: how many results have been taken. The consumer writes it.
-        is_feeder_waiting: whether the feeder waits for room. The feeder writes it.
-        has_input_ended: whether no item comes any more. The feeder writes it, after `input_error`.
-        input_error: what the input has raised. The feeder writes it.
-        has_consumer_left: whether no result is wanted any more. The consumer writes it.
-        is_submit_posted: whether the loop is going to look at `read`. The feeder sets it, the loop
+        results: On their way to the consumer. The loop appends, the consumer takes.
+        n_read: How many items have been read. The feeder writes it.
+        n_taken: How many results have been taken. The consumer writes it.
+        is_feeder_waiting: Whether the feeder waits for room. The feeder writes it.
+        has_input_ended: Whether no item comes any more. The feeder writes it, after `input_error`.
+        input_error: What the input has raised. The feeder writes it.
+        has_consumer_left: Whether no result is wanted any more. The consumer writes it.
+        is_submit_posted: Whether the loop is going to look at `read`. The feeder sets it, the loop
             clears it before it looks.
-        news: set when there are results or the input has ended. The consumer waits for it.
-        room: set when there may be room, or the consumer has left. The feeder waits for it.
+        news: Set when there are results or the input has ended. The consumer waits for it.
+        room: Set when there may be room, or the consumer has left. The feeder waits for it.
     """
 
     __slots__ = (
@@ -230,11 +230,11 @@ class ThreadStream:
     where it is read, so that an input may use one buffer again and again.
 
     Args:
-        thread: the loop's.
-        driver: takes the requests.
-        limit_s: seconds that each item has to be answered.
-        window: how many requests may be inside at a time.
-        weigh: writes on a request what its item counts for, if not 1.
+        thread: The loop's.
+        driver: Takes the requests.
+        limit_s: Seconds that each item has to be answered.
+        window: How many requests may be inside at a time.
+        weigh: Writes on a request what its item counts for, if not 1.
     """
 
     def __init__(
@@ -263,9 +263,9 @@ class ThreadStream:
         """Yield the results, in order.
 
         Args:
-            xs: the input.
-            return_exceptions: whether errors of items are yielded instead of raised.
-            handle: of the service; kept until the end, since it would close if it were collected.
+            xs: The input.
+            return_exceptions: Whether errors of items are yielded instead of raised.
+            handle: Of the service; kept until the end, since it would close if it were collected.
         """
         feeder = threading.Thread(target=self._feed, args=(xs,), name="carpool-stream", daemon=True)
         feeder.start()
@@ -307,7 +307,7 @@ class ThreadStream:
         """Wait until a result is there or the input has ended.
 
         Raises:
-            DeadlineExceeded: the loop does not answer in time.
+            DeadlineExceeded: The loop does not answer in time.
         """
         shared = self._shared
         is_result_owed = shared.n_read > shared.n_taken  # else it is the input that takes its time
@@ -403,7 +403,7 @@ class _Raised:
     """An item's error, in its place among the results.
 
     Attributes:
-        error: what the consumer raises or yields.
+        error: What the consumer raises or yields.
     """
 
     __slots__ = ("error",)

@@ -39,9 +39,9 @@ class TaskPool:
     """The executor of a stage whose batches run as tasks.
 
     Args:
-        driver: takes readiness and results.
-        run: calls the user's function.
-        slots: how many batches may run at a time.
+        driver: Takes readiness and results.
+        run: Calls the user's function.
+        slots: How many batches may run at a time.
     """
 
     def __init__(self, driver: Driver, run: Run, slots: int) -> None:
@@ -143,9 +143,9 @@ class AwaitedRequest(Request):
     tests/drive/test_awaited_requests.py.
 
     Attributes:
-        wakeup: wakes the task that awaits it; None where none does, which is to be set before the
+        wakeup: Wakes the task that awaits it; None where none does, which is to be set before the
             request is submitted.
-        context: that of this task.
+        context: That of this task.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_loop", "context", "wakeup")
@@ -191,8 +191,8 @@ class InnerRequest(AwaitedRequest):
     """A request from inside a batch of another function.
 
     Attributes:
-        drivers_around: the drivers whose batches wait for it.
-        were_made: whether there ever was one in this process; if not, none is looked for.
+        drivers_around: The drivers whose batches wait for it.
+        were_made: Whether there ever was one in this process; if not, none is looked for.
     """
 
     __slots__ = ("drivers_around",)
@@ -211,8 +211,8 @@ class TaskDriver(Driver):
     Its attributes are those of `Driver`; its requests are all `AwaitedRequest`s.
 
     Args:
-        pipeline: decides.
-        stats: counts every batch and answer.
+        pipeline: Decides.
+        stats: Counts every batch and answer.
     """
 
     def __init__(self, pipeline: Pipeline, stats: Stats) -> None:

@@ -56,14 +56,14 @@ class LineDriver(SharedLine):
         """Join the line with some items, and return what their caller waits for.
 
         Args:
-            items: what the function gets.
-            sizes: how much of a batch each takes up; None if all count for one.
-            timeout_s: how long they may wait.
-            lanes: where each waits, if not all may share a batch.
-            lengths: how long each is; None where that does not matter.
+            items: What the function gets.
+            sizes: How much of a batch each takes up; None if all count for one.
+            timeout_s: How long they may wait.
+            lanes: Where each waits, if not all may share a batch.
+            lengths: How long each is; None where that does not matter.
 
         Raises:
-            RuntimeError: this thread is inside the function, or holds the execution lock: it would
+            RuntimeError: This thread is inside the function, or holds the execution lock: it would
                 wait for itself.
         """
         self.check_reentry()
@@ -98,17 +98,17 @@ class LineDriver(SharedLine):
         """Wait in the caller's thread until its answers are there; the thread may lead meanwhile.
 
         Args:
-            waiter: what `join` returned; this thread has called `check_reentry`.
-            run: calls the user's function.
-            timeout_s: how long to wait at most; the requests stay in the line after it.
+            waiter: What `join` returned; this thread has called `check_reentry`.
+            run: Calls the user's function.
+            timeout_s: How long to wait at most; the requests stay in the line after it.
 
         Returns:
             Whether the answers are there.
 
         Raises:
-            DeadlineExceeded: the execution lock could not be had in time; the caller has left the
+            DeadlineExceeded: The execution lock could not be had in time; the caller has left the
                 line.
-            RuntimeError: the function forked, and this is the child; or it waits for a function
+            RuntimeError: The function forked, and this is the child; or it waits for a function
                 that waits for it.
         """
         return self._wait(waiter, run, inf if timeout_s is None else self._clock() + timeout_s)
@@ -120,15 +120,15 @@ class LineDriver(SharedLine):
         It takes a third of their time, and most calls go this way.
 
         Args:
-            item: what the function gets; it counts for one, and may share a batch with any other.
-            timeout_s: how long it may wait.
-            run: calls the user's function.
+            item: What the function gets; it counts for one, and may share a batch with any other.
+            timeout_s: How long it may wait.
+            run: Calls the user's function.
 
         Returns:
             The call with its answer; None if nothing has been done, and the item is to join.
 
         Raises:
-            BaseException: this thread was interrupted.
+            BaseException: This thread was interrupted.
         """
         thread, lock = get_ident(), self._execution_lock
         leads = _leading.get(thread)
@@ -163,8 +163,8 @@ class LineDriver(SharedLine):
         Nothing is run while another thread leads, or while the policy holds the batch back.
 
         Args:
-            waiter: what `join` has just returned.
-            run: calls the user's function.
+            waiter: What `join` has just returned.
+            run: Calls the user's function.
 
         Raises: what `wait` does.
         """
@@ -174,9 +174,9 @@ class LineDriver(SharedLine):
         """Let a caller go without its answers.
 
         Args:
-            waiter: what the caller waits for.
-            error: what other threads that wait for the same answers get.
-            thread: the caller's thread, if the caller goes because this thread was interrupted.
+            waiter: What the caller waits for.
+            error: What other threads that wait for the same answers get.
+            thread: The caller's thread, if the caller goes because this thread was interrupted.
 
         Returns:
             Whether any answer was still missing.
@@ -193,7 +193,7 @@ class LineDriver(SharedLine):
         """Refuse new callers with `error`, run what is in the line and wait for its leaders.
 
         Raises:
-            RuntimeError: this thread is inside the function, or holds the execution lock: it would
+            RuntimeError: This thread is inside the function, or holds the execution lock: it would
                 wait for itself.
         """
         self.check_reentry()

@@ -30,15 +30,15 @@ def learn(
     The log says so if batches are smaller from now on.
 
     Args:
-        name: of the stage or the function, for the log.
-        batcher: the stage's.
-        place: the position of the worker whose batch it is.
-        batch_id: the batch, which has not been answered yet.
-        trouble: what happened to it.
-        about: further fields of the line in the log.
+        name: Of the stage or the function, for the log.
+        batcher: The stage's.
+        place: The position of the worker whose batch it is.
+        batch_id: The batch, which has not been answered yet.
+        trouble: What happened to it.
+        about: Further fields of the line in the log.
 
     Raises:
-        ValueError: the trouble is about a batch or items that the worker does not have.
+        ValueError: The trouble is about a batch or items that the worker does not have.
     """
     before = batcher.safe_size.limit
     for each in trouble:
@@ -58,8 +58,8 @@ def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
     """Learn the same from a worker's warm-up, in which every example counts for one.
 
     Args:
-        batcher: the stage's.
-        trouble: what happened during the warm-up.
+        batcher: The stage's.
+        trouble: What happened during the warm-up.
     """
     for each in trouble:
         if each.ran_out and not batcher.limits_padded:  # else the lengths matter, which it does not say

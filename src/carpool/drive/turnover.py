@@ -33,8 +33,8 @@ class Newcomer(NamedTuple):
     """A worker that was added, until it is admitted.
 
     Attributes:
-        place: its position in the stage.
-        ready: done once it is ready; fails with `StartupError` if it has died before.
+        place: Its position in the stage.
+        ready: Done once it is ready; fails with `StartupError` if it has died before.
     """
 
     place: int
@@ -45,12 +45,12 @@ class Turnover:
     """Has workers of one stage come and go.
 
     Args:
-        stage: the position of the stage in the pipeline.
-        roster: the stage's.
-        driver: is told which workers can take batches, and which get no more.
-        workers: those of the stage that live, by place.
-        start: starts the workers that are due.
-        about: returns the fields of a log line about the worker in a place.
+        stage: The position of the stage in the pipeline.
+        roster: The stage's.
+        driver: Is told which workers can take batches, and which get no more.
+        workers: Those of the stage that live, by place.
+        start: Starts the workers that are due.
+        about: Returns the fields of a log line about the worker in a place.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Turnover:
         """Have a newcomer started, as soon as there is room.
 
         Args:
-            index: which worker it is for the user; None for the least that no other has.
+            index: Which worker it is for the user; None for the least that no other has.
         """
         place = self._roster.add(index)
         ready = self._newcomers[place] = self._driver.loop.create_future()

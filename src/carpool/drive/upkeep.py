@@ -34,13 +34,13 @@ class StageUpkeep:
     """Looks after the workers of one stage.
 
     Args:
-        pool: the stage's.
-        driver: the service's.
-        changes: replaces workers.
-        recycling: says which worker is worn; None if none ever is.
+        pool: The stage's.
+        driver: The service's.
+        changes: Replaces workers.
+        recycling: Says which worker is worn; None if none ever is.
 
     Attributes:
-        scaler: says how many workers there should be; None if their number is fixed.
+        scaler: Says how many workers there should be; None if their number is fixed.
     """
 
     def __init__(self, pool: WorkerPool, driver: Driver, changes: Changes, recycling: Recycling | None = None) -> None:
@@ -177,8 +177,8 @@ class Upkeep:
     """Looks after the workers of all stages of a service, once a second.
 
     Args:
-        driver: the service's.
-        stages: those of its stages, first to last.
+        driver: The service's.
+        stages: Those of its stages, first to last.
     """
 
     def __init__(self, driver: Driver, stages: Sequence[StageUpkeep]) -> None:

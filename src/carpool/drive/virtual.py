@@ -55,28 +55,28 @@ class VirtualDriver:
     """Drives a pipeline in virtual time.
 
     Args:
-        pipeline: decides.
-        costs: per stage the seconds of a batch of n; or one function of the batch and the time, for
+        pipeline: Decides.
+        costs: Per stage the seconds of a batch of n; or one function of the batch and the time, for
             all stages.
-        workers: per stage how many there are; all are ready at once. One each if not given.
-        computes: per stage what they answer; the items themselves if not given.
-        hop_s: seconds that a batch spends on its way to the worker and back, on top of its cost,
+        workers: Per stage how many there are; all are ready at once. One each if not given.
+        computes: Per stage what they answer; the items themselves if not given.
+        hop_s: Seconds that a batch spends on its way to the worker and back, on top of its cost,
             unless it went ahead.
-        turn_s: seconds from an event to what is done about it, shared by the events meanwhile; a
+        turn_s: Seconds from an event to what is done about it, shared by the events meanwhile; a
             reply that finds a full batch waiting, or no request, cuts them short.
-        watcher: watches batches and answers; without one they are kept in `batches` and `answers`.
-        steps: what the last stage costs and answers, if it is one of steps; `costs` then holds
+        watcher: Watches batches and answers; without one they are kept in `batches` and `answers`.
+        steps: What the last stage costs and answers, if it is one of steps; `costs` then holds
             those of the stages before it.
 
     Attributes:
-        pipeline: decides.
-        clock: the virtual time.
-        batches: every batch that was run, in order.
-        answers: every request that was answered, in order.
-        wake_ups: how often the pipeline was asked only because time had passed.
-        step_workers: the workers of a stage of steps, by place.
-        drained: called with the stage and the place of a worker that was to go and has gone.
-        completed: called with each batch that is done and the seconds that it took.
+        pipeline: Decides.
+        clock: The virtual time.
+        batches: Every batch that was run, in order.
+        answers: Every request that was answered, in order.
+        wake_ups: How often the pipeline was asked only because time had passed.
+        step_workers: The workers of a stage of steps, by place.
+        drained: Called with the stage and the place of a worker that was to go and has gone.
+        completed: Called with each batch that is done and the seconds that it took.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class VirtualDriver:
         """Have a new request arrive now, and return it.
 
         Args:
-            item: the request's.
-            timeout_s: how long it may take.
-            attributes: set on the request, such as `lane`, `patient`, `nbytes` or `caller`.
+            item: The request's.
+            timeout_s: How long it may take.
+            attributes: Set on the request, such as `lane`, `patient`, `nbytes` or `caller`.
         """
         request = Request(item, self.clock.now + timeout_s)
         for name, value in attributes.items():

@@ -23,9 +23,9 @@ class StepCosts(NamedTuple):
     """What a stage of steps costs, and answers.
 
     Attributes:
-        start_s: seconds of starting streams, by the sum of their lengths.
-        step_s: seconds of a step, by the number of streams stepped.
-        answer: returns the parts of the answer to an item; a stream that is resumed goes on behind
+        start_s: Seconds of starting streams, by the sum of their lengths.
+        step_s: Seconds of a step, by the number of streams stepped.
+        answer: Returns the parts of the answer to an item; a stream that is resumed goes on behind
             those that it has made. By default an item is the number of its parts.
     """
 
@@ -38,10 +38,10 @@ class _State:
     """One stream in a worker.
 
     Attributes:
-        request: the request.
-        parts: those that are still to come.
-        following: the next part; None at the end.
-        collected: the parts so far of one that is collected.
+        request: The request.
+        parts: Those that are still to come.
+        following: The next part; None at the end.
+        collected: The parts so far of one that is collected.
     """
 
     __slots__ = ("collected", "following", "parts", "request")
@@ -76,15 +76,15 @@ class VirtualStepWorker:
     """One worker of a stage of steps.
 
     Args:
-        stage: the position of its stage.
-        place: its own position in the stage.
-        costs: what starting and stepping take, and what is answered.
-        at: has an event happen at a time.
-        report: takes its reports.
+        stage: The position of its stage.
+        place: Its own position in the stage.
+        costs: What starting and stepping take, and what is answered.
+        at: Has an event happen at a time.
+        report: Takes its reports.
 
     Attributes:
-        steps: how many steps it has made.
-        rows: the sum of the streams that it has stepped in them.
+        steps: How many steps it has made.
+        rows: The sum of the streams that it has stepped in them.
     """
 
     def __init__(

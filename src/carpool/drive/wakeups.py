@@ -26,12 +26,12 @@ class ThreadWaiter:
     """What one caller waits for, and the threads that sleep until it is there.
 
     Args:
-        requests: all with the same deadline.
-        deadline: theirs.
+        requests: All with the same deadline.
+        deadline: Theirs.
 
     Attributes:
-        pending: how many of the requests have no answer yet.
-        sleepers: the locks that wake its sleeping threads. Whoever is going to wake them takes the
+        pending: How many of the requests have no answer yet.
+        sleepers: The locks that wake its sleeping threads. Whoever is going to wake them takes the
             list away and leaves an empty one.
     """
 
@@ -61,9 +61,9 @@ class Sleep(msgspec.Struct):
     It is a struct because that is made as fast as a tuple, without a call of Python code.
 
     Attributes:
-        lock: wakes the thread once it is released.
-        sleepers: the locks of the waiter that it sleeps on, this one among them.
-        seconds: how long it sleeps at most; `inf` for any time.
+        lock: Wakes the thread once it is released.
+        sleepers: The locks of the waiter that it sleeps on, this one among them.
+        seconds: How long it sleeps at most; `inf` for any time.
     """
 
     lock: threading.Lock
@@ -77,7 +77,7 @@ class WakeQueue:
     As long as there is a group in it, some thread is awake or waking up that will wake the next.
 
     Attributes:
-        groups: the locks of those threads, one list for each waiter.
+        groups: The locks of those threads, one list for each waiter.
     """
 
     __slots__ = ("groups",)
@@ -89,7 +89,7 @@ class WakeQueue:
         """Queue the sleeping threads of some waiters, while the line's lock is held.
 
         Args:
-            waiters: all of them are of threads. The list is emptied only once all is done, since
+            waiters: All of them are of threads. The list is emptied only once all is done, since
                 this thread may be interrupted.
 
         Returns:

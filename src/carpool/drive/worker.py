@@ -14,10 +14,10 @@ class Worker(Protocol):
     """One worker as its pool sees it.
 
     Attributes:
-        broke_protocol: whether it has sent what it must not send; it is ended for that.
-        fell_silent: whether it was lost since nothing was heard of its machine.
-        takes_large_ahead: whether large frames may be sent to it while it is busy.
-        hello: what it has said of itself, if it has come from somewhere else.
+        broke_protocol: Whether it has sent what it must not send; it is ended for that.
+        fell_silent: Whether it was lost since nothing was heard of its machine.
+        takes_large_ahead: Whether large frames may be sent to it while it is busy.
+        hello: What it has said of itself, if it has come from somewhere else.
     """
 
     @property
@@ -68,7 +68,7 @@ class Work(Protocol):
     """What a worker is at work on: a batch, or a running set.
 
     Attributes:
-        given_up: why the worker is taken to hang; empty if it is not.
+        given_up: Why the worker is taken to hang; empty if it is not.
     """
 
     given_up: str
@@ -82,12 +82,12 @@ class Loss(NamedTuple):
     """The end of a worker.
 
     Attributes:
-        place: its place in its stage.
-        label: its name for the log.
-        worker: the worker.
-        state: its state before.
-        why: what has become of it, as this process saw it.
-        failure: what it has told of its failure itself, with a traceback; empty if nothing.
+        place: Its place in its stage.
+        label: Its name for the log.
+        worker: The worker.
+        state: Its state before.
+        why: What has become of it, as this process saw it.
+        failure: What it has told of its failure itself, with a traceback; empty if nothing.
     """
 
     place: int

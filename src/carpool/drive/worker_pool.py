@@ -51,19 +51,19 @@ class WorkerPool:
     `BatchPool` sends them batches, and `StepPool` orders.
 
     Args:
-        stage: the position of the stage in the pipeline.
-        launch: how to start its workers.
-        driver: takes readiness, losses and results.
-        roster: decides which workers are to be started, and when.
-        starts: how many workers of the service may load at a time.
-        sink: where the workers' output goes.
+        stage: The position of the stage in the pipeline.
+        launch: How to start its workers.
+        driver: Takes readiness, losses and results.
+        roster: Decides which workers are to be started, and when.
+        starts: How many workers of the service may load at a time.
+        sink: Where the workers' output goes.
 
     Attributes:
-        stage: the position of the stage in the pipeline.
-        name: the stage's.
-        roster: the stage's.
-        turnover: has workers of the stage come and go.
-        count_calls: called with the place of a worker, how many requests it has answered, the size
+        stage: The position of the stage in the pipeline.
+        name: The stage's.
+        roster: The stage's.
+        turnover: Has workers of the stage come and go.
+        count_calls: Called with the place of a worker, how many requests it has answered, the size
             of the batch if these were all of it, else 0, and the seconds that it took; None if
             nothing counts them.
     """
@@ -191,8 +191,8 @@ class WorkerPool:
         """Let a worker join that has come by itself and proven itself.
 
         Args:
-            sock: the connection to it.
-            hello: what it has said of itself.
+            sock: The connection to it.
+            hello: What it has said of itself.
         """
         place = self.roster.admit()
         self._began[place] = self._driver.clock()
@@ -222,7 +222,7 @@ class WorkerPool:
         """Take what a worker says of itself; what it says of its work is for the kinds of pools.
 
         Raises:
-            FrameError: it must not send that now.
+            FrameError: It must not send that now.
         """
         if not frame.payloads:
             raise FrameError(f"a {frame.kind.name} frame without a payload")

@@ -154,9 +154,9 @@ def why_misfit(value: Any, kind: Any, what: str) -> str | None:
     else is not checked.
 
     Args:
-        value: the value.
-        kind: the type.
-        what: what the value is called in the text.
+        value: The value.
+        kind: The type.
+        what: What the value is called in the text.
     """
     if kind is Any:
         return None
@@ -509,7 +509,7 @@ def fitted(value: Any, kind: Any) -> Any:
     """Return a value that is made of builtins and arrays as an item of type `kind`.
 
     Raises:
-        ValidationError: it does not fit.
+        ValidationError: It does not fit.
     """
     try:
         if _is_pydantic(kind):

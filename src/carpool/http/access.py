@@ -45,18 +45,18 @@ class Access:
     """Judges whether a request may be made at all.
 
     Args:
-        keys: who may ask; None if everybody may.
-        hosts: the names by which clients may call the server, such as `api.example.com`,
+        keys: Who may ask; None if everybody may.
+        hosts: The names by which clients may call the server, such as `api.example.com`,
             `*.example.com` or `[::1]`; empty if any will do.
-        origins: the sites whose pages may ask, such as `https://example.com`; `*` for all.
-        is_readyz_open: whether `/readyz` needs no key, as `/livez` never does.
-        prefix: what stands before each path, as of a proxy.
+        origins: The sites whose pages may ask, such as `https://example.com`; `*` for all.
+        is_readyz_open: Whether `/readyz` needs no key, as `/livez` never does.
+        prefix: What stands before each path, as of a proxy.
 
     Attributes:
-        wanted_headers: the headers that it looks at.
-        requests: how many requests each caller has made, by the name of its key.
-        rejected: how many requests had no key, or a wrong one.
-        on_change: are called when heads that were let in before may not be any more.
+        wanted_headers: The headers that it looks at.
+        requests: How many requests each caller has made, by the name of its key.
+        rejected: How many requests had no key, or a wrong one.
+        on_change: Are called when heads that were let in before may not be any more.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Access:
             The answer to a browser that asks whether a page may ask; None for any other request.
 
         Raises:
-            Refusal: the request may not be made.
+            Refusal: The request may not be made.
         """
         headers = head.headers
         if head.path in self._open and head.method in _SAFE_METHODS:
@@ -195,8 +195,8 @@ def new_access(
     """Return who may ask by some settings, and by the keys in CARPOOL_API_KEYS; None for everybody.
 
     Raises:
-        ValueError: a setting or a line of the keys cannot be understood.
-        OSError: the file of keys cannot be read.
+        ValueError: A setting or a line of the keys cannot be understood.
+        OSError: The file of keys cannot be read.
     """
     text = os.environ.get("CARPOOL_API_KEYS", "")
     keys = None if api_keys is None and not text else KeyRing(None if api_keys is None else Path(api_keys), text)

@@ -31,12 +31,12 @@ class Address:
     """One address of a service.
 
     Attributes:
-        path: as clients are told it, quoted.
-        takes: the type of a body, or of an item of the list that the body is.
-        formats: which formats are read and written there.
-        adapter: the position of the adapter that makes items of what is sent; None if that is the
+        path: As clients are told it, quoted.
+        takes: The type of a body, or of an item of the list that the body is.
+        formats: Which formats are read and written there.
+        adapter: The position of the adapter that makes items of what is sent; None if that is the
             item.
-        is_list: whether a body is a list, with a place in the queue for each of its items.
+        is_list: Whether a body is a list, with a place in the queue for each of its items.
     """
 
     path: str
@@ -86,8 +86,8 @@ def _read_here(takes: Any, is_item: bool) -> list[str]:
     """Return the content types that no worker reads, but an address by itself.
 
     Args:
-        takes: the type of what is sent.
-        is_item: whether that is an item, and not what an adapter makes one of.
+        takes: The type of what is sent.
+        is_item: Whether that is an item, and not what an adapter makes one of.
     """
     types = [FORM_TYPE.decode()] if is_item and can_read_forms() else []
     if is_item and (takes is Any or is_array_type(takes)):
@@ -99,8 +99,8 @@ def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
     """Yield the addresses of a service.
 
     Args:
-        service: the service.
-        is_first: whether it is the first one of its app, which also answers at `/predict`.
+        service: The service.
+        is_first: Whether it is the first one of its app, which also answers at `/predict`.
     """
     first, last = service.stages[0].traits, service.stages[-1].traits
     paths = [predict_path(service.name), *(["/predict"] if is_first else [])]

@@ -42,9 +42,9 @@ class ReloadOrder(msgspec.Struct, forbid_unknown_fields=True):
     """What is to be reloaded.
 
     Attributes:
-        service: the name of a service; None for all.
-        rolling: whether one worker is replaced at a time; None for what the server was told.
-        grace_s: how long answers in parts may go on in old workers, in seconds.
+        service: The name of a service; None for all.
+        rolling: Whether one worker is replaced at a time; None for what the server was told.
+        grace_s: How long answers in parts may go on in old workers, in seconds.
     """
 
     service: str | None = None
@@ -56,10 +56,10 @@ class ScaleOrder(msgspec.Struct, forbid_unknown_fields=True):
     """How many workers a stage is to have.
 
     Attributes:
-        workers: how many, or the fewest and the most.
-        stage: the name of the stage; None for the only one.
-        service: the name of the service; None for the only one.
-        grace_s: how long answers in parts may go on in workers that go, in seconds.
+        workers: How many, or the fewest and the most.
+        stage: The name of the stage; None for the only one.
+        service: The name of the service; None for the only one.
+        grace_s: How long answers in parts may go on in workers that go, in seconds.
     """
 
     workers: int | tuple[int, int]
@@ -72,7 +72,7 @@ class AddOrder(msgspec.Struct, forbid_unknown_fields=True):
     """Which service is to be served besides those that are.
 
     Attributes:
-        target: the service, as module:attribute.
+        target: The service, as module:attribute.
     """
 
     target: str
@@ -82,7 +82,7 @@ class RemoveOrder(msgspec.Struct, forbid_unknown_fields=True):
     """Which service is to be served no more.
 
     Attributes:
-        service: the name of the service.
+        service: The name of the service.
     """
 
     service: str
@@ -92,13 +92,13 @@ class Admin:
     """Changes the services of an app.
 
     Args:
-        endpoints: the services.
-        error: returns the response to a request that failed.
-        begin: has a coroutine run beside the requests, as long as the app runs.
-        services: adds services and removes them.
+        endpoints: The services.
+        error: Returns the response to a request that failed.
+        begin: Has a coroutine run beside the requests, as long as the app runs.
+        services: Adds services and removes them.
 
     Attributes:
-        rolling: whether a reload replaces one worker at a time where nothing else is said.
+        rolling: Whether a reload replaces one worker at a time where nothing else is said.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Admin:
         Every service is tried, whatever becomes of the others.
 
         Raises:
-            CarpoolError: a service could not be reloaded: the first one of them.
+            CarpoolError: A service could not be reloaded: the first one of them.
         """
         rolling = self.rolling if order.rolling is None else order.rolling
         failed: CarpoolError | None = None
@@ -156,8 +156,8 @@ class Admin:
         """Change the number of workers of a stage.
 
         Raises:
-            CarpoolError: that could not be done.
-            ValueError: there is no such stage, or not that many workers.
+            CarpoolError: That could not be done.
+            ValueError: There is no such stage, or not that many workers.
         """
         endpoints = self._chosen(order.service)
         if len(endpoints) > 1:

@@ -14,17 +14,17 @@ class AdminApp:
     """What a connection asks of an app, for the pages that are not for everybody.
 
     Args:
-        app: the app whose pages these are.
-        access: who may ask.
+        app: The app whose pages these are.
+        access: Who may ask.
 
     Attributes:
-        max_body_bytes: size of the largest request body.
-        wants_heads: whether whole heads are kept.
-        wanted_headers: the headers that are looked at.
-        access: who may ask.
-        observer: watches requests and their answers.
-        request_ids: gives ids to requests that bring none.
-        shares: nothing, as these pages are of no service.
+        max_body_bytes: Size of the largest request body.
+        wants_heads: Whether whole heads are kept.
+        wanted_headers: The headers that are looked at.
+        access: Who may ask.
+        observer: Watches requests and their answers.
+        request_ids: Gives ids to requests that bring none.
+        shares: Nothing, as these pages are of no service.
     """
 
     def __init__(self, app: App, access: Access | None) -> None:

@@ -35,10 +35,10 @@ class AdmittingApp(ErrorResponder, Protocol):
     """The app to which requests are admitted.
 
     Attributes:
-        max_body_bytes: size of the largest request body.
-        accepts_compressed: whether compressed request bodies are read.
-        observer: watches requests and their answers; None if nothing asks for it.
-        root_path: what a proxy puts before each path.
+        max_body_bytes: Size of the largest request body.
+        accepts_compressed: Whether compressed request bodies are read.
+        observer: Watches requests and their answers; None if nothing asks for it.
+        root_path: What a proxy puts before each path.
     """
 
     max_body_bytes: int
@@ -57,11 +57,11 @@ class HeadAdmission:
     """Judges requests to the addresses of one table.
 
     Args:
-        app: the app whose addresses they are.
-        models: answers at the addresses of models.
-        routes: what answers, by path and method.
-        access: who may ask; None if everybody may.
-        protocols: has further addresses; None where there are none.
+        app: The app whose addresses they are.
+        models: Answers at the addresses of models.
+        routes: What answers, by path and method.
+        access: Who may ask; None if everybody may.
+        protocols: Has further addresses; None where there are none.
     """
 
     def __init__(

@@ -17,11 +17,11 @@ def start_of_answer(response: HttpResponse, head: HttpHead, common: bytes, ids: 
     """Return everything of an answer that comes before its body.
 
     Args:
-        response: the answer.
-        head: the head of its request.
-        common: the headers that every answer has in the present second.
-        ids: gives the answer an id if its client has given none.
-        is_last: whether the connection is closed after it.
+        response: The answer.
+        head: The head of its request.
+        common: The headers that every answer has in the present second.
+        ids: Gives the answer an id if its client has given none.
+        is_last: Whether the connection is closed after it.
     """
     status, body, content_type, headers = response
     headers = head.echoed(headers, ids)

@@ -25,7 +25,7 @@ class Owed(Protocol):
     """A request that is owed an answer.
 
     Attributes:
-        response: the answer; None until it is there. A refused request enters the queue with it.
+        response: The answer; None until it is there. A refused request enters the queue with it.
     """
 
     response: HttpResponse | None
@@ -38,12 +38,12 @@ class AnswerQueue(Generic[T]):
     """The requests of one connection that are owed an answer, in order.
 
     Args:
-        most_given: how many requests the app may have at a time.
+        most_given: How many requests the app may have at a time.
 
     Attributes:
-        given: requests that the app has or has answered. While the queue is empty, a request may be
+        given: Requests that the app has or has answered. While the queue is empty, a request may be
             appended here directly, as `add` and `give` would do.
-        waiting: requests that the app does not have yet.
+        waiting: Requests that the app does not have yet.
     """
 
     __slots__ = ("_most_given", "given", "waiting")

@@ -33,12 +33,12 @@ class AnswerWriter(asyncio.Protocol, ABC):
     """The half of a connection that writes to the client.
 
     Args:
-        state: has what the connections of one server share.
+        state: Has what the connections of one server share.
 
     Attributes:
-        app: answers the requests.
-        is_reading_paused: whether the transport has been told not to read.
-        counted_for: the model for which it counts as a connection; None if there is none, or if
+        app: Answers the requests.
+        is_reading_paused: Whether the transport has been told not to read.
+        counted_for: The model for which it counts as a connection; None if there is none, or if
             there may be no room for it any more.
     """
 

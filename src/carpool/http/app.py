@@ -60,59 +60,59 @@ class App(AppLife):
     """An HTTP app for one or several services, to run under `carpool serve` or any ASGI server.
 
     Args:
-        services: what to serve; the first service also answers at `/predict`.
+        services: What to serve; the first service also answers at `/predict`.
         when_full: "refuse" a request with 429 while the queue is full, or let it "wait" until its
             deadline.
-        timeout_status: status of a missed deadline, 504 or 408.
-        max_body_bytes: size of the largest request body.
-        debug: whether error bodies show the texts of user exceptions.
-        idle_check_s: once there has been no good answer for this long, `/readyz` runs an example
+        timeout_status: Status of a missed deadline, 504 or 408.
+        max_body_bytes: Size of the largest request body.
+        debug: Whether error bodies show the texts of user exceptions.
+        idle_check_s: Once there has been no good answer for this long, `/readyz` runs an example
             through the model.
-        output: what to do with each line that a worker prints.
-        join: where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
+        output: What to do with each line that a worker prints.
+        join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
             socket. Only one of the services can have such stages.
-        on: where worker processes run: "ray", or a `carpool.ray.Cluster`; None for this machine.
-        api_keys: the file with the keys of those who may ask; CARPOOL_API_KEYS may have further
+        on: Where worker processes run: "ray", or a `carpool.ray.Cluster`; None for this machine.
+        api_keys: The file with the keys of those who may ask; CARPOOL_API_KEYS may have further
             ones. Without either, everybody may ask.
-        allow_host: the names by which clients may call the server; empty if any will do.
-        cors_origin: the sites whose pages may ask; empty for none but the server's own.
-        open_readyz: whether `/readyz` needs no key, as `/livez` never does.
-        root_path: what a proxy puts before each path, such as `/api`; it may also cut it off.
-        has_admin_address: whether the pages for those who run the server are at another address.
-        access_log: the share of requests that get a line in the log `carpool.access`, from 0 to 1.
-        server_timing: whether answers have `Server-Timing`.
-        trace: whether spans are made for OpenTelemetry.
-        compress: the codings in which answers may be sent, such as `zstd,gzip`; empty for none.
-        compress_from_bytes: the size of the smallest answer that is compressed.
-        protocols: which protocols of other servers are spoken besides, by their names or as objects
+        allow_host: The names by which clients may call the server; empty if any will do.
+        cors_origin: The sites whose pages may ask; empty for none but the server's own.
+        open_readyz: Whether `/readyz` needs no key, as `/livez` never does.
+        root_path: What a proxy puts before each path, such as `/api`; it may also cut it off.
+        has_admin_address: Whether the pages for those who run the server are at another address.
+        access_log: The share of requests that get a line in the log `carpool.access`, from 0 to 1.
+        server_timing: Whether answers have `Server-Timing`.
+        trace: Whether spans are made for OpenTelemetry.
+        compress: The codings in which answers may be sent, such as `zstd,gzip`; empty for none.
+        compress_from_bytes: The size of the smallest answer that is compressed.
+        protocols: Which protocols of other servers are spoken besides, by their names or as objects
             (docs/protocols.md); None for all that carpool knows, as far as they fit the models.
-        accept_compressed: whether compressed request bodies are read.
+        accept_compressed: Whether compressed request bodies are read.
 
     Attributes:
-        max_body_bytes: size of the largest request body.
-        accepts_compressed: whether compressed request bodies are read.
-        access: who may ask; None if everybody may.
-        observer: watches requests and their answers; None if nothing asks for it.
-        request_ids: gives ids to requests that bring none.
-        own_metrics: the metrics that models have of their own; None if nobody collects them.
-        root_path: what a proxy puts before each path.
-        is_tls: whether the server that runs it speaks TLS; the server says so.
-        wanted_headers: the headers that the app or one of its protocols looks at.
-        endpoints: the services as the app serves them, in order.
-        wants_heads: whether a model of the app asks for whole requests.
-        key_headers: the headers by which requests of a model may not share a batch; see `key=`.
-        refusing: why requests are refused now; None while the services run.
-        admin: changes the services while they run.
-        on_new_routes: what is called when services have been added or removed.
-        shares: the `share` of each service.
-        connection_shares: how many connections of our own server each service has; None under
+        max_body_bytes: Size of the largest request body.
+        accepts_compressed: Whether compressed request bodies are read.
+        access: Who may ask; None if everybody may.
+        observer: Watches requests and their answers; None if nothing asks for it.
+        request_ids: Gives ids to requests that bring none.
+        own_metrics: The metrics that models have of their own; None if nobody collects them.
+        root_path: What a proxy puts before each path.
+        is_tls: Whether the server that runs it speaks TLS; the server says so.
+        wanted_headers: The headers that the app or one of its protocols looks at.
+        endpoints: The services as the app serves them, in order.
+        wants_heads: Whether a model of the app asks for whole requests.
+        key_headers: The headers by which requests of a model may not share a batch; see `key=`.
+        refusing: Why requests are refused now; None while the services run.
+        admin: Changes the services while they run.
+        on_new_routes: What is called when services have been added or removed.
+        shares: The `share` of each service.
+        connection_shares: How many connections of our own server each service has; None under
             another one.
-        routes: what answers, by path and method.
+        routes: What answers, by path and method.
 
     Raises:
-        ValueError: a setting is out of range, or two services have one name.
-        TypeError: a setting has the wrong type, or JSON and msgpack cannot express a type hint.
-        OSError: the file of keys cannot be read.
+        ValueError: A setting is out of range, or two services have one name.
+        TypeError: A setting has the wrong type, or JSON and msgpack cannot express a type hint.
+        OSError: The file of keys cannot be read.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class App(AppLife):
         """Answer at the addresses of these services from now on, and of no others.
 
         Raises:
-            ValueError: two of them have one address.
+            ValueError: Two of them have one address.
         """
         self._protocols, self._models, self.routes = self._tables(endpoints)
         self._admission = HeadAdmission(self, self._models, self.routes, self.access, self._protocols)
@@ -249,8 +249,8 @@ class App(AppLife):
         """Return the response to a request that is broken off after its admission, and count it.
 
         Args:
-            head: the request's head; None if it was not received.
-            error: why the request is refused.
+            head: The request's head; None if it was not received.
+            error: Why the request is refused.
         """
         if head is not None and head.ask is not None:
             count_refusal(head.ask.endpoint, error)

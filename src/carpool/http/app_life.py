@@ -18,16 +18,16 @@ class AppLife:
     """The part of an `App` that starts and stops.
 
     Args:
-        endpoints: the services as the app serves them, in order.
-        observer: watches requests and their answers; None if nothing asks for it.
+        endpoints: The services as the app serves them, in order.
+        observer: Watches requests and their answers; None if nothing asks for it.
 
     Attributes:
-        endpoints: the services as the app serves them, in order.
-        observer: watches requests and their answers; None if nothing asks for it.
-        refusing: why requests are refused that `refusal_of` does not except; None while all
+        endpoints: The services as the app serves them, in order.
+        observer: Watches requests and their answers; None if nothing asks for it.
+        refusing: Why requests are refused that `refusal_of` does not except; None while all
             services run.
-        coming: services that are being started while the others run, and are not served yet.
-        is_leaving: whether the app still answers, but will be drained in a moment.
+        coming: Services that are being started while the others run, and are not served yet.
+        is_leaving: Whether the app still answers, but will be drained in a moment.
     """
 
     def __init__(self, endpoints: list[Endpoint], observer: Observer | None) -> None:
@@ -46,8 +46,8 @@ class AppLife:
         """Start all services, also once more after a stop; until then requests are answered 503.
 
         Raises:
-            StartupError: a worker could not load its model.
-            RuntimeError: the app is running already.
+            StartupError: A worker could not load its model.
+            RuntimeError: The app is running already.
         """
         await self._reset()
         await self._begin()
@@ -99,12 +99,12 @@ class AppLife:
         lifespan run each request on an event loop of its own.
 
         Args:
-            anew: whether an app that was stopped is started again, as a second lifespan asks for;
+            anew: Whether an app that was stopped is started again, as a second lifespan asks for;
                 otherwise it stays stopped.
 
         Raises:
-            StartupError: a worker could not load its model. Later calls raise it, too.
-            RuntimeError: the app runs on another event loop that has not been closed.
+            StartupError: A worker could not load its model. Later calls raise it, too.
+            RuntimeError: The app runs on another event loop that has not been closed.
         """
         if (anew and self._draining) or self.is_elsewhere:
             await self._reset()
@@ -143,7 +143,7 @@ class AppLife:
         While the app starts, a service that is up does not wait for those that are still loading.
 
         Args:
-            endpoint: whom the request asks; None if its body will say.
+            endpoint: Whom the request asks; None if its body will say.
         """
         if self.refusing is None or self._draining:
             return self.refusing
@@ -189,7 +189,7 @@ class AppLife:
         """Return why no request should be sent to the app now; None if one service would answer.
 
         Args:
-            problems: what keeps services from answering.
+            problems: What keeps services from answering.
         """
         if self._draining or self.is_leaving:
             return NotReady("draining")

@@ -74,13 +74,13 @@ class AsgiExchange(Exchange):
     """An exchange whose response is awaited.
 
     Attributes:
-        app: answers it.
-        response: the answer, unless it is one in parts.
-        news: set when there is more of an answer in parts, or an ordinary response.
-        has_ended: whether all of its parts are there.
-        is_broken: whether it is broken off.
-        is_unread: whether the rest of the body of a bulk request is not read.
-        room: set when there is room for more of it.
+        app: Answers it.
+        response: The answer, unless it is one in parts.
+        news: Set when there is more of an answer in parts, or an ordinary response.
+        has_ended: Whether all of its parts are there.
+        is_broken: Whether it is broken off.
+        is_unread: Whether the rest of the body of a bulk request is not read.
+        room: Set when there is room for more of it.
     """
 
     __slots__ = ("app", "has_ended", "is_broken", "is_unread", "news", "response", "room")
@@ -135,7 +135,7 @@ def lifespan(*apps: ServedApp) -> Callable[[Any], AbstractAsyncContextManager[No
     request and stops when its process does.
 
     Args:
-        apps: the mounted apps.
+        apps: The mounted apps.
     """
 
     @asynccontextmanager
@@ -292,13 +292,13 @@ async def _answer_in_parts(
     """Send an answer in parts as they come; return the response if it is an ordinary one.
 
     Args:
-        exchange: the exchange.
-        leaving: ends when the client leaves, with what the server's `receive` has raised.
-        send: of the server.
+        exchange: The exchange.
+        leaving: Ends when the client leaves, with what the server's `receive` has raised.
+        send: Of the server.
 
     Raises:
-        BaseException: the server's `receive` or `send` raised it.
-        BrokenAnswer: the answer is broken off, which the server tells its client by closing.
+        BaseException: The server's `receive` or `send` raised it.
+        BrokenAnswer: The answer is broken off, which the server tells its client by closing.
     """
     sending = asyncio.ensure_future(_send_parts(exchange, send))
     try:
@@ -413,7 +413,7 @@ async def _answer(exchange: AsgiExchange, receive: Receive) -> HttpResponse | No
     """Wait for the app's response, and return None if the client leaves before.
 
     Raises:
-        BaseException: the server's `receive` raised it.
+        BaseException: The server's `receive` raised it.
     """
     done, _ = await asyncio.wait([exchange.response], timeout=_WATCH_AFTER_S)
     if not done:

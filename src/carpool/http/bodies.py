@@ -30,7 +30,7 @@ class Body(Protocol):
     """A body that is being received.
 
     Attributes:
-        held: how many bytes of it are in memory.
+        held: How many bytes of it are in memory.
     """
 
     held: int
@@ -47,14 +47,14 @@ class Bodies:
     """The bodies that one server is receiving, and the limit that they share.
 
     Args:
-        limit: bytes of all bodies together.
-        connections: how many bodies there may be.
-        clock: monotonic seconds.
+        limit: Bytes of all bodies together.
+        connections: How many bodies there may be.
+        clock: Monotonic seconds.
 
     Attributes:
-        share: bytes of one body that are always let in.
-        guaranteed: bytes of bodies over their share of which none is ended, by service.
-        held: bytes of all bodies together.
+        share: Bytes of one body that are always let in.
+        guaranteed: Bytes of bodies over their share of which none is ended, by service.
+        held: Bytes of all bodies together.
     """
 
     def __init__(self, limit: int, connections: int, clock: Clock) -> None:
@@ -71,7 +71,7 @@ class Bodies:
         """Guarantee each service its part from now on.
 
         Args:
-            weights: the `share` of each service.
+            weights: The `share` of each service.
         """
         self.guaranteed = guaranteed_of(self.limit, weights)
         self.share = (self.limit - sum(self.guaranteed.values())) // self._connections
@@ -80,7 +80,7 @@ class Bodies:
         """Count more bytes of a body, and end the slowest bodies while all together are too large.
 
         Raises:
-            Overloaded: the slowest is this one.
+            Overloaded: The slowest is this one.
         """
         body.held += nbytes
         self.held += nbytes

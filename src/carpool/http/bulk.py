@@ -46,7 +46,7 @@ class BulkItem(Request):
     """A line of a bulk request; once that is answered, a later one of the same bulk request.
 
     Attributes:
-        whole: all lines.
+        whole: All lines.
     """
 
     __slots__ = ("whole",)
@@ -64,16 +64,16 @@ class BulkItems(ExchangeItems):
     """The items of a bulk request.
 
     Args:
-        exchange: is answered line by line.
-        ask: what is asked of which model.
-        driver: of the model.
-        window: how many items may be inside at a time.
-        longest: bytes of the longest line.
-        soon: has something called at the end of this turn of the loop.
+        exchange: Is answered line by line.
+        ask: What is asked of which model.
+        driver: Of the model.
+        window: How many items may be inside at a time.
+        longest: Bytes of the longest line.
+        soon: Has something called at the end of this turn of the loop.
 
     Attributes:
-        inside: the items that have no answer yet, or whose answers are not written, in their order.
-        is_flush_due: whether answers are written at the end of this turn of the loop.
+        inside: The items that have no answer yet, or whose answers are not written, in their order.
+        is_flush_due: Whether answers are written at the end of this turn of the loop.
     """
 
     def __init__(self, exchange: Exchange, ask: Ask, driver: Driver, window: Window, longest: int, soon: Soon) -> None:

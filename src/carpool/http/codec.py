@@ -96,10 +96,10 @@ class Refusal(CarpoolError):
     """The HTTP layer itself refuses a request: its address, its method or how it was sent.
 
     Args:
-        status: of the response.
-        code: one of `MESSAGES`.
-        headers: that the response has beside the usual ones.
-        text: what the client is told in the place of what `MESSAGES` says of the code.
+        status: Of the response.
+        code: One of `MESSAGES`.
+        headers: That the response has beside the usual ones.
+        text: What the client is told in the place of what `MESSAGES` says of the code.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class NotReady(Unavailable):
     """Requests should not be sent to the server now, as `/readyz` tells.
 
     Args:
-        code: one of `MESSAGES`.
-        models: by name, what keeps a model from answering.
+        code: One of `MESSAGES`.
+        models: By name, what keeps a model from answering.
     """
 
     def __init__(self, code: str, models: Mapping[str, str] | None = None) -> None:
@@ -143,13 +143,13 @@ def error_response(
     """Return the response to a request that ended with `error`.
 
     Args:
-        error: a `CarpoolError`; anything else is our own fault and answered as an internal error.
-        request_id: is repeated in the body and in `X-Request-Id`.
-        timeout_status: status of a missed deadline.
-        debug: whether the error's own text is shown.
+        error: A `CarpoolError`; anything else is our own fault and answered as an internal error.
+        request_id: Is repeated in the body and in `X-Request-Id`.
+        timeout_status: Status of a missed deadline.
+        debug: Whether the error's own text is shown.
 
     Raises:
-        Exception: of any kind, if the error is of a user's class with attributes that make no
+        Exception: Of any kind, if the error is of a user's class with attributes that make no
             sense.
     """
     code = error.code if isinstance(error, CarpoolError) else "internal_error"
@@ -190,13 +190,13 @@ class Formats:
     """The formats that a service reads and writes.
 
     Args:
-        first: traits of the first stage, which reads.
-        last: traits of the last stage, which writes.
-        others_read: the content types that the address reads by itself, for the text of a 415.
+        first: Traits of the first stage, which reads.
+        last: Traits of the last stage, which writes.
+        others_read: The content types that the address reads by itself, for the text of a 415.
 
     Attributes:
-        types: content type of an answer, by format.
-        wants_heads: whether the model's `decode` asks for whole requests and not only for bodies.
+        types: Content type of an answer, by format.
+        wants_heads: Whether the model's `decode` asks for whole requests and not only for bodies.
     """
 
     def __init__(self, first: Traits, last: Traits, others_read: Sequence[str] = ()) -> None:
@@ -220,11 +220,11 @@ class Formats:
         """Return the format in which to read a body, and the one in which to write the answer.
 
         Args:
-            content_type: the header of that name; None if there is none.
-            accept: the header of that name; None if there is none.
+            content_type: The header of that name; None if there is none.
+            accept: The header of that name; None if there is none.
 
         Raises:
-            InvalidRequest: the model does not read this content type (415).
+            InvalidRequest: The model does not read this content type (415).
         """
         found = self._cached.get((content_type, accept))
         if found is None:
@@ -238,7 +238,7 @@ class Formats:
         """Return how the answer is written in parts, if the client asks for parts first of all.
 
         Args:
-            accept: the header of that name; None if there is none.
+            accept: The header of that name; None if there is none.
         """
         for wish in wishes(accept):
             if wish in self._produced or wish in _JSON_TYPES or wish in _MSGPACK_TYPES or wish == b"*/*":
@@ -353,7 +353,7 @@ def content_length(headers: Mapping[bytes, bytes]) -> int:
     """Return the length of the body as the header gives it, 0 if there is no such header.
 
     Raises:
-        Refusal: the header is not a length.
+        Refusal: The header is not a length.
     """
     text = headers.get(b"content-length", b"0")
     if not text.isdigit() or len(text) > _MOST_LENGTH_DIGITS:
@@ -393,9 +393,9 @@ def nothing_here(owner: str, paths: Sequence[str], more: str = "") -> Refusal:
     """Return the refusal of an address at which there is nothing.
 
     Args:
-        owner: what has other addresses, with the verb.
-        paths: these addresses, of which the text names some.
-        more: how the sentence goes on.
+        owner: What has other addresses, with the verb.
+        paths: These addresses, of which the text names some.
+        more: How the sentence goes on.
     """
     *first, last = [*paths[:_MOST_NAMED], "others"] if len(paths) > _MOST_NAMED else paths or [""]
     named = f"{', '.join(first)} and {last}" if first else last

@@ -48,12 +48,12 @@ def expanded(body: bytes | bytearray, coding: bytes, limit: int) -> bytes:
     """Return a body as it was before it was compressed.
 
     Args:
-        body: the compressed body.
-        coding: in which way.
-        limit: bytes of the largest body.
+        body: The compressed body.
+        coding: In which way.
+        limit: Bytes of the largest body.
 
     Raises:
-        InvalidRequest: it is malformed (400), or too large, or expands too much (413).
+        InvalidRequest: It is malformed (400), or too large, or expands too much (413).
     """
     most = min(limit, max(_ALWAYS_EXPANDED, MOST_EXPANDED * len(body)))
     try:

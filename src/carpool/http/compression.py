@@ -25,10 +25,10 @@ class Compression:
 
     Args:
         codings: `zstd` and `gzip`, those that may be used in the order of preference.
-        from_bytes: the size of the smallest answer that is compressed.
+        from_bytes: The size of the smallest answer that is compressed.
 
     Raises:
-        ValueError: there is no such coding, or none that this installation has.
+        ValueError: There is no such coding, or none that this installation has.
     """
 
     def __init__(self, codings: Sequence[str], from_bytes: int) -> None:
@@ -39,8 +39,8 @@ class Compression:
         """Return an answer in the best coding that its client accepts, or as it is.
 
         Args:
-            response: the answer.
-            accepted: the client's `Accept-Encoding`; empty if it has sent none.
+            response: The answer.
+            accepted: The client's `Accept-Encoding`; empty if it has sent none.
         """
         body, headers = response.body, response.headers
         if len(body) < self._from_bytes or not _COMPRESSIBLE.fullmatch(response.content_type):

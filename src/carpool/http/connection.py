@@ -54,12 +54,12 @@ class Connection(PartWriter):
     """One client.
 
     Args:
-        state: has what the connections of one server share.
+        state: Has what the connections of one server share.
 
     Attributes:
-        app: answers the requests.
-        ignoring_input: whether everything that still comes is thrown away.
-        is_reading_paused: whether the transport has been told not to read.
+        app: Answers the requests.
+        ignoring_input: Whether everything that still comes is thrown away.
+        is_reading_paused: Whether the transport has been told not to read.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -200,8 +200,8 @@ class Connection(PartWriter):
         that are idle count, too, and an answer costs nothing.
 
         Args:
-            model: the model; None for pages, for which it goes on counting as before.
-            owed: how many answers the request itself is owed. If others are owed besides, the
+            model: The model; None for pages, for which it goes on counting as before.
+            owed: How many answers the request itself is owed. If others are owed besides, the
                 connection goes on counting for their model.
         """
         if model is None or model is self.counted_for or len(self._queue) > owed:

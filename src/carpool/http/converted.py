@@ -19,9 +19,9 @@ def is_converted(content_type: bytes | None, accept: bytes | None, formats: Form
     """Report whether a request's body or answer is converted here.
 
     Args:
-        content_type: the header of that name.
-        accept: the header of that name.
-        formats: of the address.
+        content_type: The header of that name.
+        accept: The header of that name.
+        formats: Of the address.
     """
     sent, wanted = _kind(content_type), _kind(accept)
     is_read = sent == NPY_TYPE or (sent == FORM_TYPE and can_read_forms())
@@ -34,7 +34,7 @@ def submission_of(
     """Return what a request submits.
 
     Raises:
-        CarpoolError: its body is malformed or does not fit.
+        CarpoolError: Its body is malformed or does not fit.
     """
     takes, formats = model.takes.input_type, model.formats
     sent, wanted = _kind(content_type), _kind(accept)

@@ -59,11 +59,11 @@ class Dashboard:
     """The dashboard of an app.
 
     Args:
-        stats: returns the statistics of the services that run.
-        responder: puts an error into HTTP.
+        stats: Returns the statistics of the services that run.
+        responder: Puts an error into HTTP.
 
     Attributes:
-        pages: what answers, by path.
+        pages: What answers, by path.
     """
 
     def __init__(self, stats: Callable[[], Sequence[Stats]], responder: ErrorResponder) -> None:

@@ -30,23 +30,23 @@ class Endpoint:
     """A service as an app serves it.
 
     Args:
-        service: the declaration of the service.
-        output: what to do with each line that a worker prints.
-        join: where its workers join; None if none do.
-        on: where its worker processes run; None for this machine.
-        is_first: whether the service is the first one of its app.
+        service: The declaration of the service.
+        output: What to do with each line that a worker prints.
+        join: Where its workers join; None if none do.
+        on: Where its worker processes run; None for this machine.
+        is_first: Whether the service is the first one of its app.
 
     Attributes:
-        name: the service's name.
-        addresses: where it can be asked.
-        formats: which formats its model reads and writes.
-        weigher: weighs its items; None if each counts for one.
-        key_header: the header whose value requests must have in common to share a batch; None for
+        name: The service's name.
+        addresses: Where it can be asked.
+        formats: Which formats its model reads and writes.
+        weigher: Weighs its items; None if each counts for one.
+        key_header: The header whose value requests must have in common to share a batch; None for
             none.
-        handle: the running service; None until it is started.
-        driver: takes the service's requests; None until it is started.
-        checked_at: when an example last ran through the service.
-        is_leaving: whether the service is being removed, and only answers what is inside.
+        handle: The running service; None until it is started.
+        driver: Takes the service's requests; None until it is started.
+        checked_at: When an example last ran through the service.
+        is_leaving: Whether the service is being removed, and only answers what is inside.
     """
 
     def __init__(

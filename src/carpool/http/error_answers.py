@@ -27,8 +27,8 @@ class ErrorAnswers:
     """Puts errors into HTTP.
 
     Args:
-        timeout_status: status of a missed deadline, 504 or 408.
-        debug: whether error bodies show the texts of user exceptions.
+        timeout_status: Status of a missed deadline, 504 or 408.
+        debug: Whether error bodies show the texts of user exceptions.
 
     Raises:
         ValueError: `timeout_status` is neither of them.
@@ -46,10 +46,10 @@ class ErrorAnswers:
         """Return the response to a request that ended with `error`; what a model raised is logged.
 
         Args:
-            given_id: the request's `X-Request-Id`; empty if it has none.
-            error: why the request failed.
-            model: the name of the model that was asked, for the log; empty if it is not known.
-            caller: the name of the key with which it was asked; empty if there is none.
+            given_id: The request's `X-Request-Id`; empty if it has none.
+            error: Why the request failed.
+            model: The name of the model that was asked, for the log; empty if it is not known.
+            caller: The name of the key with which it was asked; empty if there is none.
         """
         request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else self.ids.new().decode()
         known = {"request_id": request_id, "model": model, "caller": caller}
@@ -87,9 +87,9 @@ def install_error_handlers(app: HasErrorHandlers, *, timeout_status: int = 504, 
     request.
 
     Args:
-        app: the app.
-        timeout_status: status of a missed deadline, 504 or 408.
-        debug: whether error bodies show the texts of user exceptions.
+        app: The app.
+        timeout_status: Status of a missed deadline, 504 or 408.
+        debug: Whether error bodies show the texts of user exceptions.
 
     Raises:
         ValueError: `timeout_status` is neither of them.

@@ -81,10 +81,10 @@ class ServedModel(Protocol):
     """A model as the app serves it.
 
     Attributes:
-        name: of the service.
-        driver: takes the requests; None while the service is not running.
-        weigher: weighs the items; None if each counts for one.
-        handle: the running service; None while it is not running.
+        name: Of the service.
+        driver: Takes the requests; None while the service is not running.
+        weigher: Weighs the items; None if each counts for one.
+        handle: The running service; None while it is not running.
     """
 
     name: str
@@ -102,17 +102,17 @@ class Ask:
     """What `App.admit` makes of the head of a request for a model.
 
     Attributes:
-        endpoint: the model.
-        responder: puts an error into HTTP.
-        format: how the body is to be decoded (see `wire/payload.py`).
-        accept: how the result is to be encoded.
-        timeout_s: the most seconds that the request may take.
-        lane: its priority, as a lane of the queue.
-        content_type: of the response with the result.
-        packed: the whole head, for a model whose `decode` asks for it; empty otherwise.
-        framing: how the answer is written in parts; None if the client takes the whole answer.
-        stream_s: the most seconds that an answer in parts may take, as the client says.
-        is_bulk: whether the body is lines with an item each, which are taken as they come.
+        endpoint: The model.
+        responder: Puts an error into HTTP.
+        format: How the body is to be decoded (see `wire/payload.py`).
+        accept: How the result is to be encoded.
+        timeout_s: The most seconds that the request may take.
+        lane: Its priority, as a lane of the queue.
+        content_type: Of the response with the result.
+        packed: The whole head, for a model whose `decode` asks for it; empty otherwise.
+        framing: How the answer is written in parts; None if the client takes the whole answer.
+        stream_s: The most seconds that an answer in parts may take, as the client says.
+        is_bulk: Whether the body is lines with an item each, which are taken as they come.
     """
 
     endpoint: ServedModel
@@ -134,17 +134,17 @@ class Head:
     Equal heads mean the same, so a front may keep them and use them for several requests.
 
     Attributes:
-        method: as received.
-        path: as received, without the query.
-        headers: by name in lower case; only those in `WANTED_HEADERS` and what the front needs.
-        query: what follows the `?` of the address; kept only by an app that `wants_heads`.
-        fields: all headers; kept only by an app that `wants_heads`.
-        route: answers the request; set by `App.admit`.
-        ask: what is asked of which model; set by `App.admit`, None for the app's own pages.
-        model: the model that is asked; None for pages, and where the body will say it.
-        caller: the name of the key with which it is asked; empty where keys are not needed.
-        extra: headers that each answer to it has; set by `App.admit`.
-        protocol: words the errors, at an address of a protocol; None elsewhere.
+        method: As received.
+        path: As received, without the query.
+        headers: By name in lower case; only those in `WANTED_HEADERS` and what the front needs.
+        query: What follows the `?` of the address; kept only by an app that `wants_heads`.
+        fields: All headers; kept only by an app that `wants_heads`.
+        route: Answers the request; set by `App.admit`.
+        ask: What is asked of which model; set by `App.admit`, None for the app's own pages.
+        model: The model that is asked; None for pages, and where the body will say it.
+        caller: The name of the key with which it is asked; empty where keys are not needed.
+        extra: Headers that each answer to it has; set by `App.admit`.
+        protocol: Words the errors, at an address of a protocol; None elsewhere.
     """
 
     __slots__ = ("ask", "caller", "extra", "fields", "headers", "method", "model", "path", "protocol", "query", "route")
@@ -181,8 +181,8 @@ class Head:
         """Return the headers of an answer, with those of each answer to this head, and with an id.
 
         Args:
-            headers: those that the answer has already; an id among them stands.
-            ids: gives an id where the client has given none; None where another one does that.
+            headers: Those that the answer has already; an id among them stands.
+            ids: Gives an id where the client has given none; None where another one does that.
         """
         headers += self.extra
         if any(name == REQUEST_ID for name, _ in headers):
@@ -197,8 +197,8 @@ class Exchange(Request):
     """A request that came over HTTP and takes its answer itself. Each front has its own `respond`.
 
     Attributes:
-        head: the request's head; its body is the item.
-        notes: what is noted of it; only an app with an `Observer` sets it.
+        head: The request's head; its body is the item.
+        notes: What is noted of it; only an app with an `Observer` sets it.
     """
 
     __slots__ = ("head", "notes")
@@ -241,8 +241,8 @@ class Exchange(Request):
         """Send the end of an answer in parts.
 
         Args:
-            data: the last bytes of the body.
-            is_whole: whether the body ends in good order; otherwise it is broken off.
+            data: The last bytes of the body.
+            is_whole: Whether the body ends in good order; otherwise it is broken off.
         """
         raise NotImplementedError
 

@@ -50,9 +50,9 @@ class HttpExchange(Exchange):
     """An exchange whose answer is written to a connection when its turn has come.
 
     Attributes:
-        connection: where the request came from.
-        response: the answer; None until it is there, or until all of its parts are.
-        is_broken: whether an answer in parts is broken off; set at its end.
+        connection: Where the request came from.
+        response: The answer; None until it is there, or until all of its parts are.
+        is_broken: Whether an answer in parts is broken off; set at its end.
     """
 
     __slots__ = ("connection", "is_broken", "response")

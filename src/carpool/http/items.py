@@ -18,7 +18,7 @@ class ExchangeItem(Request):
     """One item of an exchange that brings several.
 
     Attributes:
-        whole: all of them.
+        whole: All of them.
     """
 
     __slots__ = ("whole",)
@@ -41,13 +41,13 @@ class ExchangeItems:
     """The items of one exchange.
 
     Args:
-        exchange: is answered once all items are.
-        model: gets the items.
+        exchange: Is answered once all items are.
+        model: Gets the items.
 
     Attributes:
-        model: gets the items.
-        items: in their order.
-        submitted: those that are not known to be unfit; they are admitted together or not at all.
+        model: Gets the items.
+        items: In their order.
+        submitted: Those that are not known to be unfit; they are admitted together or not at all.
     """
 
     def __init__(self, exchange: Exchange, model: ServedModel) -> None:

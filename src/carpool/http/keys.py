@@ -32,9 +32,9 @@ class Key:
     """One key.
 
     Attributes:
-        name: who has it, for logs and metrics; several keys may have one name.
+        name: Who has it, for logs and metrics; several keys may have one name.
         digest: SHA-256 of the key.
-        expires: seconds since 1970 after which it is no longer good; infinity if it stays good.
+        expires: Seconds since 1970 after which it is no longer good; infinity if it stays good.
     """
 
     name: str
@@ -46,8 +46,8 @@ def new_key(name: str, expires: str = "") -> tuple[str, str]:
     """Make a key; return it, and the line of the file of keys that lets it in.
 
     Args:
-        name: who gets it.
-        expires: the day, or the moment, from which it is no longer good; empty for never.
+        name: Who gets it.
+        expires: The day, or the moment, from which it is no longer good; empty for never.
 
     Raises:
         ValueError: `name` or `expires` cannot stand in such a line.
@@ -66,12 +66,12 @@ def read_keys(text: str, source: str) -> tuple[Key, ...]:
     """Return the keys in the text of a file.
 
     Args:
-        text: a key a line, as `name:key` or `name:sha256:hex`, and ` expires=2027-01-31` behind it
+        text: A key a line, as `name:key` or `name:sha256:hex`, and ` expires=2027-01-31` behind it
             if it ends one day. Blank lines and lines that begin with # are passed over.
-        source: where the text is from, for errors.
+        source: Where the text is from, for errors.
 
     Raises:
-        ValueError: a line is no key. The error names the line and does not repeat it.
+        ValueError: A line is no key. The error names the line and does not repeat it.
     """
     lines = enumerate(text.splitlines(), 1)
     return tuple(
@@ -117,15 +117,15 @@ class KeyRing:
     """The keys that open a server.
 
     Args:
-        path: the file of keys; None if there is none.
-        text: further keys, as the environment has them: lines, or entries with commas between.
+        path: The file of keys; None if there is none.
+        text: Further keys, as the environment has them: lines, or entries with commas between.
 
     Attributes:
-        names: who has keys: a closed set, fit to be a metric label.
+        names: Who has keys: a closed set, fit to be a metric label.
 
     Raises:
-        ValueError: there is no key at all, or a line is no key.
-        OSError: the file cannot be read.
+        ValueError: There is no key at all, or a line is no key.
+        OSError: The file cannot be read.
     """
 
     def __init__(self, path: Path | None, text: str = "") -> None:
@@ -146,8 +146,8 @@ class KeyRing:
         It takes the same time wherever in the file the key is, and if it is not there.
 
         Args:
-            presented: the key as the client has sent it.
-            now: seconds since 1970.
+            presented: The key as the client has sent it.
+            now: Seconds since 1970.
         """
         digest = hashlib.sha256(presented).digest()
         found: str | None = None

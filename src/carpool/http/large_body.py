@@ -31,8 +31,8 @@ class LargeBody(asyncio.BufferedProtocol):
     """Stands in for a connection while a large body is received into place.
 
     Args:
-        connection: the connection on which the body comes.
-        rest: the memory that is still to be filled.
+        connection: The connection on which the body comes.
+        rest: The memory that is still to be filled.
     """
 
     def __init__(self, connection: BodyReceiver, rest: memoryview) -> None:

@@ -39,8 +39,8 @@ class PortListener:
     """A TCP port.
 
     Args:
-        host: the address to bind.
-        port: the port to bind; 0 takes a free one.
+        host: The address to bind.
+        port: The port to bind; 0 takes a free one.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -72,8 +72,8 @@ class UnixListener:
     """A Unix socket in the file system.
 
     Args:
-        path: where it is made. One that a server has left behind is replaced.
-        mode: who may connect, as the permissions of a file: 0o600 is this user only.
+        path: Where it is made. One that a server has left behind is replaced.
+        mode: Who may connect, as the permissions of a file: 0o600 is this user only.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
@@ -131,10 +131,10 @@ class InheritedListener:
     """A socket that listens already, which the parent process has handed over.
 
     Args:
-        number: its file descriptor; systemd's first one is 3.
+        number: Its file descriptor; systemd's first one is 3.
 
     Raises:
-        OSError: the descriptor is no socket that listens.
+        OSError: The descriptor is no socket that listens.
     """
 
     def __init__(self, number: int) -> None:
@@ -169,7 +169,7 @@ def listener_at(text: str) -> Listener:
     """Return the listener that a setting describes: `HOST:PORT`, `PORT`, or the path of a socket.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: It is none of these.
     """
     if text.startswith((_UNIX, "/", "./")):
         return UnixListener(Path(text.removeprefix(_UNIX)))

@@ -34,11 +34,11 @@ class ItemList(ExchangeItems):
     """The items of a list.
 
     Args:
-        exchange: is answered once all items are.
-        ask: what is asked of which model.
-        bodies: of the items.
-        deadline: of all of them.
-        patient: whether they wait while the queue is full.
+        exchange: Is answered once all items are.
+        ask: What is asked of which model.
+        bodies: Of the items.
+        deadline: Of all of them.
+        patient: Whether they wait while the queue is full.
     """
 
     def __init__(self, exchange: Exchange, ask: Ask, bodies: Sequence[bytes], deadline: float, patient: bool) -> None:
@@ -65,9 +65,9 @@ def entry_of(item: Request, ask: Ask, head: Head) -> bytes:
     """Return an item's result, or an object with its error, as it is written among others.
 
     Args:
-        item: is done.
-        ask: what was asked of which model.
-        head: of the request.
+        item: Is done.
+        ask: What was asked of which model.
+        head: Of the request.
     """
     result = item.result
     if item.error is not None:
@@ -93,13 +93,13 @@ def split(body: bytes | bytearray, format: int, most: float) -> list[bytes]:
     """Return the items of a list, each as it was written.
 
     Args:
-        body: the list.
+        body: The list.
         format: JSON or MSGPACK.
-        most: how many items it may have.
+        most: How many items it may have.
 
     Raises:
-        InvalidRequest: the body is malformed (400), or the list is too long (413).
-        ValidationError: it is no list.
+        InvalidRequest: The body is malformed (400), or the list is too long (413).
+        ValidationError: It is no list.
     """
     count_past = _msgpack_is_longer if format == MSGPACK else _json_is_longer
     if count_past(body, most):

@@ -23,9 +23,9 @@ class FormPart(NamedTuple):
     """One part of a form.
 
     Attributes:
-        name: of the field.
-        is_file: whether it is a file.
-        content: its bytes.
+        name: Of the field.
+        is_file: Whether it is a file.
+        content: Its bytes.
     """
 
     name: str
@@ -43,7 +43,7 @@ def parts_of(body: bytes | bytearray, content_type: bytes) -> list[FormPart]:
     """Return the parts of a form.
 
     Raises:
-        InvalidRequest: the body is malformed, or has too many parts.
+        InvalidRequest: The body is malformed, or has too many parts.
     """
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser
@@ -133,11 +133,11 @@ def item_of(parts: list[FormPart], kind: Any) -> Any:
     """Return the item that a form is, in builtins.
 
     Args:
-        parts: of the form.
-        kind: the type of the model's items.
+        parts: Of the form.
+        kind: The type of the model's items.
 
     Raises:
-        ValidationError: they do not fit.
+        ValidationError: They do not fit.
     """
     fields = fields_of(kind)
     if fields is None:

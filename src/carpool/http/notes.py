@@ -9,11 +9,11 @@ class InStage(NamedTuple):
     """How a request fared in one stage.
 
     Attributes:
-        stage: the name of the stage.
-        arrived: when it entered the stage.
-        started: when a worker got to its batch.
-        batch: the id of the batch, unique in its stage.
-        n: how many requests the batch had.
+        stage: The name of the stage.
+        arrived: When it entered the stage.
+        started: When a worker got to its batch.
+        batch: The id of the batch, unique in its stage.
+        n: How many requests the batch had.
     """
 
     stage: str
@@ -27,12 +27,12 @@ class Notes:
     """What is noted of one request while it is inside.
 
     Attributes:
-        began: when the app got it.
-        request_id: its id, once it is known.
-        stages: how it fared in each stage.
-        trace: the id of its trace, as W3C has it.
-        span: the id of our span in it.
-        tracing: the span itself, where spans are made.
+        began: When the app got it.
+        request_id: Its id, once it is known.
+        stages: How it fared in each stage.
+        trace: The id of its trace, as W3C has it.
+        span: The id of our span in it.
+        tracing: The span itself, where spans are made.
     """
 
     __slots__ = ("began", "request_id", "span", "stages", "trace", "tracing")

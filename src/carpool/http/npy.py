@@ -23,7 +23,7 @@ def array_in(body: bytes | bytearray) -> Any:
     """Return the array in a body, in memory of its own.
 
     Raises:
-        InvalidRequest: the body is not a .npy file, or one with objects or other dtypes.
+        InvalidRequest: The body is not a .npy file, or one with objects or other dtypes.
     """
     import numpy as np
 
@@ -70,7 +70,7 @@ def as_npy(value: Any) -> bytes:
     """Return a result as a .npy file.
 
     Raises:
-        ModelError: it is not an array of numbers or bools.
+        ModelError: It is not an array of numbers or bools.
     """
     import numpy as np
 

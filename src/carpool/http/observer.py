@@ -53,14 +53,14 @@ class Observer:
     """Watches the requests of an app.
 
     Args:
-        share: how many of the requests get a line in the log, from 0 to 1.
-        tells_times: whether answers have `Server-Timing`.
-        compression: compresses answers; None to leave them as they are.
-        spans: makes spans; None for none.
-        ids: gives ids to requests that bring none.
+        share: How many of the requests get a line in the log, from 0 to 1.
+        tells_times: Whether answers have `Server-Timing`.
+        compression: Compresses answers; None to leave them as they are.
+        spans: Makes spans; None for none.
+        ids: Gives ids to requests that bring none.
 
     Attributes:
-        wanted_headers: the headers that it looks at.
+        wanted_headers: The headers that it looks at.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class Observer:
         """Return the headers that an answer gets.
 
         Args:
-            exchange: the request.
-            now: the time.
-            has_ended: whether the answer is complete, so that its times are known.
+            exchange: The request.
+            now: The time.
+            has_ended: Whether the answer is complete, so that its times are known.
         """
         notes = self._notes_of(exchange, now)
         headers = [(b"traceparent", b"00-%b-%b-01" % (notes.trace, notes.span))]

@@ -71,12 +71,12 @@ def document(
     """Return the OpenAPI document of an app.
 
     Args:
-        endpoints: what the app serves.
-        timeout_status: status of a missed deadline.
-        max_body_bytes: size of the largest request body.
-        root_path: what a proxy puts before each path.
-        needs_key: whether a key has to be sent.
-        of_protocols: the addresses of protocols.
+        endpoints: What the app serves.
+        timeout_status: Status of a missed deadline.
+        max_body_bytes: Size of the largest request body.
+        root_path: What a proxy puts before each path.
+        needs_key: Whether a key has to be sent.
+        of_protocols: The addresses of protocols.
     """
     addresses = [(endpoint.service, address) for endpoint in endpoints for address in endpoint.addresses]
     types: list[Any] = []
@@ -118,7 +118,7 @@ class _Definitions:
     """Moves definitions out of schemas, where pydantic puts them, to the document's components.
 
     Args:
-        components: those of the document; they are extended, and their references mended.
+        components: Those of the document; they are extended, and their references mended.
     """
 
     _INSIDE = "#/$defs/"

@@ -37,13 +37,13 @@ def overview(
     """Return the page.
 
     Args:
-        endpoints: what the app serves.
-        pages: the addresses of the app's own pages.
-        of_protocols: the addresses of protocols.
-        host: under which name and port the client has asked; empty if it has not said.
-        root_path: what a proxy puts before each path.
-        is_tls: whether the server speaks TLS.
-        needs_key: whether clients have to send a key.
+        endpoints: What the app serves.
+        pages: The addresses of the app's own pages.
+        of_protocols: The addresses of protocols.
+        host: Under which name and port the client has asked; empty if it has not said.
+        root_path: What a proxy puts before each path.
+        is_tls: Whether the server speaks TLS.
+        needs_key: Whether clients have to send a key.
     """
     found = host.decode("latin-1")
     base = f"{'https://' if is_tls else ''}{found if _HOST.fullmatch(found) else 'HOST:PORT'}{root_path}"

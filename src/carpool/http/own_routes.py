@@ -38,15 +38,15 @@ async def stream_response(
             return await carpool.http.stream_response(parts, accept=request.headers.get("accept"))
 
     Args:
-        parts: what `predict_stream` returned, not yet entered, or another asynchronous iterator,
+        parts: What `predict_stream` returned, not yet entered, or another asynchronous iterator,
             for example a generator that awaits a batched function.
-        accept: the request's `Accept` header: lines of JSON if it asks for `application/x-ndjson`,
+        accept: The request's `Accept` header: lines of JSON if it asks for `application/x-ndjson`,
             otherwise server-sent events.
-        timeout_status: the status of a missed deadline, 504 or 408.
-        debug: whether error bodies show the texts of user exceptions.
+        timeout_status: The status of a missed deadline, 504 or 408.
+        debug: Whether error bodies show the texts of user exceptions.
 
     Raises:
-        CarpoolError: the request has failed before its first part.
+        CarpoolError: The request has failed before its first part.
         ValueError: `timeout_status` is neither of them.
         TypeError: `debug` is not a bool, or `parts` is no asynchronous iterator.
     """
@@ -71,7 +71,7 @@ class _Reading:
     """Takes one part after the other, and tells silences.
 
     Args:
-        parts: where they come from.
+        parts: Where they come from.
     """
 
     def __init__(self, parts: AsyncIterator[Any]) -> None:

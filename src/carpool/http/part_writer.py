@@ -19,7 +19,7 @@ class PartWriter(AnswerWriter):
     """The half of a connection that writes to the client, with answers in parts.
 
     Args:
-        state: has what the connections of one server share.
+        state: Has what the connections of one server share.
     """
 
     def __init__(self, state: ServerState) -> None:

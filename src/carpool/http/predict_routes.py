@@ -27,7 +27,7 @@ class RefusingApp(Protocol):
     """What these routes ask of an app.
 
     Attributes:
-        max_body_bytes: size of the largest request body.
+        max_body_bytes: Size of the largest request body.
     """
 
     max_body_bytes: int
@@ -40,9 +40,9 @@ class PredictRoutes:
     """The routes of an app's models.
 
     Args:
-        app: words refusals, and counts them.
-        protocols: runs the items of bodies that are converted here.
-        is_patient: whether requests wait while the queue is full.
+        app: Words refusals, and counts them.
+        protocols: Runs the items of bodies that are converted here.
+        is_patient: Whether requests wait while the queue is full.
     """
 
     def __init__(self, app: RefusingApp, protocols: ProtocolRoutes, is_patient: bool) -> None:

@@ -25,8 +25,8 @@ class ShownRoute(NamedTuple):
     """An address that is listed.
 
     Attributes:
-        protocol: the name of its protocol.
-        route: the address.
+        protocol: The name of its protocol.
+        route: The address.
     """
 
     protocol: str
@@ -37,9 +37,9 @@ def operations_of(shown: Sequence[ShownRoute], parameters: Sequence[Any], timeou
     """Return the addresses as the paths of an OpenAPI document.
 
     Args:
-        shown: the addresses.
-        parameters: the headers that all requests may have.
-        timeout_status: status of a missed deadline.
+        shown: The addresses.
+        parameters: The headers that all requests may have.
+        timeout_status: Status of a missed deadline.
     """
     paths: dict[str, Any] = {}
     for protocol, route in shown:

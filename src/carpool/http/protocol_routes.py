@@ -40,15 +40,15 @@ class ProtocolRoutes:
     """The addresses of the protocols of one app.
 
     Args:
-        protocols: in the order in which addresses are given to them.
-        endpoints: the models of the app.
-        responder: puts errors into HTTP.
-        problem: tells why the app could not answer now.
-        is_patient: whether items wait while the queue is full.
+        protocols: In the order in which addresses are given to them.
+        endpoints: The models of the app.
+        responder: Puts errors into HTTP.
+        problem: Tells why the app could not answer now.
+        is_patient: Whether items wait while the queue is full.
 
     Attributes:
-        headers: the names of further headers that the protocols read.
-        replaced: the paths that stand in the place of those that every app has.
+        headers: The names of further headers that the protocols read.
+        replaced: The paths that stand in the place of those that every app has.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ProtocolRoutes:
             Whether the address is one of a protocol.
 
         Raises:
-            Refusal: there is nothing at an address below those of a protocol, or it does not have
+            Refusal: There is nothing at an address below those of a protocol, or it does not have
                 the method.
         """
         key = as_routes_are(head.path)
@@ -139,8 +139,8 @@ class ProtocolRoutes:
         """Return what is asked of a model by a request to a protocol; which one, its body may say.
 
         Args:
-            timeout_s: the time that its headers give it.
-            lane: that of the priority in its headers.
+            timeout_s: The time that its headers give it.
+            lane: That of the priority in its headers.
         """
         return Ask(
             endpoint=self._endpoints[0],

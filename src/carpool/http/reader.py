@@ -49,8 +49,8 @@ class Receiver(Protocol):
     """The connection as its reader sees it.
 
     Attributes:
-        ignoring_input: whether everything that still comes is thrown away.
-        counted_for: the model for which it counts as a connection; None if it may be another one.
+        ignoring_input: Whether everything that still comes is thrown away.
+        counted_for: The model for which it counts as a connection; None if it may be another one.
     """
 
     ignoring_input: bool
@@ -89,7 +89,7 @@ class _Stop(Exception):
     """Raised inside the parser's calls to stop reading at the present request.
 
     Args:
-        response: the answer to it.
+        response: The answer to it.
     """
 
     def __init__(self, response: HttpResponse) -> None:
@@ -101,16 +101,16 @@ class RequestReader:
     """Reads the requests of one connection.
 
     Args:
-        state: has the app, the limits and the memory that connections share.
-        receiver: the connection, which is told of every request.
+        state: Has the app, the limits and the memory that connections share.
+        receiver: The connection, which is told of every request.
 
     Attributes:
-        at_request_start: whether the next byte is the first of a request, so that a known head may
+        at_request_start: Whether the next byte is the first of a request, so that a known head may
             be looked up.
-        in_headers: whether the headers of a request are being received.
-        head: the head of the request whose body is being received; None if there is none.
-        requests: how many requests were begun.
-        held: how many bytes of the present request's body are in memory.
+        in_headers: Whether the headers of a request are being received.
+        head: The head of the request whose body is being received; None if there is none.
+        requests: How many requests were begun.
+        held: How many bytes of the present request's body are in memory.
     """
 
     def __init__(self, state: ServerState, receiver: Receiver) -> None:
@@ -152,8 +152,8 @@ class RequestReader:
         """Read bytes, and return those that have to wait for their turn.
 
         Args:
-            data: what came.
-            raw_head: the head with which `data` begins, blank line and all, if that is known.
+            data: What came.
+            raw_head: The head with which `data` begins, blank line and all, if that is known.
         """
         self.at_request_start = False
         self._raw_head = raw_head

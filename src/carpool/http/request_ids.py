@@ -14,8 +14,8 @@ class RequestIds:
     and an object less are the difference between a cost that can be measured and one that cannot.
 
     Attributes:
-        start: what all ids begin with.
-        next_number: returns what follows it in the next id.
+        start: What all ids begin with.
+        next_number: Returns what follows it in the next id.
     """
 
     def __init__(self) -> None:

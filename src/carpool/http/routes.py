@@ -34,13 +34,13 @@ def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Route, pr
     """Add the addresses of models to a table.
 
     Args:
-        routes: the table.
-        endpoints: the models.
-        predict: what answers where a body is an item.
-        predict_list: what answers where a body is a list of items.
+        routes: The table.
+        endpoints: The models.
+        predict: What answers where a body is an item.
+        predict_list: What answers where a body is a list of items.
 
     Raises:
-        ValueError: something else answers at one of the addresses.
+        ValueError: Something else answers at one of the addresses.
     """
     for endpoint in endpoints:
         for address in endpoint.addresses:
@@ -54,8 +54,8 @@ def add_options(routes: Routes, root_path: str) -> None:
     """Have each address of a table tell its methods, and repeat all of them below a root path.
 
     Args:
-        routes: the table.
-        root_path: what a proxy puts before each path; empty for nothing.
+        routes: The table.
+        root_path: What a proxy puts before each path; empty for nothing.
     """
     for methods in routes.values():
         methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None, None)
@@ -75,9 +75,9 @@ class WhatIsThere(NamedTuple):
     """What a client is told that has asked at an address where nothing is.
 
     Attributes:
-        owner: what has other addresses, with the verb.
-        paths: these addresses.
-        more: how the sentence goes on.
+        owner: What has other addresses, with the verb.
+        paths: These addresses.
+        more: How the sentence goes on.
     """
 
     owner: str
@@ -89,8 +89,8 @@ def what_is_there(routes: Routes, root_path: str) -> WhatIsThere:
     """Return what to tell of a table: where models answer, or the pages if it has no models.
 
     Args:
-        routes: the table.
-        root_path: what a proxy puts before each path.
+        routes: The table.
+        root_path: What a proxy puts before each path.
     """
     targets = [target for methods in routes.values() for target in methods.values()]
     paths = dict.fromkeys(address.path for _, _, address in targets if address is not None and not address.is_list)

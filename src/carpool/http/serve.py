@@ -111,14 +111,14 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
     """Make the server that some settings describe. Nothing is bound or started here.
 
     Args:
-        services: what it serves.
-        settings: its own.
-        on: where worker processes run; None for what the settings say.
+        services: What it serves.
+        settings: Its own.
+        on: Where worker processes run; None for what the settings say.
 
     Raises:
-        ValueError: a setting is out of range, or everybody could ask at a public address.
+        ValueError: A setting is out of range, or everybody could ask at a public address.
         TypeError: JSON and msgpack cannot express a type hint of a service.
-        OSError: a file that a setting names cannot be read.
+        OSError: A file that a setting names cannot be read.
     """
     settings, protocols = as_vertex_wants(settings)
     listener = _listener(settings)
@@ -260,7 +260,7 @@ def as_vertex_wants(settings: ServerSettings) -> tuple[ServerSettings, list[str 
     """Return the settings and the protocols to speak: on Vertex AI, as its variables say.
 
     Raises:
-        ValueError: the variable of the port holds none.
+        ValueError: The variable of the port holds none.
     """
     named: list[str | HttpProtocol] | None = [each for each in settings.protocol if each != "none"]
     if not settings.protocol:

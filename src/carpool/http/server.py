@@ -35,12 +35,12 @@ class _ServedAddress:
     """Where a server listens, and what it serves there.
 
     Attributes:
-        listener: where.
-        app: what is served.
-        tls: the server's certificate; None where TLS is not spoken.
-        sock: what it listens on, once it is bound.
-        state: what its connections share, once it accepts any.
-        server: accepts connections.
+        listener: Where.
+        app: What is served.
+        tls: The server's certificate; None where TLS is not spoken.
+        sock: What it listens on, once it is bound.
+        state: What its connections share, once it accepts any.
+        server: Accepts connections.
     """
 
     listener: Listener
@@ -88,22 +88,22 @@ class Server:
     """Serves one app, at one address or with another one for those who run it.
 
     Args:
-        app: what to serve.
-        host: the address to bind, unless there is a `listener`.
-        port: the port to bind; 0 takes a free one.
-        limits: how much one client may take up.
-        listener: where to listen, in the place of host and port.
-        tls: the server's certificate; None where TLS is not spoken.
-        admin: where those who run the server ask, and what is served there.
+        app: What to serve.
+        host: The address to bind, unless there is a `listener`.
+        port: The port to bind; 0 takes a free one.
+        limits: How much one client may take up.
+        listener: Where to listen, in the place of host and port.
+        tls: The server's certificate; None where TLS is not spoken.
+        admin: Where those who run the server ask, and what is served there.
 
     Attributes:
-        app: what is served.
-        listener: where the server listens.
-        admin_listener: where those who run it ask; None if that is no address of its own.
-        sockets: what the server listens on; empty until `bind`.
-        watched: the folder whose source files have the services reloaded when they change; None
+        app: What is served.
+        listener: Where the server listens.
+        admin_listener: Where those who run it ask; None if that is no address of its own.
+        sockets: What the server listens on; empty until `bind`.
+        watched: The folder whose source files have the services reloaded when they change; None
             for none.
-        drain_delay_s: for how long requests are still served after SIGTERM, while `/readyz` says
+        drain_delay_s: For how long requests are still served after SIGTERM, while `/readyz` says
             already that the server drains.
     """
 
@@ -187,7 +187,7 @@ class Server:
         """Refuse new requests, finish those inside, stop the services, close every connection.
 
         Args:
-            drain: whether to finish the requests inside; else they fail.
+            drain: Whether to finish the requests inside; else they fail.
         """
         self.app.drain()
         await self.app.stop(drain)
@@ -203,12 +203,12 @@ class Server:
         SIGHUP has the services load their models anew; see `AsyncHandle.reload`.
 
         Args:
-            ready: called when the services have started.
+            ready: Called when the services have started.
 
         Raises:
-            OSError: the address is not free.
-            StartupError: a service could not start.
-            Unavailable: every service has failed, so there is nothing left to serve.
+            OSError: The address is not free.
+            StartupError: A service could not start.
+            Unavailable: Every service has failed, so there is nothing left to serve.
         """
         if not self.sockets:
             self.bind()

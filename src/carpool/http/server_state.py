@@ -31,22 +31,22 @@ class Limits:
     """How much one client may take up, and how long it may take.
 
     Attributes:
-        connections: how many may be open at a time. One more is answered 503 and closed; from twice
+        connections: How many may be open at a time. One more is answered 503 and closed; from twice
             as many on they are closed without an answer. Of several services none can have all
             (`shares.py`).
-        header_bytes: size of all header lines of a request.
-        header_fields: how many headers a request may have.
-        target_bytes: size of a request's address.
-        chunks: how many parts a chunked body may have.
-        pipelined: how many requests of one connection may be in the app at a time.
-        body_bytes_in_flight: size of all bodies that are being received, over all connections;
+        header_bytes: Size of all header lines of a request.
+        header_fields: How many headers a request may have.
+        target_bytes: Size of a request's address.
+        chunks: How many parts a chunked body may have.
+        pipelined: How many requests of one connection may be in the app at a time.
+        body_bytes_in_flight: Size of all bodies that are being received, over all connections;
             twice the largest body if that is more.
-        write_buffer_bytes: size of the answers that may wait for a slow client before its
+        write_buffer_bytes: Size of the answers that may wait for a slow client before its
             connection is no longer read.
-        header_s: seconds in which a request's head must arrive.
-        body_s: seconds in which a request's body must arrive.
-        idle_s: seconds between requests.
-        write_s: seconds for which a client may take nothing of its answers.
+        header_s: Seconds in which a request's head must arrive.
+        body_s: Seconds in which a request's body must arrive.
+        idle_s: Seconds between requests.
+        write_s: Seconds for which a client may take nothing of its answers.
     """
 
     connections: int = 1024
@@ -67,13 +67,13 @@ class HttpHead(Head):
     """A head with what our own HTTP/1.1 front needs to know of it.
 
     Attributes:
-        length: of the body in bytes, if the head says it; 0 otherwise.
-        keep_alive: whether the connection stays open after the answer.
-        is_http_1_0: whether the client speaks HTTP/1.0.
-        good_headers: what a model's good, whole answer has beside the usual headers and the body,
+        length: Of the body in bytes, if the head says it; 0 otherwise.
+        keep_alive: Whether the connection stays open after the answer.
+        is_http_1_0: Whether the client speaks HTTP/1.0.
+        good_headers: What a model's good, whole answer has beside the usual headers and the body,
             as lines; None if that cannot be said in advance, or the answer is another one.
-        brings_id: whether the client has given its request an id that is fit.
-        is_cut_short: whether the request was refused before all of it was read.
+        brings_id: Whether the client has given its request an id that is fit.
+        is_cut_short: Whether the request was refused before all of it was read.
     """
 
     __slots__ = ("brings_id", "good_headers", "is_cut_short", "is_http_1_0", "keep_alive", "length")
@@ -108,7 +108,7 @@ class ConnectedClient(Protocol):
     """A connection as its server sees it.
 
     Attributes:
-        counted_for: the model for which it counts; None if that is to be found out again.
+        counted_for: The model for which it counts; None if that is to be found out again.
     """
 
     counted_for: ServedModel | None
@@ -130,23 +130,23 @@ class ServerState:
     """What all connections of one server share.
 
     Args:
-        app: answers the requests.
-        limits: of each connection.
+        app: Answers the requests.
+        limits: Of each connection.
 
     Attributes:
-        connections: those that are open.
-        ending: those of them that have had their last answer, and are open only so that it arrives.
-        shares: how many of the others each service has.
-        kept_headers: the headers of a request that are not thrown away.
-        heads: recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
+        connections: Those that are open.
+        ending: Those of them that have had their last answer, and are open only so that it arrives.
+        shares: How many of the others each service has.
+        kept_headers: The headers of a request that are not thrown away.
+        heads: Recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
             the same, so most requests need no parsing at all.
-        ok_prefixes: by content type, a good answer up to the number in its id, for the present
+        ok_prefixes: By content type, a good answer up to the number in its id, for the present
             second.
-        next_number: returns the number in the next id.
-        memory: holds large bodies.
-        bodies: the account of the bodies that are being received.
-        is_draining: whether connections are to be closed after the answers that are owed.
-        long_page_written: whether a long page was written in this turn of the loop. That takes
+        next_number: Returns the number in the next id.
+        memory: Holds large bodies.
+        bodies: The account of the bodies that are being received.
+        is_draining: Whether connections are to be closed after the answers that are owed.
+        long_page_written: Whether a long page was written in this turn of the loop. That takes
             milliseconds, so there is one in a turn however many clients ask for one, and every
             request for a page of the app waits in line until the next turn.
     """

@@ -25,9 +25,9 @@ class ChangingApp(Protocol):
     """The app whose services change.
 
     Attributes:
-        endpoints: the services as the app serves them, in order.
-        coming: those that are being started, and are not served yet.
-        refusing: why requests are refused now; None while the services run.
+        endpoints: The services as the app serves them, in order.
+        coming: Those that are being started, and are not served yet.
+        refusing: Why requests are refused now; None while the services run.
     """
 
     endpoints: list[Endpoint]
@@ -48,7 +48,7 @@ class ServiceList:
     """Changes which services an app has.
 
     Args:
-        app: the app.
+        app: The app.
     """
 
     def __init__(self, app: ChangingApp) -> None:
@@ -58,12 +58,12 @@ class ServiceList:
         """Load a service and start it, then serve it; it answers at /predict if no other one does.
 
         Args:
-            target: the service, as module:attribute.
+            target: The service, as module:attribute.
 
         Raises:
-            ValueError: there is no such service, or it cannot be served beside the others.
+            ValueError: There is no such service, or it cannot be served beside the others.
             TypeError: JSON and msgpack cannot express a type hint of it.
-            CarpoolError: it does not start, or the app is starting or draining.
+            CarpoolError: It does not start, or the app is starting or draining.
         """
         app = self._app
         self._check_running()
@@ -93,8 +93,8 @@ class ServiceList:
         """Serve a service no more, and end it once the requests inside are answered.
 
         Raises:
-            ValueError: there is no such service, or no other one.
-            CarpoolError: the app is starting or draining.
+            ValueError: There is no such service, or no other one.
+            CarpoolError: The app is starting or draining.
         """
         app = self._app
         self._check_running()

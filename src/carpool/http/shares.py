@@ -19,8 +19,8 @@ def guaranteed_of(total: int, weights: Mapping[M, float]) -> dict[M, int]:
     """Return how much of a total is guaranteed to each service; a lone one needs no guarantee.
 
     Args:
-        total: how much there is.
-        weights: the `share` of each service.
+        total: How much there is.
+        weights: The `share` of each service.
     """
     if len(weights) < 2:
         return {}
@@ -36,11 +36,11 @@ class ConnectionShares:
     pages only.
 
     Args:
-        total: how many connections there may be.
+        total: How many connections there may be.
 
     Attributes:
-        held: how many each service has; those that have none are left out.
-        guaranteed: how many are guaranteed to each.
+        held: How many each service has; those that have none are left out.
+        guaranteed: How many are guaranteed to each.
     """
 
     def __init__(self, total: int) -> None:
@@ -57,7 +57,7 @@ class ConnectionShares:
         enough back.
 
         Args:
-            weights: the `share` of each service.
+            weights: The `share` of each service.
         """
         self.guaranteed = guaranteed_of(self._total, weights)
         services = self.held.keys() | self.guaranteed.keys()

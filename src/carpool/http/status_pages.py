@@ -33,14 +33,14 @@ class DescribedApp(ErrorResponder, Protocol):
     """The app of which the pages tell.
 
     Attributes:
-        endpoints: the services as the app serves them, in order.
-        access: who may ask; None if everybody may.
-        own_metrics: the metrics that models have of their own; None if nobody collects them.
-        root_path: what a proxy puts before each path.
-        is_tls: whether the server that runs it speaks TLS.
-        max_body_bytes: size of the largest request body.
-        routes: what answers, by path and method.
-        connection_shares: how many connections of our own server each service has; None under
+        endpoints: The services as the app serves them, in order.
+        access: Who may ask; None if everybody may.
+        own_metrics: The metrics that models have of their own; None if nobody collects them.
+        root_path: What a proxy puts before each path.
+        is_tls: Whether the server that runs it speaks TLS.
+        max_body_bytes: Size of the largest request body.
+        routes: What answers, by path and method.
+        connection_shares: How many connections of our own server each service has; None under
             another one.
     """
 
@@ -77,12 +77,12 @@ class StatusPages:
     """The pages that tell of one app.
 
     Args:
-        app: the app.
-        idle_check_s: after how long without a good answer `/readyz` runs an example.
-        timeout_status: status of a missed deadline.
+        app: The app.
+        idle_check_s: After how long without a good answer `/readyz` runs an example.
+        timeout_status: Status of a missed deadline.
 
     Attributes:
-        idle_check_s: after how long without a good answer `/readyz` runs an example.
+        idle_check_s: After how long without a good answer `/readyz` runs an example.
     """
 
     def __init__(self, app: DescribedApp, idle_check_s: float, timeout_status: int) -> None:

@@ -32,14 +32,14 @@ class Framing(NamedTuple):
     """How an answer in parts is written.
 
     Attributes:
-        content_type: of the response.
-        format: how parts are encoded, see `wire/payload.py`.
-        part: what a part looks like; `%b` is the part.
-        end: what a whole answer ends with; `%d` is the number of parts.
-        error: what a broken one ends with; `%b` is the body of an error response. Empty if only
+        content_type: Of the response.
+        format: How parts are encoded, see `wire/payload.py`.
+        part: What a part looks like; `%b` is the part.
+        end: What a whole answer ends with; `%d` is the number of parts.
+        error: What a broken one ends with; `%b` is the body of an error response. Empty if only
             breaking off can tell.
-        alive: what tells that the connection is alive; empty if nothing can.
-        headers: what the response has besides.
+        alive: What tells that the connection is alive; empty if nothing can.
+        headers: What the response has besides.
     """
 
     content_type: bytes
@@ -81,14 +81,14 @@ class HttpStream(Stream):
     """How far an answer in parts has come on its way to an HTTP client.
 
     Attributes:
-        has_begun: whether a part has been told, or the head written: no status can tell of a
+        has_begun: Whether a part has been told, or the head written: no status can tell of a
             failure any more.
-        is_head_written: whether the response has begun on the connection.
-        held: what waits for the answers before it, or for a slow client.
-        held_bytes: how much that is.
-        is_held_back: whether the stream is paused, as too much is held.
-        asked_at: when the request was made.
-        unwatch: called once nobody has to look for silences any more.
+        is_head_written: Whether the response has begun on the connection.
+        held: What waits for the answers before it, or for a slow client.
+        held_bytes: How much that is.
+        is_held_back: Whether the stream is paused, as too much is held.
+        asked_at: When the request was made.
+        unwatch: Called once nobody has to look for silences any more.
     """
 
     __slots__ = ("asked_at", "has_begun", "held", "held_bytes", "is_head_written", "is_held_back", "unwatch")

@@ -26,12 +26,12 @@ class SubmissionTerms:
     """On which terms the items of a submission are run.
 
     Attributes:
-        model: gets the items.
-        responder: puts errors into HTTP.
-        now: the time.
-        limit_s: the time that the client gives its request.
-        lane: of the items.
-        patient: whether they wait while the queue is full.
+        model: Gets the items.
+        responder: Puts errors into HTTP.
+        now: The time.
+        limit_s: The time that the client gives its request.
+        lane: Of the items.
+        patient: Whether they wait while the queue is full.
     """
 
     model: Endpoint
@@ -46,12 +46,12 @@ class SubmittedItems(ExchangeItems):
     """The items of a submission, whose results make one response.
 
     Args:
-        exchange: gets the response.
-        submission: what the protocol has submitted.
-        terms: on which its items are run.
+        exchange: Gets the response.
+        submission: What the protocol has submitted.
+        terms: On which its items are run.
 
     Raises:
-        CarpoolError: an item cannot be sent or weighed.
+        CarpoolError: An item cannot be sent or weighed.
     """
 
     item_class: type[ExchangeItem] = ExchangeItem
@@ -100,7 +100,7 @@ class SubmittedItems(ExchangeItems):
         """Return an item's result, or what its client is told of its error.
 
         Raises:
-            CarpoolError: the item has failed, and that fails the whole.
+            CarpoolError: The item has failed, and that fails the whole.
         """
         try:
             if item.error is not None:
@@ -197,7 +197,7 @@ class _StreamedItem(ExchangeItem):
     """An item whose answer is told in parts.
 
     Attributes:
-        index: its position in the submission.
+        index: Its position in the submission.
     """
 
     __slots__ = ("index",)
@@ -216,7 +216,7 @@ def result_as(format: int, result: Any) -> Any:
     """Return a result in the form in which a protocol wants it.
 
     Raises:
-        ModelError: the model has answered with something else.
+        ModelError: The model has answered with something else.
     """
     if type(result) is CheckedResponse:
         if result.content_type and result.content_type != b"application/json":

@@ -33,7 +33,7 @@ class Timed(Protocol):
     """A connection as its timers see it.
 
     Attributes:
-        is_reading_paused: whether the server, and not the client, holds the input up.
+        is_reading_paused: Whether the server, and not the client, holds the input up.
     """
 
     is_reading_paused: bool
@@ -67,12 +67,12 @@ class Timers:
     """The timers of one connection.
 
     Args:
-        connection: the connection that is timed.
-        reader: reads the requests of the connection.
-        limits: how long everything may take.
+        connection: The connection that is timed.
+        reader: Reads the requests of the connection.
+        limits: How long everything may take.
 
     Attributes:
-        receiving: the timer of that name, if it runs.
+        receiving: The timer of that name, if it runs.
     """
 
     __slots__ = (

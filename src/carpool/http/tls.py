@@ -14,16 +14,16 @@ class Certificates:
     """The certificate of a server, and whose clients' certificates it trusts.
 
     Args:
-        cert: the file with the certificate and those that lead to its root, in PEM.
-        key: the file with its private key; None if that is in `cert`.
-        client_ca: the file with the roots that clients' certificates must lead to; None if clients
+        cert: The file with the certificate and those that lead to its root, in PEM.
+        key: The file with its private key; None if that is in `cert`.
+        client_ca: The file with the roots that clients' certificates must lead to; None if clients
             need none.
 
     Attributes:
-        context: for the server's sockets. Each handshake takes what was read last.
+        context: For the server's sockets. Each handshake takes what was read last.
 
     Raises:
-        OSError: a file cannot be read, or has no certificate or key that fits.
+        OSError: A file cannot be read, or has no certificate or key that fits.
     """
 
     def __init__(self, cert: Path, key: Path | None = None, client_ca: Path | None = None) -> None:

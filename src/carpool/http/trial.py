@@ -41,7 +41,7 @@ async def try_first_example(handle: AsyncHandle, traits: Traits, formats: Format
     which can express more.
 
     Raises:
-        Exception: neither can be had.
+        Exception: Neither can be had.
     """
     example = traits.examples[0]
     format, body = _body_of(example, traits)

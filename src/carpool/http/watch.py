@@ -19,7 +19,7 @@ class SourceFiles:
     """The Python files below a folder, as they were when they were last looked at.
 
     Args:
-        folder: the folder; hidden ones in it, and those of installed packages, are left out.
+        folder: The folder; hidden ones in it, and those of installed packages, are left out.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,8 +44,8 @@ async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
     """Reload all services whenever source files have changed and stay as they are for a moment.
 
     Args:
-        admin: reloads them.
-        files: as they were before the services were started.
+        admin: Reloads them.
+        files: As they were before the services were started.
     """
     changed: list[str] = []
     while True:

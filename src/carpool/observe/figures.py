@@ -161,8 +161,8 @@ def problems(before: dict[str, Any] | None, now: dict[str, Any]) -> list[dict[st
     """Return what is wrong, worst first, in words and with the next step.
 
     Args:
-        before: the figures a few seconds ago; None if there are none.
-        now: the figures.
+        before: The figures a few seconds ago; None if there are none.
+        now: The figures.
     """
     found: list[tuple[int, str, str]] = []
     earlier = {} if before is None else {service["run"]: service for service in before["services"]}

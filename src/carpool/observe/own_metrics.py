@@ -30,7 +30,7 @@ class OwnMetricsOfWorkers(Collector):
     """The folder in which workers leave their metrics, and what is in it.
 
     Attributes:
-        folder: where it is; only this user may look into it.
+        folder: Where it is; only this user may look into it.
     """
 
     def __init__(self) -> None:

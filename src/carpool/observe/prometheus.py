@@ -26,8 +26,8 @@ class Callers(Protocol):
     """Who has asked.
 
     Attributes:
-        requests: how many requests each caller has made, by the name of its key.
-        rejected: how many requests had no key, or a wrong one.
+        requests: How many requests each caller has made, by the name of its key.
+        rejected: How many requests had no key, or a wrong one.
     """
 
     requests: dict[str, int]
@@ -40,10 +40,10 @@ def render(
     """Return the metrics of all services at `now`, and their content type.
 
     Args:
-        services: the services.
-        now: the time.
-        accept: the header that says which format is wanted.
-        more: collectors of other metrics.
+        services: The services.
+        now: The time.
+        accept: The header that says which format is wanted.
+        more: Collectors of other metrics.
     """
     registry = CollectorRegistry()
     registry.register(_Services(services, now))

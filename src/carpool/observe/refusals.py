@@ -48,11 +48,11 @@ class Reason(NamedTuple):
     """Why requests are refused or late.
 
     Attributes:
-        status: of the answer in HTTP; 0 where there is none of this kind.
-        code: for programs.
-        text: for people.
-        verb: what was done to the requests.
-        is_alarming: whether the service has trouble; else its callers have, or it starts or ends.
+        status: Of the answer in HTTP; 0 where there is none of this kind.
+        code: For programs.
+        text: For people.
+        verb: What was done to the requests.
+        is_alarming: Whether the service has trouble; else its callers have, or it starts or ends.
     """
 
     status: int
@@ -71,9 +71,9 @@ class Summary(NamedTuple):
     """One line.
 
     Attributes:
-        reason: why.
-        requests: how many.
-        period_s: since the last line about the reason; None if this is the first one.
+        reason: Why.
+        requests: How many.
+        period_s: Since the last line about the reason; None if this is the first one.
     """
 
     reason: Reason
@@ -95,7 +95,7 @@ class Refusals:
     opening is told at once, and what comes later at most once in `EVERY_S` seconds.
 
     Attributes:
-        is_due: whether a reason has been opened that has not been told yet.
+        is_due: Whether a reason has been opened that has not been told yet.
     """
 
     def __init__(self) -> None:
@@ -133,8 +133,8 @@ class Refusals:
         """Return the lines that are due at `now`; each refusal is in one of them.
 
         Args:
-            now: the time.
-            everything: whether to return also what is not due yet, as at the end.
+            now: The time.
+            everything: Whether to return also what is not due yet, as at the end.
         """
         self.is_due = False
         lines = []

@@ -24,7 +24,7 @@ class Tracer:
     OpenTelemetry's environment variables say, by OTLP over HTTP.
 
     Raises:
-        ValueError: a package of OpenTelemetry is missing.
+        ValueError: A package of OpenTelemetry is missing.
     """
 
     def __init__(self) -> None:

@@ -46,10 +46,10 @@ class _Load(NamedTuple):
     """How much comes, beside how much can be served; in units of the requests' sizes per second.
 
     Attributes:
-        short: how much has come lately, by the short window.
-        long: how much has come lately, by the long window.
-        capacity: how much all workers can serve.
-        workers: how many there are.
+        short: How much has come lately, by the short window.
+        long: How much has come lately, by the long window.
+        capacity: How much all workers can serve.
+        workers: How many there are.
     """
 
     short: float
@@ -67,8 +67,8 @@ class Adaptive(AdaptiveLengths):
     """Batch size and waiting time found by the program, with and without an SLO.
 
     Args:
-        max_batch_size: as for every policy; the only one that is needed.
-        max_queue_delay_s: as for every policy; it bounds how long clients are waited for.
+        max_batch_size: As for every policy; the only one that is needed.
+        max_queue_delay_s: As for every policy; it bounds how long clients are waited for.
     """
 
     # -- a request that no other shares the stage with

@@ -28,10 +28,10 @@ class _Observation(NamedTuple):
     """What is to be learned from one batch.
 
     Attributes:
-        size: the sum of its requests' sizes.
-        seconds: what it took in all; None if it failed.
-        before: the batch before it, and what came of that; None if nothing is to be learned of it.
-        unit: the mean size of its requests.
+        size: The sum of its requests' sizes.
+        seconds: What it took in all; None if it failed.
+        before: The batch before it, and what came of that; None if nothing is to be learned of it.
+        unit: The mean size of its requests.
     """
 
     size: int
@@ -44,8 +44,8 @@ class AdaptiveLearning(Policy):
     """What `Adaptive` knows when it decides: arrivals, costs, rounds of clients, the backlog.
 
     Args:
-        max_batch_size: as for every policy; the only one that is needed.
-        max_queue_delay_s: as for every policy; it bounds how long clients are waited for.
+        max_batch_size: As for every policy; the only one that is needed.
+        max_queue_delay_s: As for every policy; it bounds how long clients are waited for.
     """
 
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:

@@ -29,8 +29,8 @@ class Admission:
     """The bounds of the first queue, and the judgement of a new request.
 
     Args:
-        max_size: how many requests may wait.
-        max_bytes: how many bytes they may hold.
+        max_size: How many requests may wait.
+        max_bytes: How many bytes they may hold.
     """
 
     def __init__(self, max_size: float, max_bytes: float) -> None:
@@ -54,13 +54,13 @@ class Admission:
         could never fit.
 
         Args:
-            now: the time.
-            request: the newcomer; its bytes, deadline and patience count.
-            queued: requests that wait already.
-            queued_bytes: how many bytes they hold.
-            busy: batches (or requests) that run now.
-            wait_s: predicted seconds until a worker would start it.
-            fastest_s: seconds of the fastest possible answer from then on: a batch of its own,
+            now: The time.
+            request: The newcomer; its bytes, deadline and patience count.
+            queued: Requests that wait already.
+            queued_bytes: How many bytes they hold.
+            busy: Batches (or requests) that run now.
+            wait_s: Predicted seconds until a worker would start it.
+            fastest_s: Seconds of the fastest possible answer from then on: a batch of its own,
                 there and back.
         """
         if request.nbytes > self.max_bytes:
@@ -88,13 +88,13 @@ class Admission:
         """Return why several requests must not join the queue together; None if they may.
 
         Args:
-            now: the time.
-            requests: the newcomers, which are equally patient.
-            queued: see `refusal`, and so for the others.
-            queued_bytes: how many bytes those that wait hold.
-            busy: batches (or requests) that run now.
-            wait_s: predicted seconds until a worker would start the last of them.
-            fastest_s: seconds of the fastest possible answer from then on.
+            now: The time.
+            requests: The newcomers, which are equally patient.
+            queued: See `refusal`, and so for the others.
+            queued_bytes: How many bytes those that wait hold.
+            busy: Batches (or requests) that run now.
+            wait_s: Predicted seconds until a worker would start the last of them.
+            fastest_s: Seconds of the fastest possible answer from then on.
         """
         nbytes = [request.nbytes for request in requests]
         if max(nbytes) > self.max_bytes or (sum(nbytes) > self.max_bytes and not requests[0].patient):
@@ -113,9 +113,9 @@ def overloaded(request: Request, why: str) -> Overloaded:
     """Return the error of a request that is dropped from the queue.
 
     Args:
-        request: the request; if it would be late, its times say whether for its SLO or its
+        request: The request; if it would be late, its times say whether for its SLO or its
             deadline.
-        why: what the policy says, or `DISPLACED`.
+        why: What the policy says, or `DISPLACED`.
     """
     if why == TOO_LATE:
         is_slo = request.due < request.deadline

@@ -27,9 +27,9 @@ class AIMD(Policy):
     """Greedy up to a cap that is learned by additive increase and multiplicative decrease.
 
     Args:
-        max_batch_size: as for every policy.
-        max_queue_delay_s: as for every policy; it has no effect, as nothing is held back.
-        slo_s: the objective for one batch, in seconds; None to learn it from the requests: the
+        max_batch_size: As for every policy.
+        max_queue_delay_s: As for every policy; it has no effect, as nothing is held back.
+        slo_s: The objective for one batch, in seconds; None to learn it from the requests: the
             shortest time of late from an arrival to its due time.
     """
 

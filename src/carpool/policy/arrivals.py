@@ -19,7 +19,7 @@ class Arrivals:
     """The latest arrivals.
 
     Attributes:
-        total: how many there were in all.
+        total: How many there were in all.
     """
 
     def __init__(self) -> None:

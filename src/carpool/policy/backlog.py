@@ -32,12 +32,12 @@ class Pace(NamedTuple):
     """How fast work comes and how fast it goes, in units of the requests' sizes.
 
     Attributes:
-        arriving: how much comes per second.
-        capacity: how much all workers together can serve per second.
-        workers: how many there are.
-        batch: the working size of a batch.
-        batch_s: the expected seconds of a batch of that size.
-        noise: the coefficient of variation of that time.
+        arriving: How much comes per second.
+        capacity: How much all workers together can serve per second.
+        workers: How many there are.
+        batch: The working size of a batch.
+        batch_s: The expected seconds of a batch of that size.
+        noise: The coefficient of variation of that time.
     """
 
     arriving: float
@@ -57,7 +57,7 @@ class Backlog:
     """Notices overloads.
 
     Attributes:
-        overloaded_since: when the present overload was noticed; None if there is none.
+        overloaded_since: When the present overload was noticed; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -78,11 +78,11 @@ class Backlog:
         """Return how much of what waits is worth keeping, in units of the requests' sizes.
 
         Args:
-            now: the time.
-            waiting: how much waits.
-            pace: how fast work comes and goes.
-            slo_s: the SLO of the head.
-            onward_s: how much of the SLO is needed after this stage.
+            now: The time.
+            waiting: How much waits.
+            pace: How fast work comes and goes.
+            slo_s: The SLO of the head.
+            onward_s: How much of the SLO is needed after this stage.
             overload: "goodput" or "latency".
         """
         here_s = slo_s - onward_s
@@ -102,10 +102,10 @@ class Backlog:
         That part may be in time, but is not needed to keep the workers busy.
 
         Args:
-            now: the time.
-            waiting: how much waits.
-            pace: how fast work comes and goes.
-            slo_s: the SLO of the head.
+            now: The time.
+            waiting: How much waits.
+            pace: How fast work comes and goes.
+            slo_s: The SLO of the head.
         """
         gap_s = now - self._looked_at
         silent = gap_s > slo_s  # what has become of the backlog meanwhile is not known

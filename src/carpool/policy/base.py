@@ -110,16 +110,16 @@ class Decision(NamedTuple):
     what waits goes although `take` is 0.
 
     Attributes:
-        drop: queued requests to refuse, because they cannot be in time, or for another
+        drop: Queued requests to refuse, because they cannot be in time, or for another
             `drop_reason`.
-        take: how much, from the head of the queue, to run as one batch now, in units of the
+        take: How much, from the head of the queue, to run as one batch now, in units of the
             requests' sizes (which are 1 unless users say otherwise); 0 for nothing. A request that
             is larger than this by itself goes alone.
-        reason: why the batch goes now, one of a small fixed set of words (a metric label).
-        wake_at: when to ask again although nothing happened; None if only an event can change the
+        reason: Why the batch goes now, one of a small fixed set of words (a metric label).
+        wake_at: When to ask again although nothing happened; None if only an event can change the
             answer.
-        drop_reason: what the callers of the refused requests are told.
-        chosen: the queued requests that go, where they are not those at the head; `take` is then
+        drop_reason: What the callers of the refused requests are told.
+        chosen: The queued requests that go, where they are not those at the head; `take` is then
             the sum of their sizes. They must have one key.
     """
 
@@ -142,29 +142,29 @@ class Policy(ABC):
     again for another item.
 
     Args:
-        max_batch_size: most that one batch may hold; None means the stage's.
-        max_queue_delay_s: longest time to hold a request back only to fill a batch; None means the
+        max_batch_size: Most that one batch may hold; None means the stage's.
+        max_queue_delay_s: Longest time to hold a request back only to fill a batch; None means the
             stage's.
 
     Attributes:
-        hop_s: smoothed seconds that a batch spends on its way to the worker and back, on top of
+        hop_s: Smoothed seconds that a batch spends on its way to the worker and back, on top of
             `busy_s`; the batcher keeps it.
-        onward_s: seconds that a request will still need once it has left this stage: waits and
+        onward_s: Seconds that a request will still need once it has left this stage: waits and
             batches of the stages behind it; the pipeline keeps it. A policy that plans for due
             times leaves `hop_s + onward_s` of them.
-        allowed_batch_sizes: if given, smaller batches are padded up to the next of these, so they
+        allowed_batch_sizes: If given, smaller batches are padded up to the next of these, so they
             cost as much; rising, the last one is the stage's limit.
-        max_padded_size: the most that the count of a batch times its longest length may be;
+        max_padded_size: The most that the count of a batch times its longest length may be;
             infinity for no limit.
-        safe_padded_size: the most of that product which is known to fit into memory, or is worth a
+        safe_padded_size: The most of that product which is known to fit into memory, or is worth a
             try; infinity while nothing has run out of it. The batcher keeps it.
-        allowed_lengths: if given, the lengths of batches are padded up to the next of these, which
+        allowed_lengths: If given, the lengths of batches are padded up to the next of these, which
             rise.
-        warm_keys: the keys that the idle workers have served last; the batcher keeps it.
-        overload: what matters while more comes than can be served: "goodput" (answer as many as
+        warm_keys: The keys that the idle workers have served last; the batcher keeps it.
+        overload: What matters while more comes than can be served: "goodput" (answer as many as
             possible in time) or "latency" (answer those that are served soon). Filled in with the
             service's setting.
-        slo_s: the service's SLO, if it has one and the policy was not given another.
+        slo_s: The service's SLO, if it has one and the policy was not given another.
     """
 
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
@@ -225,13 +225,13 @@ class Policy(ABC):
         `key=`.
 
         Args:
-            now: the time.
-            n: how many requests it had.
-            longest: the longest of their lengths.
-            requests: those that it still had when its last part was answered.
-            busy_s: as for `completed`.
-            ok: likewise.
-            is_switch: whether its worker had served another key before.
+            now: The time.
+            n: How many requests it had.
+            longest: The longest of their lengths.
+            requests: Those that it still had when its last part was answered.
+            busy_s: As for `completed`.
+            ok: Likewise.
+            is_switch: Whether its worker had served another key before.
         """
 
     def trained_at(self, n: int, longest: int, busy_s: float) -> None:
@@ -252,10 +252,10 @@ class Policy(ABC):
         """Return what to do with `queue`.
 
         Args:
-            now: the time.
-            queue: what waits; it must not be changed.
-            free: how many idle workers may take a batch.
-            busy: how many workers run one.
+            now: The time.
+            queue: What waits; it must not be changed.
+            free: How many idle workers may take a batch.
+            busy: How many workers run one.
         """
 
     def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
@@ -265,9 +265,9 @@ class Policy(ABC):
         `take` and `reason` count. By default all waits until a worker is free.
 
         Args:
-            now: the time.
-            queue: what waits; all of it has one priority, key and bucket.
-            free_in_s: when the worker should be free, by what its stage's batches took.
+            now: The time.
+            queue: What waits; all of it has one priority, key and bucket.
+            free_in_s: When the worker should be free, by what its stage's batches took.
         """
         return NOTHING
 

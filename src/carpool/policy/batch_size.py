@@ -65,12 +65,12 @@ class BatchSize:
     """Chooses batch sizes by a learned cost.
 
     Args:
-        cost: of batches, learned elsewhere.
+        cost: Of batches, learned elsewhere.
 
     Attributes:
-        working: the largest batch that is made on purpose.
-        best: the most efficient size.
-        capacity: units per second of one worker, at the best size.
+        working: The largest batch that is made on purpose.
+        best: The most efficient size.
+        capacity: Units per second of one worker, at the best size.
     """
 
     def __init__(self, cost: CostModel) -> None:
@@ -133,10 +133,10 @@ class BatchSize:
         """Return the size of the next batch.
 
         Args:
-            waiting: how many units wait.
-            most: the largest size that may be returned.
-            load: how much arrives, as a share of what can be served.
-            capacity: units per second of one worker.
+            waiting: How many units wait.
+            most: The largest size that may be returned.
+            load: How much arrives, as a share of what can be served.
+            capacity: Units per second of one worker.
         """
         everything = min(waiting, most)
         if everything == 1 or self.takes_all(waiting, everything, capacity):
@@ -218,9 +218,9 @@ class BatchSize:
         """Return `n`, or now and then a size that deserves a try instead.
 
         Args:
-            n: the size that is to be run.
-            waiting: how many units wait.
-            slack_s: how long the batch may take.
+            n: The size that is to be run.
+            waiting: How many units wait.
+            slack_s: How long the batch may take.
         """
         cost = self._cost
         if cost.samples < self._next_probe:
@@ -263,12 +263,12 @@ def share_of(waiting: int, rate: float, workers: int, setup_s: float, item_s: fl
     """Return the most that one of several workers takes of what waits.
 
     Args:
-        waiting: how many units wait.
-        rate: how many arrive per second.
-        workers: how many there are.
-        setup_s: seconds of a batch that do not depend on its size.
-        item_s: seconds of each unit besides.
-        limit: the most that a batch may hold.
+        waiting: How many units wait.
+        rate: How many arrive per second.
+        workers: How many there are.
+        setup_s: Seconds of a batch that do not depend on its size.
+        item_s: Seconds of each unit besides.
+        limit: The most that a batch may hold.
     """
     spare = workers - rate * item_s
     if spare <= 0.0 or item_s <= 0.0:

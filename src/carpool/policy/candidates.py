@@ -18,12 +18,12 @@ class Candidates:
     no more than `size` and `due`.
 
     Args:
-        queue: what waits; it is only read.
+        queue: What waits; it is only read.
 
     Attributes:
-        size: how much is left, in units of the requests' sizes.
-        due: when the first of those left is due.
-        dropped: the requests that are to be refused.
+        size: How much is left, in units of the requests' sizes.
+        due: When the first of those left is due.
+        dropped: The requests that are to be refused.
     """
 
     __slots__ = ("_queue", "_requests", "dropped", "due", "size")

@@ -68,10 +68,10 @@ class ChosenGroup(NamedTuple):
     """The batch that goes.
 
     Attributes:
-        requests: those in it.
-        longest: the longest length in it, or a little more.
-        seconds: what it is expected to take.
-        batches: how many batches wait, with this one.
+        requests: Those in it.
+        longest: The longest length in it, or a little more.
+        seconds: What it is expected to take.
+        batches: How many batches wait, with this one.
     """
 
     requests: Sequence[Request]
@@ -93,7 +93,7 @@ class Composer:
     """Composes the batches of one stage.
 
     Args:
-        cost: of batches by count and length, learned elsewhere.
+        cost: Of batches by count and length, learned elsewhere.
     """
 
     def __init__(self, cost: LengthCost) -> None:
@@ -135,13 +135,13 @@ class Composer:
         """Return the batch that is to go, of all that wait.
 
         Args:
-            now: the time.
-            levels: what waits by length, for each key.
-            limit: the most that a batch may hold.
-            most_padded: how large its count times its longest length may be.
-            onward_s: what a request needs after its batch.
-            without: requests that are as good as gone; of each key one at least is left.
-            extra_s: what a batch of each key takes besides; nothing if it is empty.
+            now: The time.
+            levels: What waits by length, for each key.
+            limit: The most that a batch may hold.
+            most_padded: How large its count times its longest length may be.
+            onward_s: What a request needs after its batch.
+            without: Requests that are as good as gone; of each key one at least is left.
+            extra_s: What a batch of each key takes besides; nothing if it is empty.
         """
         found: list[_Scored] = []
         batches = 0
@@ -180,8 +180,8 @@ class Composer:
         n. So with m more waiting each request has sqrt(n / (n + m)) of the share that it has now.
 
         Args:
-            choice: the batch that would go.
-            waiting: how many requests wait, those of the batch included.
+            choice: The batch that would go.
+            waiting: How many requests wait, those of the batch included.
         """
         items_s = self._cost.items_s([request.length for request in choice.requests])
         beyond_s = max(0.0, choice.seconds - items_s)
@@ -191,8 +191,8 @@ class Composer:
         """Report whether what comes first should go first, as composing would save too little.
 
         Args:
-            queue: what waits, which is more than one batch.
-            limit: the most that a batch may hold.
+            queue: What waits, which is more than one batch.
+            limit: The most that a batch may hold.
         """
         pause = (
             1 if self._looks < _FIRST_LOOKS else _LOOK_EVERY if (self._ratio or 0.0) <= _WORTH else _LOOK_AGAIN_EVERY
@@ -282,9 +282,9 @@ class Composer:
         the eighth power.
 
         Args:
-            since: the time, a little later.
-            rising: the requests, level by level.
-            allowance_s: from the arrival of each to its due time; 0 if that differs.
+            since: The time, a little later.
+            rising: The requests, level by level.
+            allowance_s: From the arrival of each to its due time; 0 if that differs.
         """
         if allowance_s:
             earliest = inf if allowance_s == inf else min([next(iter(of_level)).due for _, of_level, _ in rising])

@@ -56,9 +56,9 @@ class _Lesson(NamedTuple):
     """A part of the training.
 
     Attributes:
-        spare: only requests beyond this number may be dropped.
-        batches: how many batches the part has.
-        size: how many requests each of them waits for.
+        spare: Only requests beyond this number may be dropped.
+        batches: How many batches the part has.
+        size: How many requests each of them waits for.
     """
 
     spare: int
@@ -74,9 +74,9 @@ class Cork(Policy):
     """Hold a batch while it pays by BentoML's account; drop the oldest when it is too late.
 
     Args:
-        max_batch_size: as for every policy.
-        max_queue_delay_s: as for every policy.
-        slo_s: the maximum latency in seconds; None for BentoML's default of 60.
+        max_batch_size: As for every policy.
+        max_queue_delay_s: As for every policy.
+        slo_s: The maximum latency in seconds; None for BentoML's default of 60.
     """
 
     def __init__(

@@ -24,13 +24,13 @@ class CostModel(CostLevel):
     """Learned seconds of a batch by its size.
 
     Args:
-        limit: largest size, in units of the requests' sizes.
+        limit: Largest size, in units of the requests' sizes.
 
     Attributes:
-        samples: how many batches it has learned from.
-        version: counts the refreshes of the tables.
-        shape: relative times by size.
-        longest_s: expected time of the largest batch.
+        samples: How many batches it has learned from.
+        version: Counts the refreshes of the tables.
+        shape: Relative times by size.
+        longest_s: Expected time of the largest batch.
     """
 
     def __init__(self, limit: int) -> None:
@@ -96,9 +96,9 @@ class CostModel(CostLevel):
         """Learn from a batch.
 
         Args:
-            n: its size.
-            seconds: how long it took.
-            sure: whether it was run more than once, and this is the shortest time.
+            n: Its size.
+            seconds: How long it took.
+            sure: Whether it was run more than once, and this is the shortest time.
         """
         seconds = max(seconds, 1e-9)
         if not self.samples:

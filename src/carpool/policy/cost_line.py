@@ -22,13 +22,13 @@ class CostLine:
     """Learned seconds `a + b·x`; both are at least 0.
 
     Args:
-        a: seconds that do not depend on the amount, as far as it is known beforehand.
-        b: seconds per unit.
+        a: Seconds that do not depend on the amount, as far as it is known beforehand.
+        b: Seconds per unit.
 
     Attributes:
-        a: the same, as learned.
-        b: the same, as learned.
-        samples: how many samples it has learned from.
+        a: The same, as learned.
+        b: The same, as learned.
+        samples: How many samples it has learned from.
     """
 
     __slots__ = ("_has_stalled", "_n", "_x", "_xx", "_xy", "_y", "a", "b", "samples")

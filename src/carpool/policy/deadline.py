@@ -26,9 +26,9 @@ class Deadline(Policy):
     """Take the largest batch that meets the earliest due time, and drop early for its sake.
 
     Args:
-        max_batch_size: as for every policy.
-        max_queue_delay_s: as for every policy; it has no effect, as nothing is held back.
-        cost_s: seconds of a batch of `n`, rising with `n`, from an offline profile; None to learn a
+        max_batch_size: As for every policy.
+        max_queue_delay_s: As for every policy; it has no effect, as nothing is held back.
+        cost_s: Seconds of a batch of `n`, rising with `n`, from an offline profile; None to learn a
             line while serving.
     """
 

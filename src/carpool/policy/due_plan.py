@@ -25,11 +25,11 @@ class DuePlan:
     """What can be done for a queue of requests, in the order in which they would be taken.
 
     Args:
-        requests: the queue.
-        size: the sum of their sizes.
-        cost: of batches.
-        most: the largest batch made on purpose, in units of the requests' sizes.
-        workers: how many drain the queue.
+        requests: The queue.
+        size: The sum of their sizes.
+        cost: Of batches.
+        most: The largest batch made on purpose, in units of the requests' sizes.
+        workers: How many drain the queue.
     """
 
     def __init__(self, requests: Sequence[Request], size: int, cost: CostModel, most: int, workers: int) -> None:
@@ -56,8 +56,8 @@ class DuePlan:
         is a binary search.
 
         Args:
-            start: the position of the first request to look at.
-            at: when the batch begins.
+            start: The position of the first request to look at.
+            at: When the batch begins.
 
         Returns:
             A position; the number of requests, if none is in time.
@@ -76,8 +76,8 @@ class DuePlan:
         """Return how many requests are in time with batches back to back, and when that ends.
 
         Args:
-            start: the position of the first request of the first batch.
-            at: when that batch begins.
+            start: The position of the first request of the first batch.
+            at: When that batch begins.
         """
         cost, most, margin, before = self._cost, self._most, self._cost.margin, self._before
         in_time = 0
@@ -97,8 +97,8 @@ class DuePlan:
         """Plan way A.
 
         Args:
-            now: the time.
-            slack_s: how long the head's batch may take.
+            now: The time.
+            slack_s: How long the head's batch may take.
 
         Returns:
             The units of the batch for the head, how many requests are answered in time in all, and

@@ -36,12 +36,12 @@ class Round(NamedTuple):
     """One batch, and what came until the next one was completed.
 
     Attributes:
-        at: when it was completed.
-        served: how many requests it answered.
-        arrived: how many requests had arrived in all by then.
-        end: when the next batch was completed.
-        total: how many requests had arrived in all by the end.
-        rate: requests per second that arrive; 0 where better figures are known.
+        at: When it was completed.
+        served: How many requests it answered.
+        arrived: How many requests had arrived in all by then.
+        end: When the next batch was completed.
+        total: How many requests had arrived in all by the end.
+        rate: Requests per second that arrive; 0 where better figures are known.
     """
 
     at: float
@@ -56,13 +56,13 @@ class Gather:
     """Learns how soon after a batch its clients return, and how long to wait for them.
 
     Args:
-        arrivals: is asked how many requests had come by when.
+        arrivals: Is asked how many requests had come by when.
 
     Attributes:
-        window_s: how long after a batch it pays to wait for the clients that it served; 0 when it
+        window_s: How long after a batch it pays to wait for the clients that it served; 0 when it
             does not.
-        served: how many requests the last batch answered; 0 if there is nothing to wait for.
-        clients: smoothed: those just served and those waiting, if they are in a closed loop.
+        served: How many requests the last batch answered; 0 if there is nothing to wait for.
+        clients: Smoothed: those just served and those waiting, if they are in a closed loop.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -102,10 +102,10 @@ class Gather:
         Call it when a batch is done, before `completed`.
 
         Args:
-            now: the time.
-            n: how many requests the batch that is now done has answered.
-            waiting: how many requests are queued.
-            others: how many other batches run.
+            now: The time.
+            n: How many requests the batch that is now done has answered.
+            waiting: How many requests are queued.
+            others: How many other batches run.
 
         Returns:
             What came of the previous batch, for `learn`; None if nothing is known of it.
@@ -126,9 +126,9 @@ class Gather:
         """Choose the window anew after a round.
 
         Args:
-            closed: a batch and what came of it.
-            unit: the mean size of a request.
-            cost: of batches.
+            closed: A batch and what came of it.
+            unit: The mean size of a request.
+            cost: Of batches.
         """
         scale_s, at, before, arrivals = self._scale_s, closed.at, closed.arrived, self._arrivals
         half = at + 0.5 * scale_s
@@ -147,8 +147,8 @@ class Gather:
         """Return until when to wait for the clients served last, as far as that saves seconds.
 
         Args:
-            now: the time.
-            saved_s: returns the seconds of the next batch that are saved if so many are back.
+            now: The time.
+            saved_s: Returns the seconds of the next batch that are saved if so many are back.
 
         Returns:
             The end of the window that saves most, or None if none saves more than it takes.

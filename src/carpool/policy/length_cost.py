@@ -33,17 +33,17 @@ class LengthCost(CostLevel):
     """Learned seconds of a batch by its count and its longest length.
 
     Args:
-        allowed_batch_sizes: the counts that batches are padded up to; None if they are not.
-        allowed_lengths: the lengths that items are padded up to; None for those of the longest.
+        allowed_batch_sizes: The counts that batches are padded up to; None if they are not.
+        allowed_lengths: The lengths that items are padded up to; None for those of the longest.
 
     Attributes:
-        samples: how many batches it has learned from.
-        largest: the largest count sampled so far.
-        longest: the longest length sampled so far.
-        usual_length: smoothed longest length of a batch.
-        switch_s: what the first batch of another key on a worker takes besides; 0 where that is no
+        samples: How many batches it has learned from.
+        largest: The largest count sampled so far.
+        longest: The longest length sampled so far.
+        usual_length: Smoothed longest length of a batch.
+        switch_s: What the first batch of another key on a worker takes besides; 0 where that is no
             more than noise.
-        longest_varies: whether batches have had different longest lengths.
+        longest_varies: Whether batches have had different longest lengths.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class LengthCost(CostLevel):
         learned from noisy batches would come out too low beside a warm-up without noise.
 
         Args:
-            n: its count.
-            length: its longest length.
-            seconds: what it took.
-            usual: what such a batch is expected to take; what it took while nothing is known.
+            n: Its count.
+            length: Its longest length.
+            seconds: What it took.
+            usual: What such a batch is expected to take; what it took while nothing is known.
         """
         if self._counts is not None:
             n = padded(n, self._counts)
@@ -176,7 +176,7 @@ class CostAtLength:
     """The cost of batches by their count, at one length: what rules ask that know no lengths.
 
     Attributes:
-        limit: the largest count.
+        limit: The largest count.
     """
 
     def __init__(self, cost: LengthCost, length: float, limit: int) -> None:
@@ -208,8 +208,8 @@ def padded(value: float, allowed: Sequence[int]) -> int:
     """Return what a count or a length is padded up to, or cut off to if it is above the last.
 
     Args:
-        value: the count or length.
-        allowed: what it may be padded to, rising.
+        value: The count or length.
+        allowed: What it may be padded to, rising.
     """
     at = bisect_left(allowed, value)
     return allowed[min(at, len(allowed) - 1)]

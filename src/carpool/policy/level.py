@@ -20,9 +20,9 @@ class CostLevel:
     """The level and the noise of a learned cost.
 
     Attributes:
-        level: what to multiply the relative times of the shape with.
-        margin: planned time over expected time.
-        trend: smoothed log-ratio of measured to expected time; far from 0 while the level is
+        level: What to multiply the relative times of the shape with.
+        margin: Planned time over expected time.
+        trend: Smoothed log-ratio of measured to expected time; far from 0 while the level is
             moving.
     """
 
@@ -56,8 +56,8 @@ class CostLevel:
         """Move the level after a batch.
 
         Args:
-            residual: the logarithm of measured over expected time.
-            count: how often batches like it have been sampled; where that is hardly ever, it says
+            residual: The logarithm of measured over expected time.
+            count: How often batches like it have been sampled; where that is hardly ever, it says
                 little about the level, since there it is the shape that is wrong.
 
         Returns:

@@ -52,14 +52,14 @@ def new_policy(
     queue.
 
     Args:
-        policy: a template, which is copied, or a name of `BY_NAME`; None for Adaptive.
-        max_batch_size: the most that a batch may hold, even if the policy's own limit is higher.
-        max_queue_delay_s: how long a request may be held back, unless the policy has a delay.
-        allowed_batch_sizes: the sizes that batches are padded to, unless the policy has some.
-        max_padded_size: the most that a batch's count times its longest length may be.
-        allowed_lengths: the lengths that items are padded to.
-        overload: the service's setting, which always counts.
-        slo_s: the service's SLO, for policies that must know it beforehand and have none; all
+        policy: A template, which is copied, or a name of `BY_NAME`; None for Adaptive.
+        max_batch_size: The most that a batch may hold, even if the policy's own limit is higher.
+        max_queue_delay_s: How long a request may be held back, unless the policy has a delay.
+        allowed_batch_sizes: The sizes that batches are padded to, unless the policy has some.
+        max_padded_size: The most that a batch's count times its longest length may be.
+        allowed_lengths: The lengths that items are padded to.
+        overload: The service's setting, which always counts.
+        slo_s: The service's SLO, for policies that must know it beforehand and have none; all
             others see it in the dues of the requests.
     """
     made = BY_NAME[policy or "adaptive"]() if policy is None or isinstance(policy, str) else copy.deepcopy(policy)
@@ -96,15 +96,15 @@ def new_step_policy(
     stage.
 
     Args:
-        policy: a template, which is copied, or a name of `STEPS_BY_NAME`; None for Paced.
-        rows: the most streams in a running set, even if the policy's own limit is higher.
-        part_slo_s: how far apart parts should be, unless the policy knows better.
-        slo_s: the service's SLO, likewise.
-        overload: the service's setting, which always counts.
+        policy: A template, which is copied, or a name of `STEPS_BY_NAME`; None for Paced.
+        rows: The most streams in a running set, even if the policy's own limit is higher.
+        part_slo_s: How far apart parts should be, unless the policy knows better.
+        slo_s: The service's SLO, likewise.
+        overload: The service's setting, which always counts.
 
     Raises:
-        ValueError: there is no policy of steps of this name.
-        TypeError: the template is a policy of batches.
+        ValueError: There is no policy of steps of this name.
+        TypeError: The template is a policy of batches.
     """
     if policy is None or isinstance(policy, str):
         name = policy or "paced"

@@ -14,10 +14,10 @@ def nearest(
     """Return `head` and those nearest to it in length, by the ratio of the lengths.
 
     Args:
-        levels: what waits by length, rising; `head` is among it.
-        head: a request that the batch is for.
-        most: how many requests the batch may hold.
-        most_padded: how large its count times its longest length may be.
+        levels: What waits by length, rising; `head` is among it.
+        head: A request that the batch is for.
+        most: How many requests the batch may hold.
+        most_padded: How large its count times its longest length may be.
     """
     at = next(i for i, (length, _, _) in enumerate(levels) if length >= head.length)
     length = longest = levels[at][0]

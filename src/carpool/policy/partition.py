@@ -49,11 +49,11 @@ def partition(
     """Return the pieces of the line, each as where it begins and ends.
 
     Args:
-        levels: the longest length and the count of each level, rising in length.
-        limit: the most that one batch may hold.
-        most_padded: how large the count of a batch times its longest length may be; a request that
+        levels: The longest length and the count of each level, rising in length.
+        limit: The most that one batch may hold.
+        most_padded: How large the count of a batch times its longest length may be; a request that
             is longer by itself is alone.
-        cost: of a batch.
+        cost: Of a batch.
     """
     n = sum([count for _, count in levels])
     twice = 2 * n

@@ -58,12 +58,12 @@ class Shape:
     """Relative time of a batch by its size, 1 to `limit`.
 
     Attributes:
-        knots: the sizes that have an entry.
-        at: their relative times, never falling.
-        counts: how often each was sampled; lessened where `age` makes samples lose their weight.
-        setup: the straight line's time of an empty batch, in the same relative units.
-        slope: the straight line's time per unit of size.
-        largest: the largest size sampled so far.
+        knots: The sizes that have an entry.
+        at: Their relative times, never falling.
+        counts: How often each was sampled; lessened where `age` makes samples lose their weight.
+        setup: The straight line's time of an empty batch, in the same relative units.
+        slope: The straight line's time per unit of size.
+        largest: The largest size sampled so far.
     """
 
     def __init__(self, limit: int) -> None:
@@ -110,9 +110,9 @@ class Shape:
         """Learn from a batch.
 
         Args:
-            n: its size.
-            seconds: how long it took, in units of the present level.
-            cv: the coefficient of variation of the noise.
+            n: Its size.
+            seconds: How long it took, in units of the present level.
+            cv: The coefficient of variation of the noise.
         """
         self.largest = max(self.largest, n)
         self._w = _KEEP * self._w + 1.0

@@ -38,22 +38,22 @@ class Static(Policy):
     With a delay of 0 (the default) nothing waits for company.
 
     Args:
-        max_batch_size: as for every policy.
-        max_queue_delay_s: as for every policy.
-        max_queued_batches: how many full batches may wait, those for idle workers not counted; of
+        max_batch_size: As for every policy.
+        max_queue_delay_s: As for every policy.
+        max_queued_batches: How many full batches may wait, those for idle workers not counted; of
             the requests beyond that the lowest priority is refused, the newest first. None for no
             limit (TensorFlow Serving's `max_enqueued_batches` is 10).
-        allowed_batch_sizes: the sizes that the model takes, rising; the largest is also the batch
+        allowed_batch_sizes: The sizes that the model takes, rising; the largest is also the batch
             limit. None means the stage's.
-        padding: what to do with a batch that has none of these sizes: "up" takes all that wait and
+        padding: What to do with a batch that has none of these sizes: "up" takes all that wait and
             has the stage pad them to the next size, "down" takes the largest size that can be
             filled and leaves the rest, whose delay goes on counting from their arrivals (TensorFlow
             Serving interpolates it). What is short of the smallest size is padded in any case.
-        from_idle: whether the delay counts from the moment when a worker fell idle, where that was
+        from_idle: Whether the delay counts from the moment when a worker fell idle, where that was
             before the oldest arrival. A worker that has not run a batch yet counts as always idle.
 
     Raises:
-        ValueError: an argument makes no sense; the text says which, and what it may be.
+        ValueError: An argument makes no sense; the text says which, and what it may be.
     """
 
     def __init__(

@@ -58,15 +58,15 @@ class StepPolicy(Policy):
     """Base of all policies of steps; `join` is the policy.
 
     Args:
-        rows: most streams in a set; None means the stage's.
-        part_slo_s: how far apart the parts of a stream should be; None means the service's.
+        rows: Most streams in a set; None means the stage's.
+        part_slo_s: How far apart the parts of a stream should be; None means the service's.
 
     Attributes:
-        rows: the same.
-        part_slo_s: the same.
-        start: seconds of starting streams, by the sum of their lengths.
-        step: seconds of a step, by the number of streams stepped.
-        active: how many streams the last step had.
+        rows: The same.
+        part_slo_s: The same.
+        start: Seconds of starting streams, by the sum of their lengths.
+        step: Seconds of a step, by the number of streams stepped.
+        active: How many streams the last step had.
     """
 
     def __init__(self, rows: int | None = None, part_slo_s: float | None = None) -> None:
@@ -86,10 +86,10 @@ class StepPolicy(Policy):
         """Return how many of the next requests join a running set now, 0 to `len(heads)`.
 
         Args:
-            now: the time.
-            heads: the next requests of the queue, as many as there is room for in the set; at least
+            now: The time.
+            heads: The next requests of the queue, as many as there is room for in the set; at least
                 one.
-            running: the set.
+            running: The set.
         """
 
     def is_late(self, now: float, request: Request) -> bool:

@@ -29,10 +29,10 @@ def without_late(now: float, batch: Sequence[Request], longest: int, seconds: Se
     time the last ones are left out.
 
     Args:
-        now: the time.
-        batch: the requests.
-        longest: the longest length that may be among them.
-        seconds: of a batch.
+        now: The time.
+        batch: The requests.
+        longest: The longest length that may be among them.
+        seconds: Of a batch.
     """
     last_due_first = sorted(batch, key=_due, reverse=True)
     n = len(last_due_first)
@@ -48,9 +48,9 @@ def urgent_first(now: float, requests: Sequence[Request], seconds: Seconds) -> S
     """Return those of a batch that should go before the others, or all of them.
 
     Args:
-        now: the time.
-        requests: all that wait, which may go together.
-        seconds: of a batch, with what it may take longer.
+        now: The time.
+        requests: All that wait, which may go together.
+        seconds: Of a batch, with what it may take longer.
     """
     in_line = sorted(requests, key=_due)
     longest_of_all = max([request.length for request in requests])

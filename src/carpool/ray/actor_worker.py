@@ -53,15 +53,15 @@ class ActorWorker:
     """One worker on a cluster; see `Worker` in drive/worker.py.
 
     Args:
-        session: the connection to the cluster.
-        launch: how to start the worker.
-        place: its position in the stage.
-        on_frame: called with each frame that it sends.
-        on_lost: called once, with the cause, when it has ended.
-        sink: not used, as what an actor prints is Ray's.
+        session: The connection to the cluster.
+        launch: How to start the worker.
+        place: Its position in the stage.
+        on_frame: Called with each frame that it sends.
+        on_lost: Called once, with the cause, when it has ended.
+        sink: Not used, as what an actor prints is Ray's.
 
     Attributes:
-        send: sends it a frame, once it has connected.
+        send: Sends it a frame, once it has connected.
     """
 
     pid: int | None = None
@@ -147,8 +147,8 @@ class ActorWorker:
         If Ray does not tell then that the actor is dead, its whole node may hang, and is a suspect.
 
         Args:
-            why: for the log.
-            on_frame: called with what it still sends.
+            why: For the log.
+            on_frame: Called with what it still sends.
         """
         self._ended_because = self._ended_because or why
         if self._joined is not None:
@@ -160,7 +160,7 @@ class ActorWorker:
         """Kill its actor, and have nothing more to do with it.
 
         Args:
-            why: for the log.
+            why: For the log.
         """
         self._ended_because = self._ended_because or why
         self._loop.call_soon(self._end, "it was killed by the service")

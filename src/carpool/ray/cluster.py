@@ -127,10 +127,10 @@ class Cluster:
         """Connect to the cluster, on the running loop.
 
         Args:
-            service: the service, as `moved` has returned it.
+            service: The service, as `moved` has returned it.
 
         Raises:
-            StartupError: there is no cluster there, or no port for its workers to connect to.
+            StartupError: There is no cluster there, or no port for its workers to connect to.
         """
         try:
             await asyncio.to_thread(self._connect)
@@ -205,8 +205,8 @@ def options_of(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a stage's actors, in Ray's words.
 
     Args:
-        stage: as it is declared.
-        changes: what differs from that, as `differing` has returned it.
+        stage: As it is declared.
+        changes: What differs from that, as `differing` has returned it.
     """
     needs = dict(stage.needs)
     if stage.cpus is not None:

@@ -85,10 +85,10 @@ class StageScorer:
     """What an actor of a dataset does: it runs one stage for the rows that it is given.
 
     Args:
-        stage: the stage, as it runs there.
-        column: the column of its items; None for whole rows.
-        output: the column for the answers.
-        errors: the column for errors; None to raise them.
+        stage: The stage, as it runs there.
+        column: The column of its items; None for whole rows.
+        output: The column for the answers.
+        errors: The column for errors; None to raise them.
     """
 
     def __init__(self, stage: Stage, column: str | None, output: str, errors: str | None) -> None:

@@ -37,7 +37,7 @@ class RayMetrics:
     """Tells of one service.
 
     Args:
-        service: its name.
+        service: Its name.
     """
 
     def __init__(self, service: str) -> None:
@@ -49,8 +49,8 @@ class RayMetrics:
         """Tell of a snapshot.
 
         Args:
-            snapshot: the numbers of the service.
-            where: where its workers run.
+            snapshot: The numbers of the service.
+            where: Where its workers run.
         """
         model = {"model": self._service}
         for outcome, n in snapshot.outcomes.items():

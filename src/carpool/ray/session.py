@@ -42,11 +42,11 @@ class ActorOrder(NamedTuple):
     """An actor that is asked for.
 
     Attributes:
-        launch: how to start its worker.
-        place: the worker's position in its stage.
-        ticket: by which it says who it is.
-        token: with which it proves that, once.
-        goes_to_the_well: whether it is to be on a node from which workers have been heard.
+        launch: How to start its worker.
+        place: The worker's position in its stage.
+        ticket: By which it says who it is.
+        token: With which it proves that, once.
+        goes_to_the_well: Whether it is to be on a node from which workers have been heard.
     """
 
     launch: Launch
@@ -60,9 +60,9 @@ class Placed(NamedTuple):
     """An actor of which Ray has taken note.
 
     Attributes:
-        actor: its handle.
-        call: the reference of its one call.
-        avoids: whether it must not be placed on some nodes.
+        actor: Its handle.
+        call: The reference of its one call.
+        avoids: Whether it must not be placed on some nodes.
     """
 
     actor: Any
@@ -75,8 +75,8 @@ class Terms:
     """What the workers of a service ask of the cluster.
 
     Attributes:
-        needs: by stage, options of its actors in Ray's own words.
-        runtime_env: the environment of all actors.
+        needs: By stage, options of its actors in Ray's own words.
+        runtime_env: The environment of all actors.
     """
 
     needs: Mapping[str, Mapping[str, Any]]
@@ -87,22 +87,22 @@ class Session:
     """The connection of one running service to a cluster, on the running loop; see `Site`.
 
     Args:
-        service: the name of the service.
-        terms: what its workers ask of the cluster.
-        ports: the first and the last port that its gate may have; None for any.
-        silence_s: for how long a node may be silent.
-        new_worker: makes a worker; it is called with this session, and then like `WorkerProcess`.
-        has_ended: called once it has been closed, in the thread for errands.
+        service: The name of the service.
+        terms: What its workers ask of the cluster.
+        ports: The first and the last port that its gate may have; None for any.
+        silence_s: For how long a node may be silent.
+        new_worker: Makes a worker; it is called with this session, and then like `WorkerProcess`.
+        has_ended: Called once it has been closed, in the thread for errands.
 
     Attributes:
-        hire: makes a worker; it is called like `WorkerProcess`.
-        service: the name of the service.
-        gate: where its actors connect.
-        clock: the clock by which its deadlines are.
-        fastest_s: by stage, the shortest time that an actor has taken to connect.
+        hire: Makes a worker; it is called like `WorkerProcess`.
+        service: The name of the service.
+        gate: Where its actors connect.
+        clock: The clock by which its deadlines are.
+        fastest_s: By stage, the shortest time that an actor has taken to connect.
 
     Raises:
-        OSError: there is no port for the gate.
+        OSError: There is no port for the gate.
     """
 
     def __init__(
@@ -173,9 +173,9 @@ class Session:
         """Ask for an actor.
 
         Args:
-            order: what is asked for.
-            is_wanted: whether it still is, when its turn comes.
-            placed: called on the loop with what has come of it.
+            order: What is asked for.
+            is_wanted: Whether it still is, when its turn comes.
+            placed: Called on the loop with what has come of it.
         """
 
         def ask() -> None:
@@ -212,9 +212,9 @@ class Session:
         """Take note that an actor has connected.
 
         Args:
-            stage: its stage.
-            node: its node.
-            took_s: how long after it was asked for.
+            stage: Its stage.
+            node: Its node.
+            took_s: How long after it was asked for.
         """
         self._suspects.connected(node)
         self.fastest_s[stage] = min(self.fastest_s.get(stage, inf), took_s)
@@ -227,8 +227,8 @@ class Session:
         """Find out whether the cluster has free what a worker needs.
 
         Args:
-            stage: the stage.
-            found: called on the loop with whether it has.
+            stage: The stage.
+            found: Called on the loop with whether it has.
         """
         self._errands.put(lambda: self.from_ray(found, has_free(self._needs(stage), ray.available_resources())))
 
@@ -294,8 +294,8 @@ def has_free(needs: Mapping[str, Any], free: Mapping[str, float]) -> bool:
     """Report whether a cluster has free what an actor needs, on whatever nodes.
 
     Args:
-        needs: in Ray's words.
-        free: the resources that are free, by name.
+        needs: In Ray's words.
+        free: The resources that are free, by name.
     """
     named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     wanted = {name: needs.get(option) or 0 for name, option in named.items()} | dict(needs.get("resources") or {})

@@ -30,14 +30,14 @@ class WayHome(NamedTuple):
     """How an actor reaches its service.
 
     Attributes:
-        host: the address of the coordinator's node.
-        port: the port of its gate.
-        path: the Unix socket of its gate, for actors on the same node.
-        node: the id of the coordinator's node.
-        service: the name of the service.
-        stage: the name of the stage.
-        ticket: which token is the actor's.
-        token: what it proves itself with, once.
+        host: The address of the coordinator's node.
+        port: The port of its gate.
+        path: The Unix socket of its gate, for actors on the same node.
+        node: The id of the coordinator's node.
+        service: The name of the service.
+        stage: The name of the stage.
+        ticket: Which token is the actor's.
+        token: What it proves itself with, once.
     """
 
     host: str
@@ -54,7 +54,7 @@ class Shell:
     """The actor of one worker.
 
     Args:
-        name: the worker's, which Ray shows before each line that it prints.
+        name: The worker's, which Ray shows before each line that it prints.
     """
 
     def __init__(self, name: str) -> None:
@@ -67,7 +67,7 @@ class Shell:
         """Be the worker until its service ends the connection; return why it ended, for the log.
 
         Raises:
-            StartupError: the service is another version of carpool, or cannot be reached.
+            StartupError: The service is another version of carpool, or cannot be reached.
         """
         try:
             sock = self._connected(home)

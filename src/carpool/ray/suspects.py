@@ -41,8 +41,8 @@ class Suspects:
         """Return the nodes that have workers, or had some lately, and are no suspects.
 
         Args:
-            now: the time.
-            alive: the nodes that Ray believes to be alive.
+            now: The time.
+            alive: The nodes that Ray believes to be alive.
         """
         heard = [node for node in alive if self._workers[node] or now - self._heard.get(node, -inf) < SUSPECT_S]
         return sorted(node for node in heard if self._until.get(node, -inf) <= now)
@@ -51,8 +51,8 @@ class Suspects:
         """Return the nodes at which no worker is to be placed; none if no other node is left.
 
         Args:
-            now: the time.
-            alive: the nodes that Ray believes to be alive.
+            now: The time.
+            alive: The nodes that Ray believes to be alive.
         """
         self._until = {node: until for node, until in self._until.items() if until > now}
         return sorted(self._until) if any(node not in self._until for node in alive) else []

@@ -23,12 +23,12 @@ class Job(NamedTuple):
     """What is to be scored.
 
     Attributes:
-        source: the file of rows; "-" for the standard input.
-        out: the file of answers; "-" for the standard output.
-        errors: the file of errors; None for none.
-        in_format: of the rows; None for what the name of the file says.
-        out_format: of the answers; None for what the name of the file says.
-        resume: whether an earlier run is gone on with.
+        source: The file of rows; "-" for the standard input.
+        out: The file of answers; "-" for the standard output.
+        errors: The file of errors; None for none.
+        in_format: Of the rows; None for what the name of the file says.
+        out_format: Of the answers; None for what the name of the file says.
+        resume: Whether an earlier run is gone on with.
     """
 
     source: str
@@ -43,8 +43,8 @@ def score(job: Job, scorer: Scorer) -> int:
     """Run a job and return the exit status: 1 if any row has failed.
 
     Raises:
-        ValueError: the job cannot be run; the text says what to change.
-        OSError: a file cannot be read or written.
+        ValueError: The job cannot be run; the text says what to change.
+        OSError: A file cannot be read or written.
     """
     out_format = job.out_format or format_of(job.out)
     done = _done(job, out_format)

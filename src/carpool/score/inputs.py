@@ -25,8 +25,8 @@ class InputRow(NamedTuple):
     """One row of the input.
 
     Attributes:
-        line: its JSON as it was read; None if it is a value.
-        value: the fields by name; None if it is JSON.
+        line: Its JSON as it was read; None if it is a value.
+        value: The fields by name; None if it is JSON.
     """
 
     line: bytes | None
@@ -37,11 +37,11 @@ class Input:
     """A file of rows, or the standard input.
 
     Args:
-        path: of the file; "-" for the standard input.
+        path: Of the file; "-" for the standard input.
         format: "ndjson", "csv" or "parquet".
 
     Attributes:
-        size: of the file in bytes; None if it is not known.
+        size: Of the file in bytes; None if it is not known.
     """
 
     def __init__(self, path: str, format: str) -> None:
@@ -54,7 +54,7 @@ class Input:
         """Yield the rows without the first ones. Raises OSError or ValueError.
 
         Args:
-            skipped: how many are left out.
+            skipped: How many are left out.
         """
         if self._format == "parquet":
             yield from self._parquet(skipped)
@@ -119,8 +119,8 @@ def as_value(row: InputRow, kind: Any) -> Any:
     """Return a row of a table as an item: an object of its fields, or what the type makes of it.
 
     Args:
-        row: a row that is no JSON.
-        kind: the type of the model's items; `Any` if it is not known.
+        row: A row that is no JSON.
+        kind: The type of the model's items; `Any` if it is not known.
     """
     fields: dict[str, Any] = row.value
     if not all(isinstance(value, str) for value in fields.values()):

@@ -23,8 +23,8 @@ class Answer(NamedTuple):
     """What became of a row.
 
     Attributes:
-        result: the result as JSON; the object with the error, if there is none.
-        is_error: whether the row has failed.
+        result: The result as JSON; the object with the error, if there is none.
+        is_error: Whether the row has failed.
     """
 
     result: bytes
@@ -68,8 +68,8 @@ class LinesFile:
     """A file of lines with an answer each.
 
     Args:
-        path: of the file; "-" for the standard output.
-        keep: how many bytes at its beginning are kept.
+        path: Of the file; "-" for the standard output.
+        keep: How many bytes at its beginning are kept.
     """
 
     def __init__(self, path: str, keep: int) -> None:
@@ -86,9 +86,9 @@ class SheetFile:
     """A CSV file with a row for each answer: a column for each field, or `result`; and `error`.
 
     Args:
-        path: of the file; "-" for the standard output.
-        keep: how many bytes at its beginning are kept.
-        header: the header that it has already; empty for none.
+        path: Of the file; "-" for the standard output.
+        keep: How many bytes at its beginning are kept.
+        header: The header that it has already; empty for none.
     """
 
     def __init__(self, path: str, keep: int, header: Sequence[str]) -> None:
@@ -161,10 +161,10 @@ class Done(NamedTuple):
     """How far an earlier run came.
 
     Attributes:
-        rows: how many answers are there.
-        nbytes: how many bytes of the file they take.
-        failed: how many of them are errors.
-        header: of a CSV file.
+        rows: How many answers are there.
+        nbytes: How many bytes of the file they take.
+        failed: How many of them are errors.
+        header: Of a CSV file.
     """
 
     rows: int
@@ -218,8 +218,8 @@ class Errors:
     """The file of errors: a line for each row that has failed, with its number.
 
     Args:
-        path: of the file.
-        upto: errors of later rows are dropped, since these are run again.
+        path: Of the file.
+        upto: Errors of later rows are dropped, since these are run again.
     """
 
     def __init__(self, path: str, upto: int) -> None:
@@ -236,8 +236,8 @@ class Errors:
         """Write the errors among answers; it comes before the answers are written.
 
         Args:
-            first: the number of the first answer, from 1.
-            answers: the next answers.
+            first: The number of the first answer, from 1.
+            answers: The next answers.
         """
         lines = [
             _encode({"row": row, **_decode(answer.result)}) + b"\n"

@@ -52,8 +52,8 @@ class ServiceScorer:
     """Starts a service and streams the rows through it.
 
     Args:
-        service: the service.
-        run: starts it, and returns its handle.
+        service: The service.
+        run: Starts it, and returns its handle.
     """
 
     def __init__(self, service: Service) -> None:
@@ -125,9 +125,9 @@ class ServerScorer:
     """Sends the rows to a running server.
 
     Args:
-        url: of the server.
-        model: the name of the model; None for the first one.
-        connect: makes a client of an address and the name of a model.
+        url: Of the server.
+        model: The name of the model; None for the first one.
+        connect: Makes a client of an address and the name of a model.
     """
 
     def __init__(self, url: str, model: str | None, connect: Callable[..., Any]) -> None:

@@ -177,8 +177,8 @@ def cluster_needs(name: str, value: Any) -> dict[str, Any]:
     """Return what a worker needs on a Ray cluster, in Ray's words, which Ray itself checks.
 
     Raises:
-        TypeError: it is no mapping with text as its keys.
-        ValueError: a key is none of those that `needs` may have.
+        TypeError: It is no mapping with text as its keys.
+        ValueError: A key is none of those that `needs` may have.
     """
     needs = mapping(name, value)
     for key in needs:

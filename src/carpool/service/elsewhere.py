@@ -48,8 +48,8 @@ def elsewhere_of(on: Any) -> Elsewhere | None:
     """Return the place that a user names with `on=`; None for this machine.
 
     Raises:
-        ValueError: there is no such place.
-        ImportError: it needs a package that is missing.
+        ValueError: There is no such place.
+        ImportError: It needs a package that is missing.
     """
     if on is None:
         return None

@@ -87,8 +87,8 @@ def token_of(address: JoinAddress, token_file: PathLike | None) -> bytes:
     """Return the token for an address.
 
     Raises:
-        ValueError: there is none, or it is too short.
-        OSError: the file cannot be read.
+        ValueError: There is none, or it is too short.
+        OSError: The file cannot be read.
     """
     if token_file is None:
         if address.path:
@@ -110,12 +110,12 @@ def join_of(service: Declaration, join: Any) -> Join | None:
     """Return where the workers of a service join; None if none do.
 
     Args:
-        service: the service.
-        join: what the user has said.
+        service: The service.
+        join: What the user has said.
 
     Raises:
-        ValueError: nothing is said and a stage needs it, or something is and no stage does.
-        TypeError: it is of the wrong kind.
+        ValueError: Nothing is said and a stage needs it, or something is and no stage does.
+        TypeError: It is of the wrong kind.
     """
     joining = [stage.name for stage in service.stages if stage.join]
     if join is None:
@@ -139,12 +139,12 @@ def joins_of(services: Sequence[Declaration], join: Any) -> list[Join | None]:
     """Return for each of several services where its workers join.
 
     Args:
-        services: the services.
-        join: what the user has said; it is for the only one of which workers can join.
+        services: The services.
+        join: What the user has said; it is for the only one of which workers can join.
 
     Raises:
-        ValueError: see `join_of`; or the workers of several services would join at one address.
-        TypeError: it is of the wrong kind.
+        ValueError: See `join_of`; or the workers of several services would join at one address.
+        TypeError: It is of the wrong kind.
     """
     joining = [service for service in services if any(stage.join for stage in service.stages)]
     if join is not None and len(joining) > 1:
@@ -159,12 +159,12 @@ def open_gate(join: Join, service: Declaration, pools: Sequence[WorkerPool]) -> 
     """Open the gate of a service on the running loop; return it and its address.
 
     Args:
-        join: where, and who may join.
-        service: the service.
-        pools: those of its stages.
+        join: Where, and who may join.
+        service: The service.
+        pools: Those of its stages.
 
     Raises:
-        StartupError: the address cannot be listened on.
+        StartupError: The address cannot be listened on.
     """
     by_name = {stage.name: pool for stage, pool in zip(service.stages, pools, strict=True) if stage.join}
 

@@ -18,7 +18,7 @@ class BrokenModule(ValueError):
     """A module raised when it was imported.
 
     Attributes:
-        error: what it raised.
+        error: What it raised.
     """
 
     def __init__(self, module_name: str, error: BaseException) -> None:
@@ -30,8 +30,8 @@ def service_named(target: str) -> Service:
     """Return the service at `module:attribute`; its module is imported if it has not been yet.
 
     Raises:
-        NotFound: there is none.
-        BrokenModule: the module, or one that it imports, raised.
+        NotFound: There is none.
+        BrokenModule: The module, or one that it imports, raised.
     """
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:

@@ -50,13 +50,13 @@ def changed(services: Sequence[Service], of_services: Changes, of_stages: Change
     """Return the services with some settings changed; those that nothing changes stay as they are.
 
     Args:
-        services: as they are declared.
-        of_services: the settings of each service.
-        of_stages: the settings of each stage, by its name or as SERVICE/STAGE.
+        services: As they are declared.
+        of_services: The settings of each service.
+        of_stages: The settings of each stage, by its name or as SERVICE/STAGE.
 
     Raises:
-        ValueError: there is no such service, stage or setting, or a value is out of range.
-        TypeError: a value is of the wrong kind.
+        ValueError: There is no such service, stage or setting, or a value is out of range.
+        TypeError: A value is of the wrong kind.
     """
     stages = {name for service in services for stage in service.stages for name in _names(service, stage)}
     for kind, changes, known, settings in (

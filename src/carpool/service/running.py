@@ -42,20 +42,20 @@ class Running:
     """One service's driver, workers and guard, and where in its life it is.
 
     Args:
-        name: the service's.
-        timeout_s: the service's; how long requests inside may take when it closes.
+        name: The service's.
+        timeout_s: The service's; how long requests inside may take when it closes.
 
     Attributes:
-        life: where in its life the service is.
-        driver: the service's, once it starts.
-        pools: the service's, one per stage, once it starts.
-        guard: the service's, if it has worker processes.
-        upkeep: the service's, once it starts.
-        gate: where workers join that come by themselves, while the service is open.
-        site: where its worker processes run, if not on this machine.
-        gate_address: the address of that, once it was opened.
-        found_cores: those on which the loop's thread ran before it was pinned.
-        thread: the loop's, if it was started for this service and is to end with it.
+        life: Where in its life the service is.
+        driver: The service's, once it starts.
+        pools: The service's, one per stage, once it starts.
+        guard: The service's, if it has worker processes.
+        upkeep: The service's, once it starts.
+        gate: Where workers join that come by themselves, while the service is open.
+        site: Where its worker processes run, if not on this machine.
+        gate_address: The address of that, once it was opened.
+        found_cores: Those on which the loop's thread ran before it was pinned.
+        thread: The loop's, if it was started for this service and is to end with it.
     """
 
     def __init__(self, name: str, timeout_s: float) -> None:
@@ -84,11 +84,11 @@ class Running:
         """Take note, on the service's loop, of what is being started.
 
         Args:
-            driver: the service's.
-            pools: one per stage.
-            guard: the service's, if it has worker processes.
-            upkeep: the service's.
-            how_to_close: for the warning if it is never closed.
+            driver: The service's.
+            pools: One per stage.
+            guard: The service's, if it has worker processes.
+            upkeep: The service's.
+            how_to_close: For the warning if it is never closed.
         """
         self.driver, self.pools, self.guard, self.upkeep = driver, pools, guard, upkeep
         self._process, self._how_to_close = os.getpid(), how_to_close
@@ -113,7 +113,7 @@ class Running:
         """Have the service closed, on its loop, by a task that ends when everything has ended.
 
         Args:
-            drain: whether requests inside are finished; if not, they fail.
+            drain: Whether requests inside are finished; if not, they fail.
 
         Returns:
             The task, which may have been started before; None if the service was never started.

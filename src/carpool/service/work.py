@@ -29,11 +29,11 @@ def stage_to_join(service: Declaration, name: str | None) -> Stage:
     """Return the stage of a service that a worker is to join.
 
     Args:
-        service: the service, as the worker finds it.
-        name: the name of the stage; None for the only one that lets workers join.
+        service: The service, as the worker finds it.
+        name: The name of the stage; None for the only one that lets workers join.
 
     Raises:
-        ValueError: there is no such stage, or there are several.
+        ValueError: There is no such stage, or there are several.
     """
     joining = [stage for stage in service.stages if stage.join]
     if name is None and len(joining) == 1:
@@ -53,16 +53,16 @@ def work(service: Declaration, stage: Stage, way: remote.Way, wait_s: float) -> 
     """Join a service as a worker, and return when it has ended or this worker has left.
 
     Args:
-        service: the service, as the worker finds it.
-        stage: the stage to join.
-        way: how to reach the service.
-        wait_s: how long to try while nothing listens there.
+        service: The service, as the worker finds it.
+        stage: The stage to join.
+        way: How to reach the service.
+        wait_s: How long to try while nothing listens there.
 
     Raises:
-        OSError: it cannot be reached, or its certificate is not trusted.
-        HandshakeError: what listens there is not the service, or does not take the token.
-        Refused: the service does not admit this worker.
-        StartupError: the model cannot be loaded here.
+        OSError: It cannot be reached, or its certificate is not trusted.
+        HandshakeError: What listens there is not the service, or does not take the token.
+        Refused: The service does not admit this worker.
+        StartupError: The model cannot be loaded here.
     """
     device = os.environ.get(VISIBLE_DEVICES, "")
     me = Hello(__version__, service.name, stage.name, host=socket.gethostname(), pid=os.getpid(), device=device)

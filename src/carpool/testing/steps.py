@@ -102,9 +102,9 @@ class _Limits(NamedTuple):
     """What a running set may hold.
 
     Attributes:
-        sizes: the most that the sizes of its streams may add up to.
-        size: returns the size of an item.
-        rows: the most streams.
+        sizes: The most that the sizes of its streams may add up to.
+        size: Returns the size of an item.
+        rows: The most streams.
     """
 
     sizes: int
@@ -117,9 +117,9 @@ class _Alone:
     """What an item gets by itself.
 
     Attributes:
-        parts: its parts.
-        end: what comes after them, in words; None if it was left.
-        longest_silence: the most steps that one of them, or the end, has taken.
+        parts: Its parts.
+        end: What comes after them, in words; None if it was left.
+        longest_silence: The most steps that one of them, or the end, has taken.
     """
 
     parts: list[Any] = field(default_factory=list)
@@ -132,13 +132,13 @@ class _Stream:
     """One stream.
 
     Attributes:
-        id: its number, in the order of their arrival.
-        at: the position of its item among all items.
-        n_heard: how many parts have come.
-        raw: the parts as the model gave them, for `resume`.
-        n_silent: how many steps it has had since its last part.
-        rests: whether it is paused.
-        history: what has happened to it, in words.
+        id: Its number, in the order of their arrival.
+        at: The position of its item among all items.
+        n_heard: How many parts have come.
+        raw: The parts as the model gave them, for `resume`.
+        n_silent: How many steps it has had since its last part.
+        rests: Whether it is paused.
+        history: What has happened to it, in words.
     """
 
     id: int
@@ -159,7 +159,7 @@ class _Different(StepsError):
     """A stream has got something else than its item alone.
 
     Attributes:
-        stream: the stream.
+        stream: The stream.
     """
 
     def __init__(self, text: str, stream: _Stream) -> None:
@@ -171,7 +171,7 @@ class _Watched:
     """A model of which it is noted what its methods raise, since a running set lives on after that.
 
     Attributes:
-        raised: the method that has raised first, how many streams it was called with, and what it
+        raised: The method that has raised first, how many streams it was called with, and what it
             raised; None if none has.
     """
 
@@ -208,8 +208,8 @@ class _Worker:
     """A model that has been set up, and its running set.
 
     Attributes:
-        name: how it is called in a failure.
-        streams: those in the set, by id.
+        name: How it is called in a failure.
+        streams: Those in the set, by id.
     """
 
     def __init__(self, model: Any, traits: Traits, name: str, *, may_wait: bool) -> None:

@@ -58,8 +58,8 @@ def head_of(array: Array, shape: tuple[int, ...]) -> bytes | None:
     pickled.
 
     Args:
-        array: of exactly numpy's type.
-        shape: the array's own, or that of its rows.
+        array: Of exactly numpy's type.
+        shape: The array's own, or that of its rows.
     """
     flags, dtype = array.flags, array.dtype
     contiguous = flags.c_contiguous
@@ -97,10 +97,10 @@ class ArrayHead(NamedTuple):
     """What a head says of an array.
 
     Attributes:
-        dtype: its dtype's character.
-        shape: the length of each axis.
-        writable: whether it may be written to.
-        nbytes: how many bytes its elements take.
+        dtype: Its dtype's character.
+        shape: The length of each axis.
+        writable: Whether it may be written to.
+        nbytes: How many bytes its elements take.
     """
 
     dtype: str
@@ -114,7 +114,7 @@ def read_head(head: bytes) -> ArrayHead:
     """Read a head.
 
     Raises:
-        ValueError: these bytes are not a head.
+        ValueError: These bytes are not a head.
     """
     if not 4 < len(head) <= LONGEST_HEAD:
         raise ValueError(f"the head of an array has {len(head)} bytes, which is not between 5 and {LONGEST_HEAD}")
@@ -131,7 +131,7 @@ def open_array(head: bytes, elements: Part) -> Array:
     """Return one array, in memory of its own.
 
     Raises:
-        ValueError: the elements do not belong to the head.
+        ValueError: The elements do not belong to the head.
     """
     return _make_array(head, (), bytearray(elements))
 
@@ -141,12 +141,12 @@ class Block(Sequence[list[Part]]):
     each with its head.
 
     Args:
-        head: the head of each array.
-        elements: the elements of all arrays, one array after the other.
-        count: how many arrays there are.
+        head: The head of each array.
+        elements: The elements of all arrays, one array after the other.
+        count: How many arrays there are.
 
     Raises:
-        ValueError: head, elements and count do not match.
+        ValueError: Head, elements and count do not match.
     """
 
     __slots__ = ("_count", "elements", "head")
@@ -214,8 +214,8 @@ def block_of_rows(array: Array, *, copy: bool = True) -> Block | None:
     """Return an array's rows as a block; None if they must be pickled.
 
     Args:
-        array: the array.
-        copy: whether the block has memory of its own; if not, it must be sent before the array
+        array: The array.
+        copy: Whether the block has memory of its own; if not, it must be sent before the array
             changes.
     """
     kind: Any = type(array)

@@ -90,23 +90,23 @@ class Frame:
     """One message.
 
     Attributes:
-        kind: what it is for.
-        batch_id: the id of the batch it belongs to; 0 if it belongs to none. Of orders and
+        kind: What it is for.
+        batch_id: The id of the batch it belongs to; 0 if it belongs to none. Of orders and
             parts, the number of the order.
-        ids: the items' request ids; the other per-item sequences are in the same order.
-        formats: a byte for each item: in a batch or an order its encoding, in a reply its outcome,
+        ids: The items' request ids; the other per-item sequences are in the same order.
+        formats: A byte for each item: in a batch or an order its encoding, in a reply its outcome,
             and of a part whether more comes.
-        accepts: in a batch or an order, a byte for each item: the encoding in which the caller
+        accepts: In a batch or an order, a byte for each item: the encoding in which the caller
             wants the result.
-        deadlines: in a batch or an order, the time for each item after which nobody waits for it.
-        payloads: the items.
-        made_at: of a setup, a batch or an order, when it was made, by the clock of the service,
+        deadlines: In a batch or an order, the time for each item after which nobody waits for it.
+        payloads: The items.
+        made_at: Of a setup, a batch or an order, when it was made, by the clock of the service,
             which its deadlines are by, too.
-        busy_s: in a reply, seconds that the worker spent on the batch.
-        waited_s: in a reply, seconds that the worker had waited for the batch.
-        no_memory: whether the payloads have been thrown away because there was no memory to receive
+        busy_s: In a reply, seconds that the worker spent on the batch.
+        waited_s: In a reply, seconds that the worker had waited for the batch.
+        no_memory: Whether the payloads have been thrown away because there was no memory to receive
             them.
-        causes: in a reply within one process, the exceptions for which items failed, by position;
+        causes: In a reply within one process, the exceptions for which items failed, by position;
             not encoded.
     """
 
@@ -146,7 +146,7 @@ def encode(frame: Frame) -> list[Buffer]:
     copied, unless they are small.
 
     Raises:
-        FrameError: it is over a limit, its per-item sequences differ in length, or an item is not a
+        FrameError: It is over a limit, its per-item sequences differ in length, or an item is not a
             buffer.
     """
     payloads = frame.payloads
@@ -317,7 +317,7 @@ class FrameReader:
     """Turns received bytes into frames, in whatever pieces the bytes come.
 
     Args:
-        max_bytes: the longest body that is accepted.
+        max_bytes: The longest body that is accepted.
     """
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -350,7 +350,7 @@ class FrameReader:
         they completed.
 
         Raises:
-            FrameError: the bytes are not a frame, or one over the limits.
+            FrameError: The bytes are not a frame, or one over the limits.
         """
         body = self._body
         frames: list[Frame] = []
@@ -555,7 +555,7 @@ class _Body:
         """Return the frame, once it is complete.
 
         Raises:
-            FrameError: its buffers are not the block that its header says.
+            FrameError: Its buffers are not the block that its header says.
         """
         header, parts, block = self.header, self._parts, self._block
         try:
@@ -584,7 +584,7 @@ class _Body:
         """Take note that `n` more bytes are in place.
 
         Raises:
-            MemoryError: there is no memory for the bytes that follow.
+            MemoryError: There is no memory for the bytes that follow.
         """
         self.missing -= n
         self.rest = self.rest[n:]
@@ -668,7 +668,7 @@ def _open_block(block: int, parts: list[Buffer], n: int) -> Sequence[Payload]:
     """Return the payloads of the items in a block.
 
     Raises:
-        FrameError: the buffers are not such a block.
+        FrameError: The buffers are not such a block.
     """
     try:
         if block == _SCALARS_BEHIND:

@@ -45,15 +45,15 @@ class Hello(msgspec.Struct, frozen=True):
     """What a worker says of itself.
 
     Attributes:
-        version: its version of carpool.
-        service: the name of the service that it wants to join.
-        stage: the name of the stage.
-        ticket: which token it proves that it knows, where the service has given out several.
-        host: the name of its machine, for people.
-        pid: the id of its process on that machine.
-        device: the accelerators that it sees; empty if it says nothing of them.
-        node: the id of its node in a cluster; empty if it is in none.
-        actor: the id of its actor in a cluster; empty if it is none.
+        version: Its version of carpool.
+        service: The name of the service that it wants to join.
+        stage: The name of the stage.
+        ticket: Which token it proves that it knows, where the service has given out several.
+        host: The name of its machine, for people.
+        pid: The id of its process on that machine.
+        device: The accelerators that it sees; empty if it says nothing of them.
+        node: The id of its node in a cluster; empty if it is in none.
+        actor: The id of its actor in a cluster; empty if it is none.
     """
 
     version: str
@@ -84,10 +84,10 @@ class Claim(msgspec.Struct, frozen=True):
     """A hello that has come, and is not proven yet.
 
     Attributes:
-        hello: what the worker says of itself.
-        nonce: the worker's.
-        proof: what it says is a proof.
-        packed: the hello as it came, which the proof covers.
+        hello: What the worker says of itself.
+        nonce: The worker's.
+        proof: What it says is a proof.
+        packed: The hello as it came, which the proof covers.
     """
 
     hello: Hello
@@ -125,9 +125,9 @@ def is_proven(claim: Claim, token: bytes, nonce: bytes) -> bool:
     """Report whether a worker has proven that it knows the token.
 
     Args:
-        claim: what it has said.
-        token: what both must know.
-        nonce: that of the greeting.
+        claim: What it has said.
+        token: What both must know.
+        nonce: That of the greeting.
     """
     return hmac.compare_digest(claim.proof, _proof(token, _BY_WORKER, nonce, claim.nonce, claim.packed))
 
@@ -136,10 +136,10 @@ def verdict(claim: Claim, token: bytes, nonce: bytes, refusal: str = "") -> byte
     """Return the answer to a worker that has proven itself, which proves the service to it.
 
     Args:
-        claim: what the worker has said.
-        token: what both must know.
-        nonce: that of the greeting.
-        refusal: why the worker is not admitted; empty if it is.
+        claim: What the worker has said.
+        token: What both must know.
+        nonce: That of the greeting.
+        refusal: Why the worker is not admitted; empty if it is.
     """
     text = refusal.encode()[:LONGEST_TEXT]
     return _VERDICT.pack(_proof(token, _BY_SERVICE, nonce, claim.nonce, text), len(text)) + text
@@ -166,10 +166,10 @@ def hello(me: Hello, token: bytes, nonce: bytes, own_nonce: bytes) -> bytes:
     """Return what a worker says of itself, with the proof that it knows the token.
 
     Args:
-        me: what it says.
-        token: what both must know.
-        nonce: the service's.
-        own_nonce: the worker's.
+        me: What it says.
+        token: What both must know.
+        nonce: The service's.
+        own_nonce: The worker's.
     """
     packed = msgspec.msgpack.encode(me)
     return _HELLO.pack(own_nonce, _proof(token, _BY_WORKER, nonce, own_nonce, packed), len(packed)) + packed
@@ -187,14 +187,14 @@ def read_verdict(head: bytes, text: bytes, token: bytes, nonce: bytes, own_nonce
     """Return why a service does not admit this worker; empty if it does.
 
     Args:
-        head: the first bytes of the verdict.
-        text: the others.
-        token: what both must know.
-        nonce: the service's.
-        own_nonce: the worker's.
+        head: The first bytes of the verdict.
+        text: The others.
+        token: What both must know.
+        nonce: The service's.
+        own_nonce: The worker's.
 
     Raises:
-        HandshakeError: the service does not know the token.
+        HandshakeError: The service does not know the token.
     """
     if not hmac.compare_digest(_VERDICT.unpack(head)[0], _proof(token, _BY_SERVICE, nonce, own_nonce, text)):
         raise HandshakeError("what listens there does not know the token: it must not get this worker")

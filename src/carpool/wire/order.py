@@ -43,13 +43,13 @@ class Joining(NamedTuple):
     """A stream that joins a running set.
 
     Attributes:
-        id: its request's.
-        format: how its item is encoded.
-        accept: the encoding in which the caller wants parts, or the answer.
-        takes: what the caller takes: `WHOLE`, `PARTS` or `BOTH`.
-        deadline: the time after which nobody waits for it.
-        item: its item.
-        parts: those that it has had already, as the model gave them.
+        id: Its request's.
+        format: How its item is encoded.
+        accept: The encoding in which the caller wants parts, or the answer.
+        takes: What the caller takes: `WHOLE`, `PARTS` or `BOTH`.
+        deadline: The time after which nobody waits for it.
+        item: Its item.
+        parts: Those that it has had already, as the model gave them.
     """
 
     id: int
@@ -65,8 +65,8 @@ class Carried(NamedTuple):
     """A part whose caller gets something else than what a model needs to go on from there.
 
     Attributes:
-        part: what the caller gets.
-        kept: the part as the model gave it.
+        part: What the caller gets.
+        kept: The part as the model gave it.
     """
 
     part: Payload
@@ -84,9 +84,9 @@ class StepTiming(msgspec.Struct, array_like=True, frozen=True):
     """What a set of examples has taken in the warm-up.
 
     Attributes:
-        rows: how many examples there were.
-        step_s: the least seconds of a step of all of them.
-        start_s: seconds of starting them.
+        rows: How many examples there were.
+        step_s: The least seconds of a step of all of them.
+        start_s: Seconds of starting them.
     """
 
     rows: int
@@ -98,14 +98,14 @@ class OrderHead(msgspec.Struct, array_like=True, frozen=True):
     """What a worker is to do before its next step, besides letting streams join.
 
     Attributes:
-        leave: ids of streams whose callers have gone.
-        pause: ids of streams that keep their states, but are not stepped for now.
-        resume: ids of paused streams that go on.
-        ask: what to do after a step: `GO_ON`, `ON_LEAVING` or `EVERY_STEP` of
+        leave: Ids of streams whose callers have gone.
+        pause: Ids of streams that keep their states, but are not stepped for now.
+        resume: Ids of paused streams that go on.
+        ask: What to do after a step: `GO_ON`, `ON_LEAVING` or `EVERY_STEP` of
             `core/running_set.py`.
-        buffers: empty if no stream that joins has had parts; else for each of them how many buffers
+        buffers: Empty if no stream that joins has had parts; else for each of them how many buffers
             its item has, and each of its parts.
-        is_whole: whether it is the last message of an order that is too large for one.
+        is_whole: Whether it is the last message of an order that is too large for one.
     """
 
     leave: list[int] = []
@@ -120,13 +120,13 @@ class ReportHead(msgspec.Struct, array_like=True, frozen=True):
     """What a worker has done since its last report.
 
     Attributes:
-        stopped: whether it does nothing more until the next order.
-        started: how many streams were started or resumed.
-        start_s: seconds that this took, with reading the order and `preprocess`.
-        stepped: how many streams were stepped.
-        step_s: seconds that this took, with all else since the last report but starting and
+        stopped: Whether it does nothing more until the next order.
+        started: How many streams were started or resumed.
+        start_s: Seconds that this took, with reading the order and `preprocess`.
+        stepped: How many streams were stepped.
+        step_s: Seconds that this took, with all else since the last report but starting and
             waiting.
-        buffers: empty if parts are kept as their callers get them, or not at all; else for each
+        buffers: Empty if parts are kept as their callers get them, or not at all; else for each
             stream of the frame how many buffers are the caller's, with those to be kept behind
             them.
     """
@@ -148,9 +148,9 @@ def order_frame(number: int, order: OrderHead, joining: Sequence[Joining]) -> Fr
     """Return an order as a frame. Its `buffers` are filled in.
 
     Args:
-        number: the order's; each order of a worker has a higher one.
-        order: what is to be done.
-        joining: the streams that join.
+        number: The order's; each order of a worker has a higher one.
+        order: What is to be done.
+        joining: The streams that join.
     """
     payloads: list[Payload] = [each.item for each in joining]
     if any(each.parts for each in joining):
@@ -172,7 +172,7 @@ def read_order(frame: Frame) -> tuple[OrderHead, list[Joining]]:
     """Return what an order says, and the streams that join.
 
     Raises:
-        FrameError: it is no order, or one that contradicts itself.
+        FrameError: It is no order, or one that contradicts itself.
     """
     order = _head(frame, FrameKind.ORDER, _decode_order)
     if len(set(frame.ids)) < len(frame.ids):
@@ -198,11 +198,11 @@ def parts_frame(
     """Return a report as a frame.
 
     Args:
-        number: that of the last order that was followed.
-        report: what was done.
-        ids: the streams of which there is something to say.
-        kinds: for each of them what it is: `MORE`, `LAST`, `END`, `BACK` or an `Outcome`.
-        payloads: for each of them the part, or the report of its failure; of an end nothing, or the
+        number: That of the last order that was followed.
+        report: What was done.
+        ids: The streams of which there is something to say.
+        kinds: For each of them what it is: `MORE`, `LAST`, `END`, `BACK` or an `Outcome`.
+        payloads: For each of them the part, or the report of its failure; of an end nothing, or the
             whole answer.
     """
     return Frame(FrameKind.PARTS, number, [0, *ids], bytes([0, *kinds]), payloads=[_encode(report), *payloads])
@@ -218,7 +218,7 @@ def read_report(frame: Frame) -> ReportHead:
     """Return what the first item of a PARTS frame says, once the whole frame has been checked.
 
     Raises:
-        FrameError: it is not such a frame, or one that contradicts itself.
+        FrameError: It is not such a frame, or one that contradicts itself.
     """
     report = _head(frame, FrameKind.PARTS, _decode_report)
     if not _KINDS.issuperset(frame.formats):
@@ -234,11 +234,11 @@ def split_kept(payload: Payload, n: int) -> tuple[Payload, Payload]:
     """Return a part as its caller gets it, and what is to be kept of it.
 
     Args:
-        payload: both of them.
-        n: how many of the buffers are the caller's.
+        payload: Both of them.
+        n: How many of the buffers are the caller's.
 
     Raises:
-        FrameError: there are fewer buffers.
+        FrameError: There are fewer buffers.
     """
     if type(payload) is not list or n == len(payload):
         return payload, payload
@@ -266,7 +266,7 @@ def _apart(payload: Payload, counts: Sequence[int]) -> Sequence[Payload]:
     """Return the payloads that lie behind each other in one, by their numbers of buffers.
 
     Raises:
-        FrameError: the numbers do not fit.
+        FrameError: The numbers do not fit.
     """
     buffers = _buffers(payload)
     if not counts or min(counts) < 1 or sum(counts) != len(buffers):

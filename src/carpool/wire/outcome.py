@@ -47,13 +47,13 @@ class FailureReport(msgspec.Struct, array_like=True, frozen=True):
     """What a worker reports about a failed item.
 
     Attributes:
-        message: the text of the exception.
-        type_name: the name of its class.
-        traceback: its traceback as text.
-        details: what is wrong with an item that does not fit.
-        cause: the exception itself, pickled; empty if it does not travel.
-        module: the module of its class.
-        refusal: status, code and headers of an `HTTPError`.
+        message: The text of the exception.
+        type_name: The name of its class.
+        traceback: Its traceback as text.
+        details: What is wrong with an item that does not fit.
+        cause: The exception itself, pickled; empty if it does not travel.
+        module: The module of its class.
+        refusal: Status, code and headers of an `HTTPError`.
     """
 
     message: str
@@ -107,9 +107,9 @@ def unpack_error(outcome: int, payload: Payload, cause: BaseException | None = N
     """Return the error that a caller gets for a failed item.
 
     Args:
-        outcome: what became of the item.
-        payload: the worker's report.
-        cause: the exception itself, from a worker in this process.
+        outcome: What became of the item.
+        payload: The worker's report.
+        cause: The exception itself, from a worker in this process.
     """
     report = read_report(payload)
     if outcome == Outcome.INVALID:

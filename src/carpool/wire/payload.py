@@ -51,7 +51,7 @@ def adapted(format: int, adapter: int) -> int:
 
     Args:
         format: JSON, MSGPACK or RAW.
-        adapter: the position of the adapter among those of its service.
+        adapter: The position of the adapter among those of its service.
     """
     return CUSTOM + format + RAW * adapter
 
@@ -97,8 +97,8 @@ def dump_within(value: object, longest: int) -> bytes:
     """Return the pickle of `value`, of at most `longest` bytes.
 
     Raises:
-        OverflowError: the pickle would be longer.
-        BaseException: whatever pickling raises.
+        OverflowError: The pickle would be longer.
+        BaseException: Whatever pickling raises.
     """
     file = _BoundedFile(longest)
     pickle.Pickler(file, 5).dump(value)

@@ -19,10 +19,10 @@ class CheckedResponse(NamedTuple):
     """A response that may be sent to a client.
 
     Attributes:
-        status: the HTTP status.
-        body: the body, already encoded.
-        content_type: empty for the content type of any good answer.
-        headers: further headers, with names in lower case.
+        status: The HTTP status.
+        body: The body, already encoded.
+        content_type: Empty for the content type of any good answer.
+        headers: Further headers, with names in lower case.
     """
 
     status: int
@@ -50,7 +50,7 @@ def unpack_response(payload: Payload) -> CheckedResponse:
     """Read what `pack_response` has made.
 
     Raises:
-        ValueError: the payload is not a response, or one that must not be sent to a client.
+        ValueError: The payload is not a response, or one that must not be sent to a client.
     """
     if type(payload) is not list or len(payload) != 2:
         raise ValueError("a response must consist of a head and a body")

@@ -59,8 +59,8 @@ def as_scalars(values: Sequence[Any], kinds: set[type]) -> Scalars | None:
     """Return values as payloads; None if not all of them are scalars that may stay as they are.
 
     Args:
-        values: at least one.
-        kinds: the set of their types.
+        values: At least one.
+        kinds: The set of their types.
     """
     if not kinds <= SCALARS:
         return None

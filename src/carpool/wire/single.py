@@ -24,9 +24,9 @@ class SingleReply(NamedTuple):
     """A worker's answer to a batch of one item, which has not failed.
 
     Attributes:
-        payload: the result.
-        busy_s: how long the worker spent on it.
-        waited_s: how long the worker had waited before.
+        payload: The result.
+        busy_s: How long the worker spent on it.
+        waited_s: How long the worker had waited before.
     """
 
     payload: bytes
@@ -38,9 +38,9 @@ def open_reply(data: bytes, batch: int, id: int) -> SingleReply | None:
     """Return the answer if `data` is the one frame that answers this batch, else None.
 
     Args:
-        data: all that was read.
-        batch: the id of the batch.
-        id: of its only request.
+        data: All that was read.
+        batch: The id of the batch.
+        id: Of its only request.
     """
     if not _HEAD_BYTES < len(data) < LARGE:
         return None

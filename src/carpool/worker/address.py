@@ -17,9 +17,9 @@ class JoinAddress(NamedTuple):
     """An address of a service.
 
     Attributes:
-        path: of a Unix socket; empty for an address on a network.
-        host: the name or number of the machine.
-        port: the port; 0 lets a service take a free one.
+        path: Of a Unix socket; empty for an address on a network.
+        host: The name or number of the machine.
+        port: The port; 0 lets a service take a free one.
     """
 
     path: str = ""
@@ -37,7 +37,7 @@ def parse_address(text: str) -> JoinAddress:
     """Return the address that a user has written.
 
     Raises:
-        ValueError: it is none; the text says how to write one.
+        ValueError: It is none; the text says how to write one.
     """
     if "/" in text:
         return JoinAddress(path=text)
@@ -60,8 +60,8 @@ def tune(sock: socket.socket, silence_s: float) -> None:
     counts as silence, too (`JoinedWorker.takes_large_ahead`).
 
     Args:
-        sock: the socket.
-        silence_s: from two seconds on; whole seconds count.
+        sock: The socket.
+        silence_s: From two seconds on; whole seconds count.
     """
     # A larger one than the system allows is cut to what it does.
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -39,7 +39,7 @@ def parse(cpus: int | Collection[int]) -> Cores:
     """Return the cores of one entry of `cpus=`, which is a core or a set of cores.
 
     Raises:
-        ValueError: a core does not exist here; the text names those that do.
+        ValueError: A core does not exist here; the text names those that do.
     """
     entries = frozenset(cpus if isinstance(cpus, Collection) else {cpus})
     existing = frozenset(range(os.cpu_count() or 1)) | (current() or frozenset())
@@ -55,7 +55,7 @@ def parse_all(cpus: Sequence[int | Collection[int]], workers: int) -> tuple[Core
     """Return the cores of each worker of a stage, from its `cpus=` with one entry for each worker.
 
     Raises:
-        ValueError: there are more or fewer entries than workers, or a core does not exist.
+        ValueError: There are more or fewer entries than workers, or a core does not exist.
         TypeError: `cpus` is not a list.
     """
     n = count_entries(cpus)

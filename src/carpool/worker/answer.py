@@ -47,7 +47,7 @@ class ExampleError(Exception):
     """An example does not run through its model, or it or its result does not fit the type hint.
 
     Attributes:
-        traceback: that of the user's code, as text.
+        traceback: That of the user's code, as text.
     """
 
     def __init__(self, message: str, traceback: str) -> None:
@@ -59,19 +59,19 @@ class BatchAnswerer:
     """Answers batches with a loaded model.
 
     Args:
-        invoker: calls the model.
-        adapters: make items of what is sent to addresses of their own.
-        is_first: whether the stage is the first one, which decodes requests.
-        is_last: whether the stage is the last one, which encodes responses.
-        before_predict: called before the model's part of each batch.
-        after_predict: called after the model's part of each batch.
-        main: finds classes of the parent's main program.
-        same_process: whether replies stay in this process, so that exceptions may go with them as
+        invoker: Calls the model.
+        adapters: Make items of what is sent to addresses of their own.
+        is_first: Whether the stage is the first one, which decodes requests.
+        is_last: Whether the stage is the last one, which encodes responses.
+        before_predict: Called before the model's part of each batch.
+        after_predict: Called after the model's part of each batch.
+        main: Finds classes of the parent's main program.
+        same_process: Whether replies stay in this process, so that exceptions may go with them as
             they are.
 
     Attributes:
-        traits: what `traits_of` read off the model.
-        trouble: what happened to the last batch besides its results.
+        traits: What `traits_of` read off the model.
+        trouble: What happened to the last batch besides its results.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class BatchAnswerer:
         twice, within reason.
 
         Args:
-            sizes: how many examples to time at a time, rising; none where the model takes single
+            sizes: How many examples to time at a time, rising; none where the model takes single
                 items.
-            clock: monotonic seconds.
+            clock: Monotonic seconds.
 
         Returns:
             The sizes and the least seconds that each took, without those that there was no time for
@@ -134,7 +134,7 @@ class BatchAnswerer:
             examples' positions in their batch.
 
         Raises:
-            ExampleError: the user's code failed for one of them, or one of them or its result does
+            ExampleError: The user's code failed for one of them, or one of them or its result does
                 not fit the model's type hints.
         """
         n = len(self.traits.examples)
@@ -165,8 +165,8 @@ class BatchAnswerer:
         """Run each shape once, so that models that are compiled for it are ready; then time it.
 
         Args:
-            shapes: for each the position of an example, and how often the call has this example.
-            clock: monotonic seconds.
+            shapes: For each the position of an example, and how often the call has this example.
+            clock: Monotonic seconds.
 
         Returns:
             The position of each shape that was timed, and the least seconds that it took.

@@ -40,8 +40,8 @@ class Threads:
     """What the workers of a stage get.
 
     Attributes:
-        variables: for each worker, the environment variables to add.
-        why: the reason, for the log.
+        variables: For each worker, the environment variables to add.
+        why: The reason, for the log.
     """
 
     variables: tuple[Mapping[str, str], ...]
@@ -64,14 +64,14 @@ def decide(
     variable is added.
 
     Args:
-        stage: the name of the stage, for the log.
-        exported: the environment of this process.
-        env: the stage's own environment, which is added to that of this process.
-        workers: how many workers the stage has.
-        pinned: for each worker, the number of cores that it is tied to; None if workers are not
+        stage: The name of the stage, for the log.
+        exported: The environment of this process.
+        env: The stage's own environment, which is added to that of this process.
+        workers: How many workers the stage has.
+        pinned: For each worker, the number of cores that it is tied to; None if workers are not
             tied to cores.
-        cores: how many cores there are for all of them.
-        all_workers: how many worker processes the service has in all its stages.
+        cores: How many cores there are for all of them.
+        all_workers: How many worker processes the service has in all its stages.
     """
     set_names = [name for name in VARIABLES if name in exported or name in env]
     ours = () if FOR_ALL in set_names else tuple(name for name in VARIABLES if name not in set_names)

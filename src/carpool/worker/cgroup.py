@@ -15,7 +15,7 @@ def cpu_limit(root: Path = _ROOT) -> float | None:
     """Return how many cores' time there is; None if nothing limits it, or the system cannot tell.
 
     Args:
-        root: the folder of `proc` and `sys`.
+        root: The folder of `proc` and `sys`.
     """
     try:
         groups = (root / "proc/self/cgroup").read_text()

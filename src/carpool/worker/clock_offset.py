@@ -17,7 +17,7 @@ class ClockOffset:
     """How far the clock of this machine is ahead of the service's.
 
     Attributes:
-        offset_s: the best estimate, in seconds; never less than the truth at the time.
+        offset_s: The best estimate, in seconds; never less than the truth at the time.
     """
 
     __slots__ = ("_at", "offset_s")
@@ -30,8 +30,8 @@ class ClockOffset:
         """Learn from a message.
 
         Args:
-            sent: when it was made, by the clock of the service.
-            now: when it was heard, by the clock of this machine.
+            sent: When it was made, by the clock of the service.
+            now: When it was heard, by the clock of this machine.
         """
         seen_s = now - sent
         if self.offset_s is None:

@@ -22,8 +22,8 @@ class ItemGenerators:
     """A generator for each item.
 
     Args:
-        predict: makes one of an item.
-        is_fatal: whether an exception ends the worker instead of failing an item.
+        predict: Makes one of an item.
+        is_fatal: Whether an exception ends the worker instead of failing an item.
     """
 
     def __init__(self, predict: Predict, is_fatal: IsFatal) -> None:
@@ -55,10 +55,10 @@ class _Group:
     """The items of one batch, which share a generator.
 
     Attributes:
-        generator: yields a list of parts, one for each item that there was at first.
-        kept: by place, the parts that were made for items which were not stepped.
-        alive: the places of the items that still run.
-        has_begun: whether something was taken from the generator.
+        generator: Yields a list of parts, one for each item that there was at first.
+        kept: By place, the parts that were made for items which were not stepped.
+        alive: The places of the items that still run.
+        has_begun: Whether something was taken from the generator.
     """
 
     def __init__(self, generator: Any, n: int) -> None:
@@ -85,7 +85,7 @@ class BatchGenerators:
     out those whose answers have ended or whose callers have gone.
 
     Args:
-        predict: makes a generator of a list of items.
+        predict: Makes a generator of a list of items.
     """
 
     def __init__(self, predict: Predict) -> None:
@@ -100,7 +100,7 @@ class BatchGenerators:
         """Return one part of each, from one list of each generator.
 
         Raises:
-            BaseException: a generator raised it, so nobody knows what it still holds.
+            BaseException: A generator raised it, so nobody knows what it still holds.
         """
         for group in {id(member.group): member.group for member in members}.values():
             if any(not group.kept[member.place] for member in members if member.group is group):
@@ -135,8 +135,8 @@ async def _next_of(generator: Any, told: Any) -> Any:
     """Return what a generator yields next, or `END`.
 
     Args:
-        generator: may be asynchronous.
-        told: what its present `yield` returns.
+        generator: May be asynchronous.
+        told: What its present `yield` returns.
     """
     if hasattr(generator, "asend"):
         try:

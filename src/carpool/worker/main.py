@@ -48,11 +48,11 @@ class ParentSocket:
     """The worker's end of the socketpair, blocking.
 
     Attributes:
-        sock: the socket.
-        send_fault: a planned fault of sending replies, for tests; None if there is none.
-        receive_fault: a planned fault after a part of a frame has come, for tests; None if there is
+        sock: The socket.
+        send_fault: A planned fault of sending replies, for tests; None if there is none.
+        receive_fault: A planned fault after a part of a frame has come, for tests; None if there is
             none.
-        heard_at: when the first byte of the last frame came.
+        heard_at: When the first byte of the last frame came.
     """
 
     def __init__(self, sock: socket.socket) -> None:

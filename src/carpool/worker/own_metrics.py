@@ -29,9 +29,9 @@ class OwnSample(msgspec.Struct, frozen=True):
     """One number.
 
     Attributes:
-        name: of the sample, such as `tokens_total`.
-        labels: its labels.
-        value: the number.
+        name: Of the sample, such as `tokens_total`.
+        labels: Its labels.
+        value: The number.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Family(msgspec.Struct, frozen=True):
     """One metric.
 
     Attributes:
-        name: of the metric, without the endings of its samples.
-        text: what it is.
-        kind: counter, gauge, histogram or summary.
-        samples: its numbers.
+        name: Of the metric, without the endings of its samples.
+        text: What it is.
+        kind: Counter, gauge, histogram or summary.
+        samples: Its numbers.
     """
 
     name: str
@@ -77,8 +77,8 @@ class OwnMetrics:
     """Writes a worker's metrics into its file, now and then.
 
     Args:
-        path: the file.
-        registry: of prometheus_client.
+        path: The file.
+        registry: Of prometheus_client.
     """
 
     def __init__(self, path: str, registry: Any) -> None:

@@ -56,10 +56,10 @@ class Program(msgspec.Struct, frozen=True):
     """Where the parent finds its modules.
 
     Attributes:
-        path: its `sys.path`, with absolute entries.
-        folder: its working directory.
-        main_name: the name of its main module, as in `python -m main_name`; None if it has none.
-        main_file: the file of its main module; None if it has none that can be run again.
+        path: Its `sys.path`, with absolute entries.
+        folder: Its working directory.
+        main_name: The name of its main module, as in `python -m main_name`; None if it has none.
+        main_file: The file of its main module; None if it has none that can be run again.
     """
 
     path: list[str]
@@ -84,14 +84,14 @@ def pack_model(
     What has been typed goes by value.
 
     Args:
-        model: the model.
-        kwargs: its arguments.
-        adapters: those of its addresses.
-        has_main: whether workers have the file of the main program, if it has one. If not, what is
+        model: The model.
+        kwargs: Its arguments.
+        adapters: Those of its addresses.
+        has_main: Whether workers have the file of the main program, if it has one. If not, what is
             defined there goes by value, too.
 
     Raises:
-        TypeError: a worker could not find the model; the text says what to do.
+        TypeError: A worker could not find the model; the text says what to do.
     """
     main = sys.modules["__main__"]
     sys.modules.setdefault(_MAIN, main)  # the main program may define classes of results
@@ -158,7 +158,7 @@ class MainProgram:
     most once.
 
     Args:
-        program: the parent's program; None if the worker lives in the parent's process and shares
+        program: The parent's program; None if the worker lives in the parent's process and shares
             its main program.
     """
 
@@ -171,12 +171,12 @@ class MainProgram:
         what was missing.
 
         Args:
-            load: reads an item.
-            item: the item, as `payload.dump` made it.
-            error: what reading it raised.
+            load: Reads an item.
+            item: The item, as `payload.dump` made it.
+            error: What reading it raised.
 
         Raises:
-            ModelError: the main file cannot be imported here, or has no such class; the text says
+            ModelError: The main file cannot be imported here, or has no such class; the text says
                 what to do.
             BaseException: `error`, if it has another reason.
         """

@@ -56,10 +56,10 @@ class Way:
     """How to reach a service and be admitted.
 
     Attributes:
-        address: where its gate listens.
-        token: what both sides know.
-        tls: the files for TLS; None for a plain connection.
-        source: the address of this machine to connect from; empty for any.
+        address: Where its gate listens.
+        token: What both sides know.
+        tls: The files for TLS; None for a plain connection.
+        source: The address of this machine to connect from; empty for any.
     """
 
     address: JoinAddress
@@ -72,14 +72,14 @@ def admitted(way: Way, me: Hello, wait_s: float = 0.0) -> socket.socket:
     """Return a connection to a service that has admitted this worker.
 
     Args:
-        way: how to reach it.
-        me: what the worker says of itself.
-        wait_s: how long to try while nothing listens there.
+        way: How to reach it.
+        me: What the worker says of itself.
+        wait_s: How long to try while nothing listens there.
 
     Raises:
-        OSError: it cannot be reached, or its certificate is not trusted.
-        HandshakeError: what listens there is not the service, or does not take the token.
-        Refused: the service does not admit this worker.
+        OSError: It cannot be reached, or its certificate is not trusted.
+        HandshakeError: What listens there is not the service, or does not take the token.
+        Refused: The service does not admit this worker.
     """
     sock = _connected(way, wait_s)
     try:
@@ -98,9 +98,9 @@ def live(sock: socket.socket, read_setup: ReadSetup, *, leaves_on_signals: bool)
     """Be the worker that the first frame describes until the connection ends.
 
     Args:
-        sock: a connection that has been admitted.
-        read_setup: returns what the first frame says, and what finds the model.
-        leaves_on_signals: whether SIGTERM and Ctrl-C have the worker leave in good order; for the
+        sock: A connection that has been admitted.
+        read_setup: Returns what the first frame says, and what finds the model.
+        leaves_on_signals: Whether SIGTERM and Ctrl-C have the worker leave in good order; for the
             main thread only.
 
     Returns:
@@ -124,7 +124,7 @@ class RemoteSocket(ParentSocket):
     """The connection to the service, on which the worker can also say that it wants to leave.
 
     Attributes:
-        failure: why the model could not be loaded; None if it was.
+        failure: Why the model could not be loaded; None if it was.
     """
 
     def __init__(self, sock: socket.socket) -> None:

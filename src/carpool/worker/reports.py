@@ -33,11 +33,11 @@ class FailureReports:
     """Reports the failed items of one batch.
 
     Args:
-        same_process: whether the reply stays in this process, so that exceptions may go with it as
+        same_process: Whether the reply stays in this process, so that exceptions may go with it as
             they are.
 
     Attributes:
-        causes: the exceptions by position, if they may go as they are; else None.
+        causes: The exceptions by position, if they may go as they are; else None.
     """
 
     def __init__(self, same_process: bool) -> None:

@@ -73,7 +73,7 @@ class _CallAnnouncer:
     of a single call.
 
     Attributes:
-        batch_id: the id of the batch; 0 for the warm-up, which has no limit.
+        batch_id: The id of the batch; 0 for the warm-up, which has no limit.
     """
 
     def __init__(self, link: Link) -> None:
@@ -106,14 +106,14 @@ async def serve(
     """Load the model and answer batches; if loading fails, report why and return.
 
     Args:
-        link: the connection to the stage.
-        setup: the worker's stage and place, and how to call the model.
-        find_model: returns the model, its arguments and the adapters of its addresses; may raise.
-        fatal_errors: exceptions that end the worker instead of failing an item.
-        is_ending: whether the worker is in fact being ended; user code may raise the fatal errors
+        link: The connection to the stage.
+        setup: The worker's stage and place, and how to call the model.
+        find_model: Returns the model, its arguments and the adapters of its addresses; may raise.
+        fatal_errors: Exceptions that end the worker instead of failing an item.
+        is_ending: Whether the worker is in fact being ended; user code may raise the fatal errors
             by itself.
-        may_wait: whether there is an event loop on which async user code can wait.
-        same_process: whether frames that are sent over the link stay in this process.
+        may_wait: Whether there is an event loop on which async user code can wait.
+        same_process: Whether frames that are sent over the link stay in this process.
     """
     announcer = _CallAnnouncer(link)
     points = WorkerPoints(setup.place)

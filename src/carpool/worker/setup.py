@@ -34,23 +34,23 @@ class Setup(msgspec.Struct, frozen=True):
     """A worker's stage, its place in it, and how to call the model.
 
     Attributes:
-        program: where the parent finds its modules.
-        model: the packed model, see `program.pack_model`.
-        stage: the name of the stage.
-        place: the worker's place in the stage.
-        batched: whether `predict` takes lists.
-        allowed_batch_sizes: how long these lists may be; None for any length.
-        warm_up: numbers of examples to run at a time and to time, rising.
-        is_first: whether the stage is the first one, which decodes requests.
-        is_last: whether the stage is the last one, which encodes responses.
-        isolate_errors: whether a batch that raises is halved to find the guilty items.
-        retry_on_oom: whether a batch that runs out of memory is run again in smaller calls.
-        oom_errors: full names of exceptions that mean out of memory, see `retry.Retrier`.
-        cores: where the worker runs; None leaves the affinity alone.
-        log_level: the parent's log level if its program has set up logging, else None.
-        warm_up_shapes: calls with one example over and over that are run and timed, too: the
+        program: Where the parent finds its modules.
+        model: The packed model, see `program.pack_model`.
+        stage: The name of the stage.
+        place: The worker's place in the stage.
+        batched: Whether `predict` takes lists.
+        allowed_batch_sizes: How long these lists may be; None for any length.
+        warm_up: Numbers of examples to run at a time and to time, rising.
+        is_first: Whether the stage is the first one, which decodes requests.
+        is_last: Whether the stage is the last one, which encodes responses.
+        isolate_errors: Whether a batch that raises is halved to find the guilty items.
+        retry_on_oom: Whether a batch that runs out of memory is run again in smaller calls.
+        oom_errors: Full names of exceptions that mean out of memory, see `retry.Retrier`.
+        cores: Where the worker runs; None leaves the affinity alone.
+        log_level: The parent's log level if its program has set up logging, else None.
+        warm_up_shapes: Calls with one example over and over that are run and timed, too: the
             example's position, and how often it is in the call.
-        most_examples: how many examples of a model that answers in parts may run together.
+        most_examples: How many examples of a model that answers in parts may run together.
     """
 
     program: Program

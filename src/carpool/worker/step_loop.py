@@ -72,16 +72,16 @@ class Packed:
     """What has come of streams, as it is sent.
 
     Args:
-        same_process: whether frames stay in this process, so that exceptions may go with them.
+        same_process: Whether frames stay in this process, so that exceptions may go with them.
 
     Attributes:
-        ids: the streams.
-        kinds: a byte for each, see `wire/order.py`.
-        payloads: the part, the answer or the report of each.
-        buffers: how many buffers of each are its caller's; 0 for all of them.
-        failed: those of the streams that have failed.
-        failures: reports those that fail.
-        has_ends: whether one of the streams is out of the set.
+        ids: The streams.
+        kinds: A byte for each, see `wire/order.py`.
+        payloads: The part, the answer or the report of each.
+        buffers: How many buffers of each are its caller's; 0 for all of them.
+        failed: Those of the streams that have failed.
+        failures: Reports those that fail.
+        has_ends: Whether one of the streams is out of the set.
     """
 
     def __init__(self, same_process: bool) -> None:
@@ -120,9 +120,9 @@ class Packed:
         """Return it as a frame.
 
         Args:
-            number: that of the last order that was followed.
-            measures: what was done since the last report.
-            stopped: whether the worker waits for an order.
+            number: That of the last order that was followed.
+            measures: What was done since the last report.
+            stopped: Whether the worker waits for an order.
         """
         buffers = self.buffers if any(self.buffers) else []
         started, stepped = (measures.started, measures.start_s), (measures.stepped, measures.step_s)
@@ -136,16 +136,16 @@ class StepAnswerer:
     """Follows orders and makes steps with a loaded model, and puts what comes of them into frames.
 
     Args:
-        invoker: has the model.
-        batches: decodes items and encodes whole answers as for batches.
-        retrier: knows which errors end the worker.
-        before_next_call: called before each call of the model but the first one of a step.
-        in_step: called as each call of `step` begins, as part of it.
-        same_process: whether frames stay in this process.
+        invoker: Has the model.
+        batches: Decodes items and encodes whole answers as for batches.
+        retrier: Knows which errors end the worker.
+        before_next_call: Called before each call of the model but the first one of a step.
+        in_step: Called as each call of `step` begins, as part of it.
+        same_process: Whether frames stay in this process.
 
     Attributes:
-        number: that of the last order that was followed.
-        batches: see there.
+        number: That of the last order that was followed.
+        batches: See there.
     """
 
     def __init__(
@@ -322,13 +322,13 @@ class StepAnswerer:
         """Run all examples, one of them alone and then as many together as may be, within reason.
 
         Args:
-            most: how many may run together.
+            most: How many may run together.
 
         Returns:
             What starting each of these sets and one step of it have taken.
 
         Raises:
-            ExampleError: the user's code failed for one of them, or one of them or a part of its
+            ExampleError: The user's code failed for one of them, or one of them or a part of its
                 answer does not fit the model's type hints.
         """
         examples = self._invoker.traits.examples

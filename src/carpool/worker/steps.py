@@ -47,18 +47,18 @@ class Row:
     """One stream in a running set.
 
     Attributes:
-        id: its request's.
-        item: its item as `start` gets it.
-        accept: the encoding in which its caller wants parts, or the answer.
-        takes: what its caller takes, see `wire/order.py`.
-        state: what `start` or `resume` has returned.
-        n_parts: how many parts the model has given.
-        begun: how many steps the runner had made when the state was made.
-        begun_parts: how many parts the model had given then.
-        apart: the number of the half with which it is stepped apart from others; 0 if it is not.
-        apart_until: the last step of the runner that is made so.
-        raw: these parts, for `resume`; empty if the model has none.
-        parts: these parts as callers get them, for a caller that takes the whole answer.
+        id: Its request's.
+        item: Its item as `start` gets it.
+        accept: The encoding in which its caller wants parts, or the answer.
+        takes: What its caller takes, see `wire/order.py`.
+        state: What `start` or `resume` has returned.
+        n_parts: How many parts the model has given.
+        begun: How many steps the runner had made when the state was made.
+        begun_parts: How many parts the model had given then.
+        apart: The number of the half with which it is stepped apart from others; 0 if it is not.
+        apart_until: The last step of the runner that is made so.
+        raw: These parts, for `resume`; empty if the model has none.
+        parts: These parts as callers get them, for a caller that takes the whole answer.
     """
 
     __slots__ = (
@@ -92,10 +92,10 @@ class Out(NamedTuple):
     """What has come of a stream.
 
     Attributes:
-        row: the stream.
+        row: The stream.
         kind: `MORE`, `LAST`, `END` or `BACK` of `wire/order.py`; `LAST` if `value` is `Failed`.
-        value: the part, the whole answer of a stream that takes it, `Failed`, or None.
-        raw: the part as the model gave it.
+        value: The part, the whole answer of a stream that takes it, `Failed`, or None.
+        raw: The part as the model gave it.
     """
 
     row: Row
@@ -113,11 +113,11 @@ class Lineup:
     """The rows of one step, and what is the same in every step of theirs.
 
     Attributes:
-        rows: the rows.
-        states: their states.
-        ids: their streams.
-        accept: the encoding that all of their callers want; -1 if they differ.
-        all_take_parts: whether all of their callers take parts, and nothing else.
+        rows: The rows.
+        states: Their states.
+        ids: Their streams.
+        accept: The encoding that all of their callers want; -1 if they differ.
+        all_take_parts: Whether all of their callers take parts, and nothing else.
     """
 
     __slots__ = ("accept", "all_take_parts", "ids", "rows", "states")
@@ -135,12 +135,12 @@ class PlainOuts(Sequence[Out]):
     """What has come of a step that gave every row a part to be sent as it is, with more to come.
 
     Args:
-        lineup: the rows.
-        values: their parts.
+        lineup: The rows.
+        values: Their parts.
 
     Attributes:
-        lineup: the rows.
-        values: their parts.
+        lineup: The rows.
+        values: Their parts.
     """
 
     __slots__ = ("lineup", "values")
@@ -164,10 +164,10 @@ class Measures:
     """What was done since the last report.
 
     Attributes:
-        started: how many streams were started or resumed.
-        start_s: seconds that this took.
-        stepped: how many streams were stepped.
-        step_s: seconds that this took.
+        started: How many streams were started or resumed.
+        start_s: Seconds that this took.
+        stepped: How many streams were stepped.
+        step_s: Seconds that this took.
     """
 
     __slots__ = ("start_s", "started", "step_s", "stepped")
@@ -181,17 +181,17 @@ class Runner:
     """A model of steps and its running set.
 
     Args:
-        model: what is stepped.
-        retrier: knows which errors are whose fault, and how much time may be spent on finding out.
-        can_resume: whether the model has `resume(xs, parts)`.
-        postprocess: called with each part, and with its item too if `postprocess_takes_x`.
-        postprocess_takes_x: see there.
-        collect: makes one answer of the parts; None for a list of them.
-        before_next_call: called before each call of the model but the first one of a step.
-        in_step: called as each call of `step` begins, as part of it.
+        model: What is stepped.
+        retrier: Knows which errors are whose fault, and how much time may be spent on finding out.
+        can_resume: Whether the model has `resume(xs, parts)`.
+        postprocess: Called with each part, and with its item too if `postprocess_takes_x`.
+        postprocess_takes_x: See there.
+        collect: Makes one answer of the parts; None for a list of them.
+        before_next_call: Called before each call of the model but the first one of a step.
+        in_step: Called as each call of `step` begins, as part of it.
 
     Attributes:
-        measures: what was done since they were taken.
+        measures: What was done since they were taken.
     """
 
     def __init__(
@@ -410,8 +410,8 @@ class Runner:
         """Have rows that have begun anew stepped apart from others until each is where it was.
 
         Args:
-            half: the rows, before they make the step that they have missed.
-            missed: by id, how many steps each must make again before that one.
+            half: The rows, before they make the step that they have missed.
+            missed: By id, how many steps each must make again before that one.
         """
         self._halves += 1
         for row in half:
@@ -454,9 +454,9 @@ class Runner:
         """Add what has come of a row in a step to `outs`.
 
         Args:
-            row: the stream.
-            given: what the model has given in the place of a part; not None.
-            outs: are added to.
+            row: The stream.
+            given: What the model has given in the place of a part; not None.
+            outs: Are added to.
         """
         is_last = type(given) is Last
         part = given.value if is_last else given

@@ -22,11 +22,11 @@ class Tls:
     """The files that one side of a connection needs.
 
     Attributes:
-        certificate: its own certificate, with those that lead to the authority.
-        key: the key of that.
-        authority: certificates of those whom it trusts to vouch for the other side. A service that
+        certificate: Its own certificate, with those that lead to the authority.
+        key: The key of that.
+        authority: Certificates of those whom it trusts to vouch for the other side. A service that
             has one demands a certificate of each worker.
-        checks_name: whether a worker checks that the service's certificate is for the name that it
+        checks_name: Whether a worker checks that the service's certificate is for the name that it
             connects to.
     """
 

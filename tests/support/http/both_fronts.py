@@ -23,9 +23,9 @@ class Uvicorn:
     """An app behind uvicorn, on a loop that runs in another thread.
 
     Args:
-        app: any ASGI app.
-        loop: where it runs.
-        options: of uvicorn; without a lifespan, unless they say otherwise.
+        app: Any ASGI app.
+        loop: Where it runs.
+        options: Of uvicorn; without a lifespan, unless they say otherwise.
     """
 
     def __init__(self, app: Any, loop: asyncio.AbstractEventLoop, **options: Any) -> None:

@@ -76,11 +76,11 @@ class Front:
     """A server whose app is up.
 
     Args:
-        limits: of the connections.
-        cost_s: what a batch takes; None for "until `worker.finish()`".
-        answer: what the worker makes of a request.
-        queue: how many requests it may hold; timeout_s: how long each may take.
-        settings: of the app.
+        limits: Of the connections.
+        cost_s: What a batch takes; None for "until `worker.finish()`".
+        answer: What the worker makes of a request.
+        queue: How many requests it may hold; timeout_s: how long each may take.
+        settings: Of the app.
     """
 
     def __init__(

@@ -29,9 +29,9 @@ class RunningServer:
     """Our own server around an app, on a loop in a thread of its own.
 
     Args:
-        app: what to serve.
-        limits: of its connections.
-        loop: a uvloop, or asyncio's own.
+        app: What to serve.
+        limits: Of its connections.
+        loop: A uvloop, or asyncio's own.
     """
 
     def __init__(

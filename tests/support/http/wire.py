@@ -34,8 +34,8 @@ def read_answers(data: bytes, methods: list[str] | None = None) -> list[Answer]:
     """Every final response in `data`, which must hold nothing else.
 
     Args:
-        data: what a client has read.
-        methods: those of its requests, to know a HEAD.
+        data: What a client has read.
+        methods: Those of its requests, to know a HEAD.
     """
     answers: list[Answer] = []
     while data:
@@ -66,15 +66,15 @@ class Wire(asyncio.Transport):
     """A transport as asyncio's behave, and the client at its far end.
 
     Args:
-        factory: makes the protocol.
-        reads: whether the client reads whatever comes, or only by `read`.
+        factory: Makes the protocol.
+        reads: Whether the client reads whatever comes, or only by `read`.
 
     Attributes:
-        received: what the client has read.
-        ended: whether the server has ended its side; lost: whether the connection is gone altogether.
-        aborted: whether the server has cut it off.
-        reading_paused: whether the server does not read.
-        socket_error: what the socket would say of a client that has gone.
+        received: What the client has read.
+        ended: Whether the server has ended its side; lost: whether the connection is gone altogether.
+        aborted: Whether the server has cut it off.
+        reading_paused: Whether the server does not read.
+        socket_error: What the socket would say of a client that has gone.
     """
 
     def __init__(self, factory: Callable[[], asyncio.Protocol], reads: bool = True) -> None:

@@ -26,12 +26,12 @@ def protocols_named(protocols: Sequence[str | HttpProtocol] | None) -> list[Http
     """Return protocols.
 
     Args:
-        protocols: names of `BUILT_IN`, `module:attribute` for one of the user's own, or protocols;
+        protocols: Names of `BUILT_IN`, `module:attribute` for one of the user's own, or protocols;
             None for all of `BUILT_IN`.
 
     Raises:
-        ValueError: there is no protocol of a name.
-        TypeError: something else is no protocol.
+        ValueError: There is no protocol of a name.
+        TypeError: Something else is no protocol.
     """
     if protocols is None:
         return [kind() for kind in BUILT_IN.values()]

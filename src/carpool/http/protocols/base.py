@@ -31,7 +31,7 @@ class ModelOfApp(Protocol):
     """A model of the app as protocols see it.
 
     Attributes:
-        name: of the service.
+        name: Of the service.
     """
 
     name: str
@@ -64,11 +64,11 @@ class ProtocolRequest(NamedTuple):
     """A request to an address of a protocol.
 
     Attributes:
-        path: the path, quoted as addresses are.
-        headers: by name in lower case: those that the app looks at, and those that the protocol
+        path: The path, quoted as addresses are.
+        headers: By name in lower case: those that the app looks at, and those that the protocol
             names in `HttpProtocol.headers`.
-        body: as it was sent.
-        problem: why the app could not answer now; None if it could.
+        body: As it was sent.
+        problem: Why the app could not answer now; None if it could.
     """
 
     path: str
@@ -81,10 +81,10 @@ class ShownError(NamedTuple):
     """What a client is told of an error.
 
     Attributes:
-        status: the HTTP status.
-        code: the error code, as in docs/http.md.
-        message: a text that may leave the machine.
-        request_id: under which the log has more.
+        status: The HTTP status.
+        code: The error code, as in docs/http.md.
+        message: A text that may leave the machine.
+        request_id: Under which the log has more.
     """
 
     status: int
@@ -119,8 +119,8 @@ class PartsWriter(Protocol):
         """Return a part of an item's answer as it is written; empty if there is nothing to write.
 
         Args:
-            index: the position of the item in its submission.
-            part: what the model gave; of a model that returns whole answers, the answer.
+            index: The position of the item in its submission.
+            part: What the model gave; of a model that returns whole answers, the answer.
         """
 
     def is_over(self, index: int) -> bool:
@@ -141,17 +141,17 @@ class Submission:
     """Items for a model, and what becomes of their results.
 
     Attributes:
-        model: gets the items.
-        items: in their order, in the form that `sent_as` says.
-        respond: makes the response of the results, in the same order, in the form that `wanted_as`
+        model: Gets the items.
+        items: In their order, in the form that `sent_as` says.
+        respond: Makes the response of the results, in the same order, in the form that `wanted_as`
             says. If an item has failed, it is not called, and the first failure is answered.
-        sent_as: how items are written: OBJECT for Python objects, JSON or MSGPACK for the bytes of
+        sent_as: How items are written: OBJECT for Python objects, JSON or MSGPACK for the bytes of
             each, RAW where the item is bytes or a text, CUSTOM for the model's own format.
-        wanted_as: how results are wanted: OBJECT for Python objects, JSON for the bytes of each.
-        is_partial: whether `respond` takes a `ShownError` in the place of a result.
-        timeout_s: how long the answer may take; the service's own limit counts besides.
-        priority: of the items; None for that of the request's headers.
-        parts: writes the answer in parts; None for a whole answer.
+        wanted_as: How results are wanted: OBJECT for Python objects, JSON for the bytes of each.
+        is_partial: Whether `respond` takes a `ShownError` in the place of a result.
+        timeout_s: How long the answer may take; the service's own limit counts besides.
+        priority: Of the items; None for that of the request's headers.
+        parts: Writes the answer in parts; None for a whole answer.
     """
 
     model: ModelOfApp
@@ -173,15 +173,15 @@ class ProtocolRoute(NamedTuple):
 
     Attributes:
         method: GET or POST.
-        path: the path, quoted.
-        answer: called for each request. It raises a `CarpoolError` for what it cannot take.
-        model: the model that is asked, if the path says it.
-        replaces: whether it stands in the place of an address that every app has.
-        summary: what it does, for the OpenAPI document.
-        reads: the content types of bodies that it takes, for the document.
-        writes: the content types of good answers, for the document.
-        is_alias: whether another address does the same, so that lists of addresses leave it out.
-        fits: reports whether the address fits the models, and is listed; None if it always does. It
+        path: The path, quoted.
+        answer: Called for each request. It raises a `CarpoolError` for what it cannot take.
+        model: The model that is asked, if the path says it.
+        replaces: Whether it stands in the place of an address that every app has.
+        summary: What it does, for the OpenAPI document.
+        reads: The content types of bodies that it takes, for the document.
+        writes: The content types of good answers, for the document.
+        is_alias: Whether another address does the same, so that lists of addresses leave it out.
+        fits: Reports whether the address fits the models, and is listed; None if it always does. It
             is called when somebody asks for a list.
     """
 

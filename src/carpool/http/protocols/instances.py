@@ -28,12 +28,12 @@ def of_instances(model: ModelOfApp, instances: bytes, key: str = "predictions") 
     """Submit a JSON list of items; the answer is `{"predictions": [...]}`.
 
     Args:
-        model: gets the items.
-        instances: the list.
-        key: what the answer calls the list of results.
+        model: Gets the items.
+        instances: The list.
+        key: What the answer calls the list of results.
 
     Raises:
-        InvalidRequest: it is no list.
+        InvalidRequest: It is no list.
     """
     return of_items(model, listed_in(instances), partial(as_list, key))
 
@@ -42,9 +42,9 @@ def of_items(model: ModelOfApp, items: Sequence[bytes], respond: Callable[[list[
     """Submit items that are JSON each; of a model of tables they are the rows of one table.
 
     Args:
-        model: gets the items.
-        items: each as JSON.
-        respond: makes the response of the results, each as JSON.
+        model: Gets the items.
+        items: Each as JSON.
+        respond: Makes the response of the results, each as JSON.
     """
     sent_as, wanted_as = model.formats.choose(JSON_TYPE, JSON_TYPE)
     plain = [without_b64(item) for item in items]
@@ -58,10 +58,10 @@ def as_body(model: ModelOfApp, body: bytes | bytearray, format: int, content_typ
     """Return a body as an item: with a head, if the model's own `decode` asks for whole requests.
 
     Args:
-        model: gets it.
-        body: as a client of the model's own address would send it.
-        format: how it is to be read.
-        content_type: what it is.
+        model: Gets it.
+        body: As a client of the model's own address would send it.
+        format: How it is to be read.
+        content_type: What it is.
     """
     if format != CUSTOM or not model.takes.decodes_requests:
         return body
@@ -73,7 +73,7 @@ def of_columns(model: ModelOfApp, inputs: bytes) -> Submission:
     `{"outputs": ...}` in the same form.
 
     Raises:
-        InvalidRequest: it is something else, or the columns have different lengths.
+        InvalidRequest: It is something else, or the columns have different lengths.
     """
     columns = value_in(inputs)
     if isinstance(columns, list):
@@ -103,7 +103,7 @@ def without_b64(item: bytes) -> bytes:
     """Return an item in which texts stand for objects that are `{"b64": TEXT}`.
 
     Raises:
-        InvalidRequest: it cannot be read.
+        InvalidRequest: It cannot be read.
     """
     if b'"b64"' not in item:
         return item

@@ -134,7 +134,7 @@ class _ServedTables:
     """The routes of one model.
 
     Args:
-        model: the model.
+        model: The model.
     """
 
     def __init__(self, model: ModelOfApp) -> None:

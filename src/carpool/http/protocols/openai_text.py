@@ -30,10 +30,10 @@ class TextForm:
     """What completions and chats do differently.
 
     Attributes:
-        item: the class of the items.
-        kind: what OpenAI calls a whole answer.
-        chunk_kind: what it calls a piece of a stream.
-        prefix: of the ids of answers.
+        item: The class of the items.
+        kind: What OpenAI calls a whole answer.
+        chunk_kind: What it calls a piece of a stream.
+        prefix: Of the ids of answers.
     """
 
     item: ClassVar[type[Sampling]]
@@ -113,10 +113,10 @@ class Wishes(msgspec.Struct):
     """What a request says besides what the model is told.
 
     Attributes:
-        n: how many answers to each prompt.
-        stream: whether they are told as they come.
-        stream_options: whether the usage is told at the end of a stream.
-        user: who asks, which is not looked at.
+        n: How many answers to each prompt.
+        stream: Whether they are told as they come.
+        stream_options: Whether the usage is told at the end of a stream.
+        user: Who asks, which is not looked at.
     """
 
     n: int = 1
@@ -151,16 +151,16 @@ def submission_of(
     """Return what a request asks of a model.
 
     Args:
-        model: the model.
-        form: whether it is a completion or a chat.
-        kind: the class of the model's items.
-        wishes: what the request says besides.
-        parameters: all else in its body.
-        count: counts tokens.
-        created: the time, in seconds since 1970.
+        model: The model.
+        form: Whether it is a completion or a chat.
+        kind: The class of the model's items.
+        wishes: What the request says besides.
+        parameters: All else in its body.
+        count: Counts tokens.
+        created: The time, in seconds since 1970.
 
     Raises:
-        InvalidRequest: the parameters do not fit.
+        InvalidRequest: The parameters do not fit.
     """
     items = [item for each in form.prompts(parameters) for item in _items_of(kind, each, wishes.n)]
     about = About(form, form.prefix + secrets.token_hex(12), created, model.name)
@@ -201,10 +201,10 @@ class About:
     """What every piece of an answer repeats.
 
     Attributes:
-        form: whether it is a completion or a chat.
-        id: of the answer.
-        created: when it was asked for.
-        model: the name of the model.
+        form: Whether it is a completion or a chat.
+        id: Of the answer.
+        created: When it was asked for.
+        model: The name of the model.
     """
 
     form: TextForm
@@ -249,10 +249,10 @@ class Choice:
     """How far the text of one choice has come; it is cut at the first stop.
 
     Attributes:
-        stops: the texts at which it ends.
-        finish_reason: why it has ended; empty while it goes on.
-        tokens: how many there were.
-        has_begun: whether anything of it was told.
+        stops: The texts at which it ends.
+        finish_reason: Why it has ended; empty while it goes on.
+        tokens: How many there were.
+        has_begun: Whether anything of it was told.
     """
 
     stops: Sequence[str]
@@ -296,11 +296,11 @@ class Chunks:
     """Writes answers as a stream of chunks.
 
     Args:
-        about: what every chunk repeats.
-        n: how many choices there are.
-        prompt_tokens: how many tokens the prompts have.
-        stops: the texts at which an answer ends.
-        tells_usage: whether the usage is told at the end.
+        about: What every chunk repeats.
+        n: How many choices there are.
+        prompt_tokens: How many tokens the prompts have.
+        stops: The texts at which an answer ends.
+        tells_usage: Whether the usage is told at the end.
     """
 
     def __init__(self, about: About, n: int, prompt_tokens: int, stops: Sequence[str], *, tells_usage: bool) -> None:

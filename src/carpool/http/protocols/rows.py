@@ -37,14 +37,14 @@ class TensorColumn(NamedTuple):
     """What a tensor must be whose rows are items, or a field of them.
 
     Attributes:
-        name: of the tensor.
-        datatype: as metadata tells it.
-        shape: of a row; -1 where any length will do.
-        kind: the type hint.
-        datatypes: all that are taken; None for any.
-        is_array: whether a row stays an array.
-        is_scalar: whether a row is a single value.
-        is_optional: whether the tensor may be left out.
+        name: Of the tensor.
+        datatype: As metadata tells it.
+        shape: Of a row; -1 where any length will do.
+        kind: The type hint.
+        datatypes: All that are taken; None for any.
+        is_array: Whether a row stays an array.
+        is_scalar: Whether a row is a single value.
+        is_optional: Whether the tensor may be left out.
     """
 
     name: str
@@ -61,9 +61,9 @@ class TensorTable(NamedTuple):
     """What the tensors must be that make the items of a model, or are made of its results.
 
     Attributes:
-        columns: one for each tensor.
-        kind: the type hint of an item.
-        is_record: whether an item has a field for each column; otherwise there is one column, and
+        columns: One for each tensor.
+        kind: The type hint of an item.
+        is_record: Whether an item has a field for each column; otherwise there is one column, and
             its rows are the items.
     """
 
@@ -76,13 +76,13 @@ def table_of(kind: Any, name: str, examples: Sequence[Any] = (), *, is_whole: bo
     """Return what tensors make items of a type.
 
     Args:
-        kind: the type hint of an item.
-        name: what the tensor is called if there is one.
-        examples: of items.
-        is_whole: whether the hint is that of an array of all rows, and not of one.
+        kind: The type hint of an item.
+        name: What the tensor is called if there is one.
+        examples: Of items.
+        is_whole: Whether the hint is that of an array of all rows, and not of one.
 
     Raises:
-        ValueError: no tensors can; the text says why.
+        ValueError: No tensors can; the text says why.
     """
     fields = fields_of(kind)
     if fields is None:
@@ -213,7 +213,7 @@ class Items(NamedTuple):
     """Items that were made of tensors.
 
     Attributes:
-        values: the items, in the form that `sent_as` says.
+        values: The items, in the form that `sent_as` says.
         sent_as: OBJECT or MSGPACK.
     """
 
@@ -225,7 +225,7 @@ def items_of(table: TensorTable, tensors: Sequence[Tensor]) -> Items:
     """Return the items whose rows stand in tensors.
 
     Raises:
-        InvalidRequest: the tensors are not those of the table, or a row does not fit.
+        InvalidRequest: The tensors are not those of the table, or a row does not fit.
     """
     given = {tensor.name: tensor for tensor in tensors}
     if len(given) != len(tensors):
@@ -312,11 +312,11 @@ def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
     """Return the tensors whose rows are results.
 
     Args:
-        table: what the results are by their hint; None if that does not say.
-        results: one for each row.
+        table: What the results are by their hint; None if that does not say.
+        results: One for each row.
 
     Raises:
-        ModelError: they cannot be rows of tensors.
+        ModelError: They cannot be rows of tensors.
     """
     if not results:
         return [] if table is None else [_empty(column) for column in table.columns]

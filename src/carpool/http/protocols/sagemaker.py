@@ -79,7 +79,7 @@ class _Invocations:
     """The route of the model.
 
     Args:
-        model: the model.
+        model: The model.
     """
 
     def __init__(self, model: ModelOfApp) -> None:

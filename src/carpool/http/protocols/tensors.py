@@ -41,11 +41,11 @@ class Tensor(NamedTuple):
     """A named tensor.
 
     Attributes:
-        name: its name.
-        datatype: one of `DTYPES`.
-        array: its elements; those of BYTES are objects of type bytes or str. None if its rows lie
+        name: Its name.
+        datatype: One of `DTYPES`.
+        array: Its elements; those of BYTES are objects of type bytes or str. None if its rows lie
             apart.
-        rows: the arrays that are its rows, if they lie apart; they are of one shape and dtype.
+        rows: The arrays that are its rows, if they lie apart; they are of one shape and dtype.
     """
 
     name: str
@@ -63,7 +63,7 @@ def check_shape(name: str, datatype: str, shape: Sequence[int]) -> int:
     """Return how many elements a tensor has.
 
     Raises:
-        InvalidRequest: there is no such datatype, or a tensor cannot have this shape.
+        InvalidRequest: There is no such datatype, or a tensor cannot have this shape.
     """
     if datatype not in DTYPES:
         raise InvalidRequest(
@@ -81,7 +81,7 @@ def from_binary(name: str, datatype: str, shape: Sequence[int], data: memoryview
     """Return a tensor that came as binary data: a view of it, where it holds numbers.
 
     Raises:
-        InvalidRequest: the data does not fit the datatype and shape.
+        InvalidRequest: The data does not fit the datatype and shape.
     """
     import numpy as np
 
@@ -126,7 +126,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tens
     """Return a tensor that came as a list, flat or nested.
 
     Raises:
-        InvalidRequest: the list does not fit the datatype and shape.
+        InvalidRequest: The list does not fit the datatype and shape.
     """
     import numpy as np
 
@@ -206,7 +206,7 @@ def to_list(tensor: Tensor) -> list[Any]:
     """Return the elements of a tensor as a flat list that JSON can express.
 
     Raises:
-        ModelError: it holds bytes that are no text, or NaN.
+        ModelError: It holds bytes that are no text, or NaN.
     """
     import numpy as np
 
@@ -235,11 +235,11 @@ def of_results(name: str, values: list[Any]) -> Tensor:
     """Return one tensor whose rows are results of a model.
 
     Args:
-        name: the name of the tensor.
-        values: one for each row, at least one.
+        name: The name of the tensor.
+        values: One for each row, at least one.
 
     Raises:
-        ModelError: they do not make one tensor.
+        ModelError: They do not make one tensor.
     """
     import numpy as np
 

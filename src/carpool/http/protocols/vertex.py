@@ -32,8 +32,8 @@ class Vertex(HttpProtocol):
     """Answers at the paths that Vertex AI has chosen, if it has; the model is the first one.
 
     Args:
-        environ: the variables; those of the process by default.
-        always: whether it answers at the usual paths where no variable names them.
+        environ: The variables; those of the process by default.
+        always: Whether it answers at the usual paths where no variable names them.
     """
 
     name = "vertex"
@@ -52,11 +52,11 @@ class Vertex(HttpProtocol):
         """Return where a container of Vertex AI listens, unless the user says otherwise.
 
         Args:
-            host: as the user gives it, or the default.
-            port: as the user gives it, or the default.
+            host: As the user gives it, or the default.
+            port: As the user gives it, or the default.
 
         Raises:
-            ValueError: the variable holds no port.
+            ValueError: The variable holds no port.
         """
         given = os.environ.get(HTTP_PORT) or str(DEFAULT_PORT)
         if not given.isdigit():
