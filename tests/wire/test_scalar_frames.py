@@ -15,7 +15,7 @@ from carpool.wire.frame import Frame, FrameKind, FrameReader
 from carpool.wire.payload import LARGE
 from carpool.wire.scalars import Scalars
 from tests.effort import examples
-from tests.wire.test_single import BYTES, IDS, read, written
+from tests.wire.reading import BYTES, IDS, read, written
 
 SCALARS = st.one_of(
     st.lists(st.floats(allow_nan=False), max_size=20),
@@ -40,6 +40,7 @@ def of_scalars(draw: st.DrawFn) -> Frame:
     frame = Frame(kind, draw(IDS), ids, formats, busy_s=draw(st.floats(0, 9)), waited_s=draw(st.floats(0, 9)))
     if kind in (FrameKind.BATCH, FrameKind.ORDER):
         frame.accepts, frame.deadlines = draw(BYTES) * draw(sizes), [draw(st.floats(0, 9))] * draw(sizes)
+        frame.made_at = draw(st.floats(0, 9))
     frame.payloads = Scalars(payloads) if draw(st.booleans()) else payloads
     return frame
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.wire import frame as frames
-from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind, FrameReader, encode
+from carpool.wire.frame import Frame, FrameKind, FrameReader
 from carpool.wire.payload import LARGE
 from carpool.wire.single import open_reply
 from tests.effort import examples
+from tests.wire.reading import BYTES, IDS, read, written
 
-IDS = st.integers(0, 2**64 - 1)
-BYTES = st.integers(0, 255).map(lambda byte: bytes([byte]))
 PAYLOADS = st.one_of(
     st.binary(max_size=40),
     st.integers(-(2**63), 2**64 - 1),
@@ -37,6 +35,7 @@ FRAMES = st.builds(
     accepts=st.one_of(BYTES, BYTES, st.just(b"")),
     deadlines=st.lists(st.floats(allow_nan=False), max_size=2).map(tuple),
     payloads=st.lists(PAYLOADS, min_size=1, max_size=1),
+    made_at=st.floats(0, 10),
     busy_s=st.floats(0, 10),
     waited_s=st.floats(0, 10),
 )
@@ -50,30 +49,6 @@ def the_long_way() -> Iterator[None]:
         patch.object(FrameReader, "_open_one", lambda *_: None),
     ):
         yield
-
-
-def written(frame: Frame) -> bytes | None:
-    """A frame's bytes; None if it is refused."""
-    try:
-        return b"".join(encode(frame))
-    except FrameError:
-        return None
-
-
-def read(data: bytes, cuts: list[int], max_bytes: int = MAX_FRAME_BYTES) -> Any:
-    """The frames in these bytes, which come in pieces, or what is said of them."""
-    reader, found, begin = FrameReader(max_bytes), [], 0
-    for end in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
-        while begin < end:
-            buffer = reader.get_buffer()
-            n = min(end - begin, len(buffer))
-            buffer[:n] = data[begin : begin + n]
-            begin += n
-            try:
-                found += reader.received(n)
-            except FrameError as error:
-                return str(error)
-    return [(frame, [type(part) for part in frame.payloads]) for frame in found], reader.idle
 
 
 @examples(300)
