@@ -34,18 +34,18 @@ def children(pid: int | None = None) -> list[int]:
     return found
 
 
-def command_of(pid: int) -> str:
+def command_of(pid: int, longest: int = 100) -> str:
     """The command line of a process, or why it has none."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except (FileNotFoundError, ProcessLookupError):
         return "(gone)"
-    return command[:100] or "(a zombie)"
+    return command[:longest] or "(a zombie)"
 
 
 def guards_of(pid: int) -> list[int]:
-    """The guards among a process's children."""
-    return [child for child in children(pid) if b"guard.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    """The guards among a process's children, but for one that ends just then."""
+    return [child for child in children(pid) if "guard.py" in command_of(child, 10_000)]
 
 
 def resident_bytes() -> int:
