@@ -12,8 +12,12 @@ import carpool
 class KeepsDiary(carpool.Model):
     """Writes down its pid and each item that it is called with, and sleeps for the longest of them."""
 
-    def __init__(self, diary: str) -> None:
+    def __init__(self, diary: str, setup_s: float = 0.0) -> None:
         self.diary = Path(diary)
+        self.setup_s = setup_s
+
+    def setup(self) -> None:
+        time.sleep(self.setup_s)
 
     def predict(self, xs: list[float]) -> list[int]:
         with self.diary.open("a") as file:

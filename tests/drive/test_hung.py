@@ -122,7 +122,7 @@ def test_what_it_has_not_read_is_not_to_blame_and_not_run(workers: int, tmp_path
         max_batch_size=4,
         max_batch_time_s=LIMIT_S,
         idempotent=False,
-        kwargs={"diary": str(diary)},
+        kwargs={"diary": str(diary), "setup_s": workers - 1.0},  # all of them are asked before a successor is ready
     )
     with Service(stage).run() as service:
         pids = service.pids
