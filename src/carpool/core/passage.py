@@ -90,19 +90,16 @@ class Passage:
             How many results came too late.
         """
         endings = self._endings
-        passed_over: list[Request | None] = []
+        answers = endings.answers
+        before = len(answers)
         for request, result in zip(takers, results, strict=True):
             if request is not None and request.state == RUNNING:
                 request.state = DONE
                 request.result = result
-            else:
-                passed_over.append(request)
-        if passed_over:
-            others = set(passed_over)
-            takers = [request for request in takers if request not in others]
-        endings.answers += takers  # type: ignore[arg-type] # None has been passed over
-        endings.answered += len(takers)
-        return len(passed_over) - passed_over.count(None)
+                answers.append(request)  # one by one: a thread that is killed amid a batch must lose none
+        answered = len(answers) - before
+        endings.answered += answered
+        return len(takers) - takers.count(None) - answered
 
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
         """Weigh a request for its next stage and report whether that worked; if not, it fails."""
