@@ -50,6 +50,7 @@ PROGRAMS = (
     Program("shapes.keys", 0.5, "thousands of keys: what a round costs, and what affinity saves"),
     Program("shapes.http", 8, "texts of different length for a real model, beside other servers", "minilm, infinity"),
     Program("steps.decoder", 2, "a small decoder: every step shared, beside whole batches", "torch"),
+    Program("steps.overload", 1.5, "a small decoder at overload: who is let in when, as readers see it", "torch"),
     Program(
         "steps.llama", 2, "a decoder of Hugging Face: every step shared, beside `generate()`", "torch, transformers"
     ),

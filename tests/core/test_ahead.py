@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -105,6 +106,30 @@ def test_short_batches_go_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("took_s", "after_s", "goes"),
+    [
+        (0.0023, 0, True),
+        (0.0029, 0, True),
+        (0.0031, 0, False),
+        (TOOK_S, 4 * U - 0.0011, False),
+        (TOOK_S, 4 * U - 0.0009, True),
+    ],
+)
+def test_none_waits_for_less_than_timers_can_tell(took_s: float, after_s: float, goes: bool) -> None:
+    """A batch that might go ahead within the next millisecond goes now: uvloop has a shorter timer
+    fire at once, so a driver that waited would ask again and again until then.
+    """
+    pipeline = pipeline_of(stage(2, runs_ahead=True))
+    now = saturated(pipeline, took_s=took_s)
+    pipeline.submit(now, [*asks("ab"), ask("urgent", priority=1), ask("more urgent", priority=1)])
+    at_once = what(runs(pipeline, now))
+    todo = pipeline.poll(now + after_s)
+    gone = at_once + what(todo.run)
+    assert gone == [(["urgent", "more urgent"], 0, False), (["a", "b"], 0, True)][: 1 + goes]
+    assert goes or todo.wake_at - (now + after_s) > 0.001
+
+
+@pytest.mark.parametrize(
     ("policy", "goes"),
     [
         (Greedy(2), True),
@@ -192,6 +217,121 @@ def test_where_much_waits_it_does_not_matter_who_is_free_first() -> None:
     assert runs(pipeline, now + 1 * U) == []  # seven are not eight
     pipeline.submit(now + 2 * U, asks("k"))
     assert what(runs(pipeline, now + 2 * U)) == [(["d"], 1, True)]
+
+
+@pytest.mark.parametrize(("took_s", "lying"), [(U, 4), (4 * U, 2), (TOOK_S, 1)])
+def test_where_much_waits_a_worker_has_several_short_batches_ahead(took_s: float, lying: int) -> None:
+    """Where much waits and calls are short, several batches lie with each worker, so that it has
+    work while the service waits for a core: as many as should end within 20 ms, and at most four.
+    """
+    pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
+    now = saturated(pipeline, took_s=took_s)
+    pipeline.submit(now, asks(range(40)))
+    first, second, *ahead = what(runs(pipeline, now))
+    assert [first, second] == [([0], 0, False), ([1], 1, False)]
+    assert ahead == [([2 + i], i % 2, True) for i in range(2 * lying)]
+    batcher = pipeline.batchers[0]
+    assert (batcher.running, len(batcher.handed_over)) == (2 + 2 * lying,) * 2
+
+    reply(pipeline, now + took_s, batcher.in_flight[0], busy_s=took_s)
+    assert items(batcher.in_flight[0].requests) == [2]
+    assert batcher.in_flight[0].started == now + took_s
+    assert what(runs(pipeline, now + took_s))[0] == ([2 + 2 * lying], 0, True)
+
+
+class Counting(Greedy):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        self.asked += 1
+        return super().decide(now, queue, free, busy)
+
+
+def test_what_goes_ahead_is_no_reason_to_ask_the_policy_once_more() -> None:
+    """In one poll the policy is asked once for each batch that an idle worker gets, and once when
+    none is idle any more, however many batches go ahead then; and anew in the next poll.
+    """
+    policy = Counting(1)
+    pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
+    now = saturated(pipeline, took_s=U)
+    pipeline.submit(now, asks(range(12)))
+    policy.asked = 0
+    assert [batch.ahead for batch in runs(pipeline, now)] == [False, True, True, True, True]
+    assert policy.asked == 2
+    assert runs(pipeline, now) == []
+    assert policy.asked == 3
+
+
+def test_no_timer_is_set_for_a_further_batch_ahead() -> None:
+    """A second batch ahead goes when something happens anyway: the loop is not woken for it."""
+    pipeline = pipeline_of(stage(1, runs_ahead=True))
+    now = saturated(pipeline)
+    pipeline.submit(now, asks(range(9)))
+    todo = pipeline.poll(now)
+    assert (what(todo.run), todo.wake_at) == ([([0], 0, False), ([1], 0, True)], inf)
+    assert what(runs(pipeline, now + 6 * U)) == [([2], 0, True)]
+
+
+def test_what_lay_ahead_of_a_lost_worker_waits_again_in_its_order() -> None:
+    """All batches that lay ahead of a lost worker go back to their places in the queue, and none of
+    their requests is blamed.
+    """
+    pipeline = pipeline_of(stage(1, runs_ahead=True))
+    now = saturated(pipeline, took_s=4 * U)
+    requests = asks(range(12))
+    pipeline.submit(now, requests)
+    assert what(runs(pipeline, now)) == [([0], 0, False), ([1], 0, True), ([2], 0, True)]
+    pipeline.worker_lost(now + U, 0, 0)
+    batcher = pipeline.batchers[0]
+    assert (batcher.running, batcher.ahead, pipeline.waiting) == (0, {}, 12)
+    assert [request.losses for request in requests] == [1] + [0] * 11
+    pipeline.worker_ready(0, 0)
+    done = []
+    while pipeline.unanswered:
+        done += [items(batch.requests)[0] for batch in runs(pipeline, now)]
+        now += 4 * U
+        reply(pipeline, now, batcher.in_flight[0], busy_s=4 * U)
+        pipeline.collect_answers()
+    assert done == list(range(12))
+
+
+def test_one_of_several_batches_ahead_that_never_reached_its_worker() -> None:
+    """If one of several batches ahead cannot be sent, its callers hear of it; those before and
+    behind it are answered.
+    """
+    pipeline = pipeline_of(stage(1, runs_ahead=True))
+    now = saturated(pipeline, took_s=U)
+    pipeline.submit(now, asks(range(9)))
+    batches = runs(pipeline, now)
+    assert [batch.ahead for batch in batches] == [False, True, True, True, True]
+    unsent = batches[2]
+    pipeline.completed(now, Reply(0, 0, unsent.id, unsent.ids, [None], {0: RuntimeError("no memory")}))
+    assert outcome(unsent.requests[0]) is RuntimeError
+    for batch in (batches[0], batches[1], batches[3], batches[4]):
+        now += U
+        reply(pipeline, now, batch, busy_s=U)
+        assert outcome(batch.requests[0]) == f"{batch.requests[0].item}'"
+    assert (pipeline.batchers[0].running, pipeline.batchers[0].stray_replies) == (0, 0)
+
+
+def test_replies_that_are_read_together_are_no_reason_to_keep_batches() -> None:
+    """Whether ends can be foretold is judged by what workers say of their calls: a service that is
+    late to read finds two replies at once, and the calls were of one length all the same.
+    """
+    pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
+    now = saturated(pipeline)
+    for _ in range(20):
+        pipeline.submit(now, asks(range(12)))
+        runs(pipeline, now)
+        now += 2 * TOOK_S
+        while pipeline.batchers[0].in_flight:
+            for batch in list(pipeline.batchers[0].in_flight.values()):
+                reply(pipeline, now, batch, busy_s=TOOK_S)
+            runs(pipeline, now)
+    pipeline.submit(now, asks(range(12)))
+    assert any(batch.ahead for at in range(8) for batch in runs(pipeline, now + at * U))
 
 
 @pytest.mark.parametrize(("took_s", "goes"), [((6 * U, 14 * U), True), ((U, 40 * U), False)])

@@ -174,7 +174,7 @@ def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
     expected = {"ok", "cancelled", "deadline_exceeded", "overloaded", "model_error", "worker_lost", "unavailable"}
     assert seen >= expected | {"too_large", "request_crashed_worker", "survived a crash"}
     assert seen >= {"went ahead", "lay ahead when its worker was lost", "lay ahead when it was cancelled"}
-    assert seen >= {"lay ahead when it expired", "drained"}
+    assert seen >= {"lay ahead when it expired", "went ahead behind another", "drained"}
 
 
 def test_a_failing_schedule_tells_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:

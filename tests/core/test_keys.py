@@ -78,6 +78,34 @@ def test_keys_never_share_a_batch(
         key_of(batch)
 
 
+@given(
+    st.lists(st.tuples(st.floats(0.0, 0.002), st.integers(0, 3), st.integers(1, 12)), min_size=30, max_size=120),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, inf]),
+    st.sampled_from(POLICIES),
+    st.sampled_from([4, 8]),
+)
+@examples(120, derandomize=True)
+def test_batches_of_one_key_hold_no_more_than_fits(
+    arrivals: list[tuple[float, int, int]], workers: int, most: float, policy: Policy, fits: int
+) -> None:
+    """Where items have keys and sizes, the sizes of a batch sum up to no more than the policy's limit, nor to more
+    than fits into memory, unless it is one request; and every request is answered.
+    """
+    driver = driven(policy, workers=workers, most=most)
+    if fits < 8:
+        driver.pipeline.batchers[0].safe_size.ran_out(fits + 1, fits)
+    at = 0.0
+    for gap, key, size in arrivals:
+        at += gap
+        driver.arrive(at, "x", size=size if fits == 8 else min(size, fits), lane=Lane(0, key, 0))
+    driver.run()
+    assert len(driver.answers) == len(arrivals)
+    assert all(request.error is None for request in driver.answers)
+    for batch in driver.batches:
+        assert batch.size <= fits or batch.n == 1
+
+
 def check_held(batcher: Batcher, most: float) -> None:
     """No key runs on more workers than it may."""
     keys = [key_of(batch) for batch in batcher.in_flight.values()]

@@ -15,6 +15,7 @@ from math import inf
 
 import pytest
 
+from carpool.core import ahead
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
@@ -148,7 +149,7 @@ class World:
     by_id: dict[int, Ask] = field(default_factory=dict)
     ready: set[tuple[int, int]] = field(default_factory=set)
     sent: dict[tuple[int, int], Sent] = field(default_factory=dict)
-    ahead: dict[tuple[int, int], Batch] = field(default_factory=dict)
+    ahead: dict[tuple[int, int], list[Batch]] = field(default_factory=dict)
     past: list[tuple[int, int, int, list[int]]] = field(default_factory=list)
     finished: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # size and seconds of batches, per stage
     happened: set[str] = field(default_factory=set)  # that is rare
@@ -195,7 +196,7 @@ class World:
             self.pipeline.cancel(self.now, ask.request)
 
     def _note_if_ahead(self, request: Request, what: str) -> None:
-        if any(request in batch.requests for batch in self.ahead.values()):
+        if any(request in batch.requests for lying in self.ahead.values() for batch in lying):
             self.happened.add(f"lay ahead when it {what}")
 
     # -- workers
@@ -252,13 +253,12 @@ class World:
         return self.held and not self.closed and len(self.stages) > 1
 
     def _lose_ahead(self, worker: tuple[int, int]) -> None:
-        """It has not looked at its next batch."""
-        batch = self.ahead.pop(worker, None)
-        if batch is not None:
+        """It has not looked at its next batches."""
+        for batch in self.ahead.pop(worker, ()):
             self.happened.add("lay ahead when its worker was lost")
-        for request in batch.requests if batch else ():
-            left = self.by_id[request.id].left
-            left[worker[0]] = left.get(worker[0], 0) + 1
+            for request in batch.requests:
+                left = self.by_id[request.id].left
+                left[worker[0]] = left.get(worker[0], 0) + 1
 
     def _gone(self, pick: int) -> tuple[int, int] | None:
         there = sorted(self.ready)
@@ -306,8 +306,11 @@ class World:
         if not items:
             self._forget(worker)
             self.finished.setdefault(worker[0], []).append((sent.batch.size, self.now - sent.batch.started))
-            following = self.ahead.pop(worker, None)
-            if following is not None:
+            lying = self.ahead.get(worker)
+            if lying:
+                following = lying.pop(0)
+                if not lying:
+                    del self.ahead[worker]
                 assert following.started == self.now
                 self._takes_up(worker, following)
 
@@ -459,7 +462,7 @@ class World:
         assert worker in self.ready
         assert worker not in self.leaving
         assert not (self._is_held and not stage)
-        assert worker not in self.ahead
+        assert len(self.ahead.get(worker, ())) < ahead.MOST
         assert batch.ahead is (worker in self.sent)
         assert not batch.ahead or (self.specs[stage].ahead and self.specs[stage].idempotent)
         assert not batch.ahead or not self.sent[worker].killed
@@ -478,8 +481,9 @@ class World:
             assert not lost or len(batch) == 1  # it is under suspicion
         if batch.ahead:
             assert not any(isinstance(request.lane.key, Suspect) for request in batch.requests)
-            self.ahead[worker] = batch
-            self.happened.add("went ahead")
+            lying = self.ahead.setdefault(worker, [])
+            lying.append(batch)
+            self.happened.add("went ahead" if len(lying) == 1 else "went ahead behind another")
         else:
             self._takes_up(worker, batch)
 
@@ -559,13 +563,13 @@ class World:
         for (index, worker), sent in self.sent.items():
             owed[index] += sent.items
             flights[index][worker] = sent.id
-        for (index, _), batch in self.ahead.items():
-            owed[index] += batch.ids
+        for (index, _), lying in self.ahead.items():
+            owed[index] += [id for batch in lying for id in batch.ids]
         for index, stage in enumerate(self.stages):
             _check_queue(stage.queue, waiting[index])
             assert {worker: batch.id for worker, batch in stage.in_flight.items()} == flights[index]
-            assert {(index, worker): batch for worker, batch in stage.ahead.items()} == {
-                worker: batch for worker, batch in self.ahead.items() if worker[0] == index
+            assert {(index, worker): lying for worker, lying in stage.ahead.items()} == {
+                worker: lying for worker, lying in self.ahead.items() if worker[0] == index
             }
             assert stage.running == len(owed[index])
             assert running[index] <= set(owed[index])

@@ -6,11 +6,11 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 import carpool
 from carpool import Response

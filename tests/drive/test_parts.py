@@ -8,12 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, Unavailable

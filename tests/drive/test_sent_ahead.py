@@ -1,9 +1,11 @@
-"""What is sent ahead to a worker on a network: nothing large, since it does not read while it is busy."""
+"""What is sent ahead to a worker on a network: nothing large until it answers, as a busy worker does not read."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,10 +17,11 @@ from carpool.core.roster import Roster, Starts
 from carpool.drive import worker_pool
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
+from carpool.drive.framesocket import FrameSocket
 from carpool.observe.stats import Stats
 from carpool.request import DONE, Request
 from carpool.service import assemble
-from carpool.wire.frame import Frame, FrameKind
+from carpool.wire.frame import Frame, FrameError, FrameKind, encode
 from carpool.wire.payload import LARGE
 from tests.support import models
 
@@ -30,14 +33,24 @@ class Recorder:
     hello = None
     where = ""
     broke_protocol = fell_silent = takes_large_ahead = has_unread_batch = False
+    largest = 2**30
 
     def __init__(self, launch: Any, place: int, heard: Callable[[Frame], None], lost: Any, sink: Any) -> None:
         self.heard = heard
         self.lost = lost
         self.sent: list[int] = []
+        self.sent_ahead: list[int] = []
 
     def send(self, frame: Frame) -> None:
-        self.sent.append(frame.batch_id)
+        self._send(frame, self.sent)
+
+    def send_ahead(self, frame: Frame) -> None:
+        self._send(frame, self.sent_ahead)
+
+    def _send(self, frame: Frame, sent: list[int]) -> None:
+        if sum(map(len, frame.payloads)) > self.largest:  # type: ignore[arg-type]
+            raise FrameError("it is too large")
+        sent.append(frame.batch_id)
 
     def reply(self, batch_id: int, ids: list[int]) -> None:
         self.heard(Frame(FrameKind.REPLY, batch_id, ids, bytes(len(ids)), payloads=[b"x"] * len(ids)))
@@ -74,18 +87,20 @@ def ahead(made: BatchPool, driver: Driver) -> Batch:
     """Send the request that waits ahead, whatever the batcher thinks of it."""
     batcher = driver.pipeline.batchers[0]
     batch = batcher._make(0.0, 1, "full", 0, ahead=True)
-    batcher.ahead[0] = batch
+    batcher.ahead.setdefault(0, []).append(batch)
+    batcher._lying += 1
     made.run(batch)
     return batch
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "takes_large", "goes"), [(LARGE, False, False), (LARGE, True, True), (9, False, True)]
+    ("nbytes", "takes_large", "sent", "sent_ahead"),
+    [(LARGE, False, [1], [2]), (LARGE, True, [1, 2], []), (9, False, [1, 2], [])],
 )
 def test_a_large_batch_goes_ahead_only_where_it_harms_nobody(
-    nbytes: int, takes_large: bool, goes: bool, monkeypatch: pytest.MonkeyPatch
+    nbytes: int, takes_large: bool, sent: list[int], sent_ahead: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To a worker on a network, a large batch goes only when the one before it is answered, and then at once."""
+    """A worker on a network is told which large batch finds it busy, and sees to it when that goes."""
     monkeypatch.setitem(worker_pool._KINDS, "process", Recorder)
     monkeypatch.setattr(Recorder, "takes_large_ahead", takes_large)
 
@@ -93,13 +108,161 @@ def test_a_large_batch_goes_ahead_only_where_it_harms_nobody(
         made, driver, worker = pool()
         first, second = asked(driver, 9), asked(driver, nbytes)
         batch = ahead(made, driver)
-        assert worker.sent == ([1, 2] if goes else [1])
+        assert (worker.sent, worker.sent_ahead) == (sent, sent_ahead)
         worker.reply(1, [first.id])
-        assert worker.sent == [1, 2]
         worker.reply(2, batch.ids)
+        assert (worker.sent, worker.sent_ahead) == (sent, sent_ahead)
         assert first.state == second.state == DONE
 
     asyncio.run(test())
+
+
+def test_of_large_batches_ahead_each_is_handed_over_when_it_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker reads one batch when it answers, so the one behind that would close its window."""
+    monkeypatch.setitem(worker_pool._KINDS, "process", Recorder)
+
+    async def test() -> None:
+        made, driver, worker = pool()
+        requests = [asked(driver, 9), *[asked(driver, LARGE) for _ in range(3)]]
+        batches = [driver.pipeline.batchers[0].in_flight[0], *[ahead(made, driver) for _ in range(3)]]
+        for number, batch in enumerate(batches, 1):
+            assert (worker.sent, worker.sent_ahead) == ([1], [2, 3, 4][:number])
+            worker.reply(number, batch.ids)
+        assert all(request.state == DONE for request in requests)
+
+    asyncio.run(test())
+
+
+def test_a_batch_that_is_too_large_to_go_ahead_goes_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it fails alone, if its one item is too large."""
+    monkeypatch.setitem(worker_pool._KINDS, "process", Recorder)
+    monkeypatch.setattr(Recorder, "largest", LARGE)
+
+    async def test() -> None:
+        made, driver, worker = pool()
+        first, second = asked(driver, 9), asked(driver, 2 * LARGE)
+        ahead(made, driver)
+        assert (worker.sent, worker.sent_ahead, second.state == DONE) == ([1], [], False)
+        worker.reply(1, [first.id])
+        assert (worker.sent, worker.sent_ahead, second.state == DONE) == ([1], [], True)
+
+    asyncio.run(test())
+
+
+def test_small_batches_ahead_that_are_large_together_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a worker on a network no more goes ahead than it takes without reading, however small the
+    batches are: what is over that is handed over in its order, each once it is the next.
+    """
+    monkeypatch.setitem(worker_pool._KINDS, "process", Recorder)
+
+    async def test() -> None:
+        made, driver, worker = pool()
+        requests = [asked(driver, 9), *[asked(driver, LARGE // 2) for _ in range(3)]]
+        batches = [ahead(made, driver) for _ in range(3)]
+        assert worker.sent == [1, 2]
+        for number, batch in enumerate([driver.pipeline.batchers[0].in_flight[0], *batches], 1):
+            worker.reply(number, batch.ids)
+        assert (worker.sent, worker.sent_ahead) == ([1, 2], [3, 4])
+        assert all(request.state == DONE for request in requests)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("begun", ["reply", "whole reply", "small reply"])
+def test_on_a_network_a_large_frame_goes_once_the_worker_begins_to_answer(begun: str) -> None:
+    """It goes while the rest of a large reply is still to come, but not while the worker calls the model."""
+    small, large = batch_frame(1, 9), batch_frame(2, LARGE)
+
+    async def test() -> None:
+        with network() as (ours, theirs):
+            heard: list[Frame] = []
+            connection = FrameSocket(ours, heard.append, print)
+            connection.send(small)
+            assert received(theirs) == as_bytes(small)
+            connection.send_behind_reply(large)
+            theirs.sendall(as_bytes(Frame(FrameKind.CALL, 1)))
+            await heard_by(lambda: bool(heard))
+            assert received(theirs) == b""
+            reply = as_bytes(reply_frame(1, 9 if begun == "small reply" else LARGE))
+            theirs.sendall(reply[:1000] if begun == "reply" else reply)
+            got = bytearray()
+            await heard_by(lambda: bool(got.extend(received(theirs))) or len(got) >= len(as_bytes(large)))
+            assert got == as_bytes(large)
+            theirs.sendall(reply[1000:] if begun == "reply" else b"")
+            await heard_by(lambda: len(heard) == 2)
+            connection.abandon()
+
+    asyncio.run(test())
+
+
+def test_a_frame_goes_ahead_at_once_to_a_worker_that_is_answering() -> None:
+    """Its worker reads again as soon as the reply is sent, of which a part has come already."""
+    large = batch_frame(2, LARGE)
+
+    async def test() -> None:
+        with network() as (ours, theirs):
+            connection = FrameSocket(ours, print, print)
+            theirs.sendall(as_bytes(reply_frame(1, LARGE))[:1000])
+            await heard_by(lambda: not connection._reader.idle)
+            connection.send_behind_reply(large)
+            got = bytearray()
+            await heard_by(lambda: bool(got.extend(received(theirs))) or len(got) >= len(as_bytes(large)))
+            assert got == as_bytes(large)
+            connection.abandon()
+
+    asyncio.run(test())
+
+
+def test_a_frame_that_is_too_large_is_refused_when_it_is_to_go_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends it must hear that at once, to cut it; once the worker answers it is too late."""
+    monkeypatch.setattr("carpool.wire.frame.MAX_FRAME_BYTES", LARGE)
+
+    async def test() -> None:
+        with network() as (ours, _):
+            connection = FrameSocket(ours, print, print)
+            with pytest.raises(FrameError):
+                connection.send_behind_reply(batch_frame(1, LARGE + 1))
+            connection.abandon()
+
+    asyncio.run(test())
+
+
+def batch_frame(batch_id: int, nbytes: int) -> Frame:
+    return Frame(FrameKind.BATCH, batch_id, [7], b"\3", b"\3", [float("inf")], [b"x" * nbytes])
+
+
+def reply_frame(batch_id: int, nbytes: int) -> Frame:
+    return Frame(FrameKind.REPLY, batch_id, [7], b"\0", payloads=[b"y" * nbytes])
+
+
+def as_bytes(frame: Frame) -> bytes:
+    return b"".join(map(bytes, encode(frame)))
+
+
+@contextlib.contextmanager
+def network() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection over TCP, which do not block."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        yield ours, theirs
+
+
+def received(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(2 * LARGE)
+    except BlockingIOError:
+        return b""
+
+
+async def heard_by(is_done: Callable[[], bool]) -> None:
+    """Let the loop turn until something has happened."""
+    async with asyncio.timeout(10):
+        while not is_done():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("idempotent", [True, False])

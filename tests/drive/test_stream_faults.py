@@ -112,9 +112,9 @@ def ask(s: Any, items: list[Any], during: Callable[[list[Told]], None] = lambda 
     return told
 
 
-def when_all_have_begun(then: Callable[[], None]) -> Callable[[list[Told]], None]:
+def when_all_have_begun(then: Callable[[], None], least: int = 1) -> Callable[[list[Told]], None]:
     def wait(told: list[Told]) -> None:
-        wait_until(lambda: all(each.parts or each.error for each in told))
+        wait_until(lambda: all(len(each.parts) >= least or each.error for each in told))
         then()
 
     return wait
@@ -273,9 +273,9 @@ def test_a_worker_that_is_stopped_for_a_moment_goes_on() -> None:
 @pytest.mark.slow
 def test_a_stream_that_falls_silent_ends_by_the_services_time_out() -> None:
     """Without `max_batch_time_s`, callers of a worker that stands still are told by the time-out of
-    the service, and later ones are answered.
+    the service if ten of its steps take longer than that, and later ones are answered.
     """
-    with Service(Stage(Chain, max_batch_size=8), timeout_s=0.6).run() as s:
+    with Service(Stage(Chain, kwargs={"step_s": 0.1}, max_batch_size=8), timeout_s=0.6).run() as s:
         began = time.monotonic()
         told = ask(
             s,
@@ -292,3 +292,16 @@ def test_a_stream_that_falls_silent_ends_by_the_services_time_out() -> None:
                 return False
 
         wait_until(is_answered)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_amid_quick_steps_is_given_up_before_the_time_out() -> None:
+    """Without `max_batch_time_s`, a worker that has made steps enough to know what they take is
+    replaced after a third of the service's time-out, and its streams go on.
+    """
+    items = [(seed, 100) for seed in range(1, 9)]
+    with Service(Stage(ChainOn, max_batch_size=8), timeout_s=9.0).run() as s:
+        told = ask(s, items, when_all_have_begun(lambda: os.kill(s.pids[0], signal.SIGSTOP), least=20))
+        assert s.stats().stages[0].restarts == 1
+    assert [each.error for each in told] == [None] * 8
+    assert [each.parts for each in told] == [tokens(*item) for item in items]

@@ -70,6 +70,7 @@ class World:
             loop=loop,
             clock=lambda: self.now,
             submit_alike=lambda requests: self.pipeline.submit_alike(self.now, requests),
+            cancel=lambda request: self.pipeline.cancel(self.now, request),
         )
         self.items = BulkItems(exchange, ask, driver, Window(8, 8), 1000, self.due.append)
         made = self.items._new_item
@@ -257,3 +258,36 @@ def test_answers_do_not_wait_for_a_batch_that_does_not_come() -> None:
     world.timed.pop()()
 
     assert world.written == b"<0>\n<1>\n<2>\n<3>\n" and bulk._LONGEST_WAIT_S < 0.1
+
+
+def test_answers_that_a_timer_has_written_are_told_in_vain() -> None:
+    """A timer may write answers before their requests are told of them; then nothing is left to do."""
+    world = World(batch_s=0.001, limit=4)
+    world.items.feed(b"".join(b"%d\n" % i for i in range(50)))
+    world.turn()
+    while not world.timed:  # the answers of the first batch wait for those of the next one
+        world.answer(0)
+        world.turn()
+    while world.running or world.pipeline.waiting:
+        world.answer(0)
+        if world.pipeline.waiting:
+            world.turn()
+    world.timed.pop()()
+    world.turn()
+
+    world.items.end()
+    world.finish()
+    assert world.written == b"".join(b"<%d>\n" % i for i in range(50))
+    assert world.is_ended
+
+
+def test_a_client_that_has_left_is_told_nothing() -> None:
+    """What is answered in the turn in which the client leaves is told to nobody, and hurts nobody."""
+    world = World()
+    world.items.feed(b"1\n2\n")
+    world.turn()
+    world.answer(0)
+    world.items.cancel()
+    world.turn()
+    assert not world.written
+    assert not world.pipeline.unanswered

@@ -101,9 +101,12 @@ def successors_on_a_silent_node(handle: Any, addresses: dict[str, str]) -> None:
     unknown = [address for node, address in addresses.items() if node not in taken and address in WELL]
     silent_node(unknown[0], first_rule=3)
     for _ in range(4):
+        lost = handle.stats().stages[0].restarts
         pid = handle.predict(0)["pid"]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda pid=pid: not alive(pid))
+        # until its loss is noticed it counts as ready, and who kills the next one then may hit the same requests again
+        wait_until(lambda lost=lost: handle.stats().stages[0].restarts > lost, SOON_S)
         wait_until(lambda: handle.stats().stages[0].workers.get("ready", 0) == 2, SOON_S)
 
 

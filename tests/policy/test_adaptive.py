@@ -368,6 +368,20 @@ def test_clients_that_come_back_together_are_as_many_groups_as_workers(clients: 
     assert decide(policy, alike(clients), free=1, busy=3).take == taken
 
 
+def test_a_crowd_is_not_cut_into_groups_of_the_few_clients_before_it() -> None:
+    """What waits beyond the clients that are known has come from others, and is shared as if nobody was waited for:
+    in groups of those clients it would take many small batches, and be late.
+    """
+    policy, same = taught(rate=800), taught(rate=800)
+    policy._gather.clients = 8
+    policy._gather.window_s = 0.001
+
+    assert decide(policy, alike(8), free=1, busy=3).take == 2
+    taken = decide(policy, alike(60), free=1, busy=3).take
+    assert taken == decide(same, alike(60), free=1, busy=3).take
+    assert taken >= 15
+
+
 def test_what_only_large_batches_cost_is_found_out_by_sharing() -> None:
     """As long as all batches were of one size, nobody knows what smaller ones cost, so that two idle workers would
     never share what comes at once.

@@ -43,6 +43,19 @@ def test_a_curve_is_learned_from_few_samples(name: str) -> None:
     assert worst(learned(CURVES[name], 400, noise=0.2), CURVES[name]) < 1.25
 
 
+@pytest.mark.parametrize(("allowed_batch_sizes", "allowed_lengths"), [(None, None), ([1, 4, 16], [32, 128])])
+def test_the_seconds_of_several_batches_are_those_of_each(
+    allowed_batch_sizes: list[int] | None, allowed_lengths: list[int] | None
+) -> None:
+    """What several batches take is told at once as it is one by one, padded up or not."""
+    cost = LengthCost(allowed_batch_sizes, allowed_lengths)
+    shapes = [(1, 20), (3, 30), (4, 100), (9, 64), (16, 500)]
+    for n, length in shapes:
+        cost.add(n, length, 1e-3 + 1e-4 * n * length)
+    counts, lengths = zip(*shapes, strict=True)
+    assert cost.seconds_of(counts, lengths) == [cost.seconds(n, length) for n, length in shapes]
+
+
 def test_no_part_of_a_cost_is_negative() -> None:
     """More items and longer ones never cost less, whatever was measured."""
     dice = random.Random(3)

@@ -143,6 +143,23 @@ def test_the_step_under_way_comes_first() -> None:
     assert policy.join(0.0, queue, SetStub(10, needed + 1e-3, is_stepping=True)) == 0
 
 
+def test_the_parts_of_the_step_under_way_count_for_quick_starts() -> None:
+    """Starts of a twentieth of a step would gain nothing from waiting for each other. Others do wait:
+    `spare` has no parts yet that are still to come.
+    """
+    needed = 18e-3 + 11 * 1.5e-4
+    for start_s, joins in ((0.04 * needed, 1), (0.06 * needed, 0)):
+        policy = paced()
+        policy.start = CostLine(start_s)
+        assert policy.join(0.0, heads(1), SetStub(10, 0.01, is_stepping=True)) == joins
+        assert policy.join(0.0, heads(1), SetStub(10, 0.01)) == 0, "no part is on its way"
+        assert policy.join(0.0, heads(1), SetStub(10, -0.02, is_stepping=True)) == 0, (
+            "a part would be late all the same"
+        )
+        policy.part_slo_s = None
+        assert policy.join(0.0, heads(1), SetStub(10, -0.02, is_stepping=True)) == joins, "it is counted from anew"
+
+
 def test_whose_first_part_comes_with_the_step_under_way_is_due_one_pace_later() -> None:
     """Such a stream is not due yet, but it will be when the newcomers stop it."""
     policy = paced()
@@ -211,6 +228,23 @@ def test_greedy_and_static() -> None:
     assert StaticSteps(4).join(0.0, heads(1, 1), SetStub(0)) == 2
 
 
+@pytest.mark.parametrize(("start_s", "first_part"), [(0.04, 6.12), (0.2, 7.6)])
+def test_a_free_place_is_filled_before_the_next_step_unless_starting_together_is_worth_a_step(
+    start_s: float, first_part: float
+) -> None:
+    """A stream has just had its first part, so there is nothing to spare. Where starts are quick, those who
+    come in the step after that are in the one behind it; where they are not, they wait and start together.
+    """
+    policy = Paced(4, None)
+    policy.start, policy.step = CostLine(start_s), CostLine(1.0)
+    driver = drive(stepper(rows=4, policy=policy), start_s=lambda n: start_s, step_s=lambda n: 1.0)
+    ask(driver, 3), ask(driver, 20), ask(driver, 20, 2.5)
+    newcomers = [ask(driver, 5, 4.5), ask(driver, 5, 4.8)]
+    driver.run()
+
+    assert [reader(each).times[0] for each in newcomers] == pytest.approx([first_part] * 2)
+
+
 @pytest.mark.parametrize("length", [1, 50, 400])
 def test_nobody_starves(length: int) -> None:
     """The head of the queue joins within (start + step) / (0.1 pace) steps, whatever comes behind it."""
@@ -235,14 +269,18 @@ def test_nobody_starves(length: int) -> None:
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 500), st.integers(1, 30)), min_size=5, max_size=20),
     gap_ms=st.integers(0, 60),
+    pace_s=st.floats(0.025, 0.05),
+    start=st.sampled_from([(5e-3, 1e-4), (1e-4, 1e-6)]),
 )
 @examples(60)
-def test_no_part_is_late_for_the_sake_of_newcomers(lengths: list[tuple[int, int]], gap_ms: int) -> None:
+def test_no_part_is_late_for_the_sake_of_newcomers(
+    lengths: list[tuple[int, int]], gap_ms: int, pace_s: float, start: tuple[float, float]
+) -> None:
     """With costs that are known, every part comes within one pace per part of the first one."""
-    pace_s = 0.05
     policy = paced(pace_s, rows=16)
-    start, step = policy.start.seconds, policy.step.seconds
-    driver = drive(stepper(rows=16, policy=policy), start_s=start, step_s=step)
+    policy.start = CostLine(*start)
+    stage = stepper(rows=16, policy=policy)
+    driver = drive(stage, start_s=CostLine(*start).seconds, step_s=policy.step.seconds)
     requests = [ask(driver, n, i * gap_ms / 1000, length=length) for i, (length, n) in enumerate(lengths)]
     driver.run()
 

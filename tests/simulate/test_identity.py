@@ -157,11 +157,11 @@ class Stub:
     def __init__(self, driver: Driver, loop: JumpingLoop, setting: Setting, decisions: Decisions) -> None:
         self._driver, self._loop, self._setting, self._decisions = driver, loop, setting, decisions
         self._costs = setting.costs()
-        self._ahead: dict[int, Batch] = {}
+        self._ahead: dict[int, list[Batch]] = {}
 
     def run(self, batch: Batch) -> None:
         if batch.ahead:
-            self._ahead[batch.place] = batch
+            self._ahead.setdefault(batch.place, []).append(batch)
         else:
             self._begin(batch, self._setting.hop_s)
 
@@ -173,9 +173,8 @@ class Stub:
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, None, busy_s)
 
         def end() -> None:
-            following = self._ahead.pop(batch.place, None)
-            if following is not None:
-                self._begin(following, 0.0)
+            if lying := self._ahead.get(batch.place):
+                self._begin(lying.pop(0), 0.0)
             self._driver.completed(reply)
 
         self._loop.happen(now + hop_s + busy_s, end)

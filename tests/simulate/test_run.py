@@ -194,6 +194,15 @@ def test_the_hop_delays_answers_but_keeps_nobody_busy() -> None:
     assert (report.mean_s, report.utilisation) == (4.5, 0.5)
 
 
+def test_the_way_of_large_items_grows_with_their_batch_and_is_half_gone_ahead() -> None:
+    """A batch of two is on its way for twice as long. One that goes ahead has its way back alone."""
+    assert lone(hop_s=0.5, hop_item_s=0.25).mean_s == 4.75
+    assert lone(arrivals=[1.0, 1.0], hop_item_s=0.25).mean_s == 4.5
+    # the third goes ahead, once it is known what a batch takes: they are done at 5.25, 9.5 and 13.625
+    ahead = lone(arrivals=[1.0, 1.5, 6.0], hop_item_s=0.25, max_batch_size=1, runs_ahead=True)
+    assert ahead.mean_s == (4.25 + 8.0 + 7.625) / 3
+
+
 def test_a_turn_gathers_what_comes_in_it() -> None:
     """The second request shares the first one's batch, from 1.5 to 5.5; answers, and the third
     one's batch, go out at 6. When that is answered nobody waits, so the turn is cut short.
@@ -288,6 +297,7 @@ def test_rho_is_a_share_of_what_can_be_served(tmp_path: Any) -> None:
         ({"slo_s": 0}, "slo_s must be a positive number"),
         ({"slo_s": []}, "not an empty list"),
         ({"hop_s": -1}, "hop_s must be 0 or more"),
+        ({"hop_item_s": -1}, "hop_item_s must be 0 or more"),
         ({"workers": [1, 2]}, "workers has 2 entries for 1 stages"),
         ({"weights": "heavy"}, "there is no distribution of weights 'heavy'"),
         ({"policy": "fifo"}, "there is no policy 'fifo'"),

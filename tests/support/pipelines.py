@@ -104,7 +104,7 @@ def state_of(one: Batcher) -> tuple[object, ...]:
         one.running,
         one.idle,
         {worker: (batch.id, list(batch.ids)) for worker, batch in one.in_flight.items()},
-        {worker: (batch.id, list(batch.ids)) for worker, batch in one.ahead.items()},
+        {worker: [(batch.id, list(batch.ids)) for batch in lying] for worker, lying in one.ahead.items()},
         one.late_results,
         one.stray_replies,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from carpool.testing import WireError, check_wire
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind, FrameReader, encode

@@ -65,10 +65,14 @@ def test_each_kind_of_leak_is_named(after: Holdings, what: str) -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    """A process that sleeps, and has its memory: it has run its first line."""
+    program = "import time; print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
     yield process
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 def test_memory_that_others_have_mapped_is_theirs(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:

@@ -6,6 +6,10 @@ learned end of the call under way, and later still where it matters what comes m
 another worker may be free first and little waits, and where requests have priorities, keys or
 buckets.
 
+Where much waits and calls are short, several batches may lie with a worker. On a machine that has
+more to do than cores, a service that is woken by a reply waits for its turn, some milliseconds, and
+a worker with a single call of two milliseconds ahead would be idle until then.
+
 Requests of different lanes and those in quarantine are kept until a worker is free. So is all that
 waits for one of several workers whose ends cannot be foretold, or for a worker that takes too long
 already. Where much waits, it hardly matters which worker is free first, so a rough prediction will
@@ -15,7 +19,7 @@ waits longest.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from carpool.core.batch import Batch
 from carpool.core.batch_times import BatchTimes
@@ -24,43 +28,81 @@ from carpool.core.queue import Queue
 _LEAD_S = 0.02  # before its worker should be free a batch is handed over: drivers are late by some of it
 _SHORT_LEAD_S = 0.002  # at least, where it matters what comes meanwhile; timers tick in milliseconds
 _STEADY = 0.25  # of a batch: the deviation up to which ends can be foretold, with several workers
+_TICK_S = 0.001  # of a driver's timers
 _DEEP = 4  # full batches for each worker are much
 _ROUGHLY = 0.7  # the deviation up to which they go ahead where much waits
+MOST = 4
+"""How many batches may lie with one worker where much waits, the one that it runs not counted."""
 
 
-def lead_allowed_s(queue: Queue, times: BatchTimes, running: int, limit: float) -> float | None:
+def is_deep(queue: Queue, running: int, limit: float) -> bool:
+    """Report whether so much waits that it hardly matters which worker gets what.
+
+    Args:
+        queue: What waits.
+        running: How many batches run.
+        limit: Most that a batch can hold.
+    """
+    return queue.size >= _DEEP * limit * running
+
+
+def lead_allowed_s(queue: Queue, times: BatchTimes, running: int, much_waits: bool) -> float | None:
     """Return how long before its worker should be free a batch may go; None if none may.
 
     Args:
         queue: What waits.
         times: What the stage's batches take.
         running: How many batches run.
-        limit: Most that a batch can hold.
+        much_waits: As `is_deep` says.
     """
     if queue.lanes > 1 or queue.suspect_lanes or not times.usual_s:
         return None
     has_several = running > 1
-    is_deep = has_several and queue.size >= _DEEP * limit * running
-    if has_several and times.deviation_s > (_ROUGHLY if is_deep else _STEADY) * times.usual_s:
+    if has_several and times.deviation_s > (_ROUGHLY if much_waits else _STEADY) * times.usual_s:
         return None
-    if queue.varied or (has_several and not is_deep):
+    if queue.varied or (has_several and not much_waits):
         return min(_LEAD_S, max(_SHORT_LEAD_S, 0.5 * times.usual_s))
     return _LEAD_S
 
 
+def is_time(now: float, opens_at: float) -> bool:
+    """Report whether a batch that may go from `opens_at` on goes now.
+
+    It does if no timer would hit that moment. Timers of uvloop are rounded to milliseconds, and one
+    of less than half a millisecond fires at once. A driver that waited for it would ask again and
+    again until then, and so keep a core busy that the worker may need.
+    """
+    return opens_at - now < _TICK_S
+
+
 def next_to_end(
-    now: float, running: Collection[Batch], taken: Collection[int], usual_s: float, late_s: float
+    now: float,
+    running: Collection[Batch],
+    ahead: Mapping[int, Sequence[Batch]],
+    leaving: Collection[int],
+    usual_s: float,
+    late_s: float,
+    most: int,
 ) -> Batch | None:
-    """Return the batch that should end next, of those behind which another batch may go.
+    """Return the batch behind which the next one should go; None if no worker may be handed one.
+
+    It is the batch of the worker that should be done first with all that it has.
 
     Args:
         now: The time.
         running: The batches under way, in the order of their starts.
-        taken: The places of the workers that have a batch ahead already.
+        ahead: What lies with workers already, by place.
+        leaving: The places of the workers that get nothing more.
         usual_s: What a batch takes.
         late_s: A batch that should have ended more than these seconds ago is passed over.
+        most: How many batches may lie with one worker.
     """
+    found = None
     for batch in running:
-        if batch.place not in taken and not batch.given_up and batch.started + usual_s - now >= -late_s:
-            return batch
-    return None
+        place = batch.place
+        lying = len(ahead[place]) if place in ahead else 0
+        if lying < most and not batch.given_up and batch.started + usual_s - now >= -late_s and place not in leaving:
+            found, most = batch, lying
+            if not lying:
+                break
+    return found

@@ -8,16 +8,19 @@ class BatchTimes:
 
     Attributes:
         usual_s: Smoothed seconds of a batch; 0 while none has run.
-        deviation_s: Smoothed distance of batches from that; it is kept only where it is needed.
+        deviation_s: Smoothed distance of calls from what they usually take. It goes by what workers
+            say, since two replies may lie together when a busy service comes to read them. It is
+            kept only where it is needed.
         fastest_s: The least seconds of a batch lately; never more than `usual_s`.
     """
 
-    __slots__ = ("deviation_s", "fastest_s", "usual_s")
+    __slots__ = ("_usual_busy_s", "deviation_s", "fastest_s", "usual_s")
 
     def __init__(self) -> None:
         self.usual_s = 0.0
         self.deviation_s = 0.0
         self.fastest_s = 0.0
+        self._usual_busy_s = 0.0
 
     def learn(self, took_s: float) -> None:
         """Learn from a batch that took `took_s`."""
@@ -27,7 +30,11 @@ class BatchTimes:
         else:
             self.fastest_s += 0.01 * (took_s - self.fastest_s)  # the stage may have become slower
 
-    def learn_deviation(self, took_s: float) -> None:
-        """Learn how far a batch is from the usual time; to be called before `learn`."""
-        if self.usual_s:
-            self.deviation_s += (abs(took_s - self.usual_s) - self.deviation_s) * 0.2
+    def learn_deviation(self, busy_s: float) -> None:
+        """Learn from a batch on which its worker has spent `busy_s`."""
+        distance_s = busy_s - self._usual_busy_s
+        if not self._usual_busy_s:
+            self._usual_busy_s = busy_s
+            return
+        self.deviation_s += (abs(distance_s) - self.deviation_s) * 0.2
+        self._usual_busy_s += distance_s * 0.2

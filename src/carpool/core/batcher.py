@@ -15,13 +15,13 @@ import operator
 from collections.abc import Sequence
 from math import inf
 
-from carpool.core.ahead import lead_allowed_s, next_to_end
+from carpool.core.ahead import MOST, is_deep, is_time, lead_allowed_s, next_to_end
 from carpool.core.batch import Batch
 from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.queue import Queue, Suspect
 from carpool.core.queue_view import WithoutKeys
 from carpool.core.stage_workers import StageWorkers
-from carpool.policy.base import Decision, QueueView
+from carpool.policy.base import Decision
 from carpool.request import QUEUED, Request
 
 
@@ -74,12 +74,13 @@ class Batcher(StageWorkers):
         took_s = now - began
         policy = self.policy
         self._batch_ids += 1
-        policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
+        policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
+        policy.hop_s += 0.1 * (hop_s - policy.hop_s)
         policy.went_alone(began, now, busy_s, ok)
         if self.patience.learns:
             self.patience.learn(1, took_s)
         if self.runs_ahead:
-            self.times.learn_deviation(took_s)
+            self.times.learn_deviation(busy_s)
         self.times.learn(took_s)
 
     def start_lone(self, now: float) -> Batch:
@@ -106,8 +107,11 @@ class Batcher(StageWorkers):
             RuntimeError: The policy asked for what is not possible; nothing was done.
         """
         queue = self.queue
-        self.wake_at = None
-        while queue.count:
+        # After a batch for a busy worker no worker is free, and the policy has been asked already.
+        has_asked, self._has_asked = self._has_asked, False
+        if not (has_asked and queue.count):
+            self.wake_at = None
+        while queue.count and not has_asked:
             if queue.suspect_lanes and queue.next_is_suspect and self._idle and room >= 1:
                 return self._start(now, 1, "quarantine")  # it waits for no other, whatever the policy
             had_several_lanes, was_short = queue.lanes > 1, room < queue.count
@@ -129,8 +133,10 @@ class Batcher(StageWorkers):
             # yet: where they wait in other lanes, or where there is room for all of them only now.
             if not was_short and not (had_several_lanes and decision.wake_at is None):
                 break
-        if self.runs_ahead and queue.count and len(self.in_flight) > len(self.ahead) and not self._idle:
-            return self._next_ahead(now, room)
+        if self.runs_ahead and queue.count and not self._idle:
+            running = len(self.in_flight)
+            if len(self.ahead) < running or (self._lying < MOST * running and is_deep(queue, running, self._limit)):
+                return self._next_ahead(now, room)
         return None
 
     def _ask(self, now: float, room: float) -> Decision:
@@ -155,7 +161,8 @@ class Batcher(StageWorkers):
         if not n and free and self.closing and len(view):
             decision = decision._replace(take=int(self.policy.limit), reason="closing")
         if view is not queue and decision.take and not decision.chosen:
-            decision = decision._replace(chosen=view.peek(self._fitting(decision.take, view)))
+            head = view.peek(decision.take)
+            decision = decision._replace(chosen=head[: self._fitting(decision.take, head)])
         return decision
 
     def _view_by_keys(self, keyed: KeyedWorkers) -> Queue | WithoutKeys:
@@ -172,7 +179,7 @@ class Batcher(StageWorkers):
         queue = self.queue
         if not self.limits_padded and units > self.safe_size.limit and queue.size > self.safe_size.limit:
             units = self._safe(units)
-        n = self._fitting(units) if queue.weighted or self._is_limited_by_length else units
+        n = self._fitting(units, queue.peek(units)) if queue.weighted or self._is_limited_by_length else units
         return n if n <= room else int(room)
 
     @property
@@ -204,11 +211,11 @@ class Batcher(StageWorkers):
             return int(limit)  # one that is larger is under way, and whether it fits is not known yet
         return self.safe_size.allowed(units)
 
-    def _fitting(self, units: int, view: QueueView | None = None) -> int:
-        """Return how many requests from the head fit into `units`; the first one always does."""
+    def _fitting(self, units: int, requests: Sequence[Request]) -> int:
+        """Return how many requests, from the first on, fit into `units`; that one always does."""
         n = size = longest = 0
         most_padded = self.policy.most_padded
-        for request in (self.queue if view is None else view).peek(units):
+        for request in requests:
             size += request.size
             longest = max(longest, request.length)
             if n and (size > units or (n + 1) * self.padded_length(longest) > most_padded):
@@ -225,7 +232,7 @@ class Batcher(StageWorkers):
         if self.limits_padded:
             most = min(most, self._fitting_of(chosen))
         elif units > self.safe_size.limit:
-            most = min(most, self._safe(units))
+            most = min(most, self._fitting(self._safe(units), chosen))
         return self._start(now, 0, decision.reason, chosen[: max(1, int(min(most, len(chosen))))])
 
     def _fitting_of(self, chosen: Sequence[Request]) -> int:
@@ -294,15 +301,21 @@ class Batcher(StageWorkers):
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
         """Return a batch for a busy worker, if it may go already: see `core/ahead.py`."""
-        queue, usual_s = self.queue, self.times.usual_s
-        lead_s = lead_allowed_s(queue, self.times, len(self.in_flight), self._limit)
+        queue, usual_s, running = self.queue, self.times.usual_s, len(self.in_flight)
+        much_waits = is_deep(queue, running, self._limit)
+        lead_s = lead_allowed_s(queue, self.times, running, much_waits)
         if lead_s is None:
             return None
-        taken = self.leaving.union(self.ahead) if self.leaving else self.ahead
-        before = next_to_end(now, self.in_flight.values(), taken, usual_s, lead_s)
+        most = MOST if much_waits and not queue.varied else 1
+        before = next_to_end(now, self.in_flight.values(), self.ahead, self.leaving, usual_s, lead_s, most)
         if before is None:
             return None
-        decision = self.policy.decide_ahead(now, queue, max(0.0, before.started + usual_s - now))
+        place, lying = before.place, self.ahead.get(before.place)
+        ends = before.started + usual_s * (1 + len(lying) if lying else 1)
+        opens_at = ends - lead_s
+        if lying and now < opens_at:
+            return None  # it goes when something else happens, and no timer is set for it
+        decision = self.policy.decide_ahead(now, queue, max(0.0, ends - now))
         n = operator.index(decision.take)
         if not 0 <= n <= self.policy.limit:
             raise self._impossible(n, "for a busy worker")
@@ -310,13 +323,15 @@ class Batcher(StageWorkers):
             n = self._safe(n)
         if not n or n > room:
             return None
-        opens_at = before.started + usual_s - lead_s
-        if now < opens_at:
+        if not is_time(now, opens_at):
             self.wake_at = opens_at if self.wake_at is None else min(self.wake_at, opens_at)
             return None
         if queue.weighted or self._is_limited_by_length:
-            n = self._fitting(n)
-        self.ahead[before.place] = made = self._make(now, n, decision.reason, before.place, ahead=True)
+            n = self._fitting(n, queue.peek(n))
+        made = self._make(now, n, decision.reason, place, ahead=True)
+        self.ahead.setdefault(place, []).append(made)
+        self._lying += 1
+        self._has_asked = True
         return made
 
     def _impossible(self, n: int, with_what: str) -> RuntimeError:
@@ -341,8 +356,8 @@ class Batcher(StageWorkers):
         wait_s = self.policy.predicted_wait_s(int(units_before), workers)
         if wait_s is None:
             wait_s = units_before // limit * usual_s / workers
-        if self.ahead:
-            wait_s += len(self.ahead) * usual_s / workers
+        if self._lying:
+            wait_s += self._lying * usual_s / workers
         if self._idle or not self.in_flight:
             return wait_s
         return wait_s + max(0.0, min(batch.started for batch in self.in_flight.values()) + usual_s - now)
@@ -355,7 +370,7 @@ class Batcher(StageWorkers):
         """
         if self._policy_predicts:
             return inf
-        return self.times.usual_s * (2 + len(self.ahead) + (self.queue.size + more) / self._limit)
+        return self.times.usual_s * (2 + self._lying + (self.queue.size + more) / self._limit)
 
     def expected_s(self, now: float) -> float:
         """Return how long a request that came now would spend here, its batch included."""

@@ -6,6 +6,7 @@ A reply is paired with a request only if that worker was given that request in t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import inf
 
 from carpool.core.batch import Attention, Batch, Expiry
@@ -48,7 +49,8 @@ class StageWorkers(StageRequests):
         patience: How long a call may take.
         times: How long batches take.
         in_flight: The batch that each busy worker runs, by the worker's place.
-        ahead: The batch that lies with a busy worker already, after the one that it runs, by place.
+        ahead: The batches that lie with a busy worker already, behind the one that it runs, by its
+            place and in their order; at least one for each place that is named.
         leaving: The places of the workers that are about to go; see `core/places.py`.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
@@ -70,13 +72,15 @@ class StageWorkers(StageRequests):
     ) -> None:
         super().__init__(name, policy, queue, stage=stage, idempotent=idempotent, weigh=weigh)
         self.patience = Patience(max_batch_time_s, patience_s)
-        self.runs_ahead = runs_ahead and idempotent
+        self.runs_ahead = policy.runs_ahead = runs_ahead and idempotent
         self.keyed = keyed
         self.limits_padded = queue.has_lengths
         self.safe_size = SafeSize(None if self.limits_padded else policy.allowed_batch_sizes)
         self.times = BatchTimes()
         self.in_flight: dict[int, Batch] = {}
-        self.ahead: dict[int, Batch] = {}
+        self.ahead: dict[int, list[Batch]] = {}
+        self._lying = 0  # how many batches that is
+        self._has_asked = False  # a batch was laid ahead a moment ago, in the same poll
         self.stray_replies = 0
         self.late_results = 0
         self._places = Places()
@@ -94,7 +98,7 @@ class StageWorkers(StageRequests):
     @property
     def handed_over(self) -> list[Batch]:
         """The batches that workers have, those ahead included."""
-        return [*self.in_flight.values(), *self.ahead.values()]
+        return [*self.in_flight.values(), *chain.from_iterable(self.ahead.values())]
 
     @property
     def owed(self) -> list[Request]:
@@ -138,7 +142,7 @@ class StageWorkers(StageRequests):
     def worker_lost(self, place: int) -> Batch | None:
         """Note that a worker is gone, and return the batch that it had not finished, if any.
 
-        A batch ahead is left for `withdraw_ahead`.
+        What lies ahead is left for `withdraw_ahead`.
         """
         self._places.gone(place)
         if self.keyed is not None:
@@ -157,15 +161,18 @@ class StageWorkers(StageRequests):
         return self._places.take_drained(self.in_flight)
 
     def withdraw_ahead(self, place: int) -> list[Request]:
-        """Return the requests of a lost worker's batch ahead that still wait for their answers.
+        """Return the requests that lay ahead of a lost worker and still wait for their answers.
 
-        The worker has not looked at that batch.
+        The worker has not looked at them.
         """
-        batch = self.ahead.pop(place, None)
-        if batch is None:
-            return []
+        requests = [request for batch in self.ahead.pop(place, ()) for request in self._taken_back(batch)]
+        return [request for request in requests if request.state == RUNNING]
+
+    def _taken_back(self, batch: Batch) -> list[Request]:
+        """Note that a batch which lay ahead will not be run; return its requests."""
+        self._lying -= 1
         self._running -= len(batch)
-        return [request for request in batch.requests if request.state == RUNNING]
+        return batch.requests
 
     # -- workers run calls
 
@@ -285,26 +292,31 @@ class StageWorkers(StageRequests):
 
         They are strays, unless they say that a batch ahead has failed to reach the worker.
         """
-        batch = self.ahead.get(place)
-        if batch is None or batch.id != batch_id or ids != batch.ids:
+        lying = self.ahead.get(place, ())
+        batch = next((batch for batch in lying if batch.id == batch_id), None)
+        if batch is None or ids != batch.ids:
             self.stray_replies += len(ids)
             return [None] * len(ids)
-        del self.ahead[place]
-        self._running -= len(batch)
-        return batch.requests
+        rest = [other for other in lying if other is not batch]
+        if rest:
+            self.ahead[place] = rest
+        else:
+            del self.ahead[place]
+        return self._taken_back(batch)
 
     def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
         """Note that a worker has answered all of its batch, and learn from it."""
         took_s = now - batch.started
+        busy_s += batch.busy_s
         if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
             ok = ok and batch.ok
-            busy_s += batch.busy_s
             if ok and batch.id > self._limited_since and self.safe_size.limit < inf:
                 memory = self.memory_of(batch)
                 if memory > self.safe_size.limit:
                     self.safe_size.fitted(memory)  # it was sent to find out whether more fits
             policy = self.policy
-            policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
+            policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
+            policy.hop_s += 0.1 * (hop_s - policy.hop_s)
             if batch.longest:
                 policy.served(now, batch.n, batch.longest, batch.requests, busy_s, ok, batch.is_switch)
             policy.completed(now, batch.n, batch.size, busy_s, ok)
@@ -312,19 +324,23 @@ class StageWorkers(StageRequests):
         if self.keyed is not None:
             self.keyed.ended(batch.place)
         self._running -= len(batch.requests)
-        following = self.ahead.pop(batch.place, None) if self.ahead else None
-        if following is not None:
-            self._begin(now, following)
+        lying = self.ahead.get(batch.place) if self.ahead else None
+        if lying:
+            self._begin(now, lying)
         elif not self.leaving or batch.place not in self.leaving:
             self._idle.append(batch.place)
         if self.patience.learns:
             self.patience.learn(batch.size, took_s)
         if self.runs_ahead:
-            self.times.learn_deviation(took_s)
+            self.times.learn_deviation(busy_s)
         self.times.learn(took_s)
 
-    def _begin(self, now: float, batch: Batch) -> None:
-        """Note that the worker of a batch ahead is done with the one before it."""
+    def _begin(self, now: float, lying: list[Batch]) -> None:
+        """Note that the worker of batches ahead is done with the one before them."""
+        batch = lying.pop(0)
+        if not lying:
+            del self.ahead[batch.place]
+        self._lying -= 1
         batch.started = batch.call_started = batch.heard = now
         self.attention_at = min(self.attention_at, now + self.patience.least_s)
         self.in_flight[batch.place] = batch
@@ -343,7 +359,7 @@ class StageWorkers(StageRequests):
                 batch.given_up = self._why_given_up(now, batch.call_started, batch.unwanted_since, batch.size)
                 if batch.given_up:
                     hung.append(batch.place)
-        for batch in self.ahead.values():
+        for batch in chain.from_iterable(self.ahead.values()):
             expired += [Expiry(request, None) for request in batch.expire(now)]
             self.attention_at = min(self.attention_at, batch.earliest_deadline)
         return Attention(expired, hung)

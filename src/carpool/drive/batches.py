@@ -5,6 +5,7 @@ All else about workers is as in `worker_pool.py`.
 
 from __future__ import annotations
 
+import contextlib
 from math import inf
 from typing import Any
 
@@ -32,7 +33,7 @@ class BatchPool(WorkerPool):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         # What each worker has not been sent yet, by place: the other pieces of its batch, then
-        # the batch ahead, whole or in pieces.
+        # the batches ahead, whole or in pieces.
         self._unsent: dict[int, list[Frame]] = {}
 
     def run(self, batch: Batch) -> None:
@@ -52,8 +53,9 @@ class BatchPool(WorkerPool):
             self._unsent[batch.place] += in_pieces(frame)
             return
         worker = self._workers[batch.place]
-        if batch.ahead and not worker.takes_large_ahead and sum([r.nbytes for r in requests]) >= LARGE:
+        if batch.ahead and not worker.takes_large_ahead and self._nbytes_ahead(batch.place) >= LARGE:
             self._unsent[batch.place] = in_pieces(frame)
+            self._send_ahead(batch.place)
             return
         try:
             worker.send(frame)
@@ -63,6 +65,24 @@ class BatchPool(WorkerPool):
                 self._send_next(batch.place)  # else it lies ahead, and goes once its turn comes
         if self._after_dispatch is not None:
             self._after_dispatch()
+
+    def _nbytes_ahead(self, place: int) -> int:
+        """Return how many bytes the items take that lie with a worker, or are about to."""
+        return sum([request.nbytes for batch in self._batcher.ahead[place] for request in batch.requests])
+
+    def _send_ahead(self, place: int) -> None:
+        """Have the batch that comes next go to a worker on a network once it begins to answer.
+
+        Of those ahead it is the first, as a worker reads only one when it has answered.
+        """
+        batch, pieces = self._batcher.ahead[place][0], self._unsent[place]
+        if pieces[0].ids != batch.ids:
+            return
+        with contextlib.suppress(FrameError):  # it is tried again once the worker has answered, and fails then
+            self._workers[place].send_ahead(pieces[0])
+            pieces.pop(0)
+            if not pieces:
+                del self._unsent[place]
 
     def _send_next(self, place: int) -> None:
         """Send the next piece of a batch that is too large for one message.
@@ -134,8 +154,11 @@ class BatchPool(WorkerPool):
             self.count_calls(place, n, batch.size if n == batch.n else 0, busy_s)
         reply = Reply(self.stage, place, frame.batch_id, frame.ids, frame.payloads, errors, busy_s, waited_s)
         self._driver.completed(reply)
-        if place in self._unsent and self._is_waiting_for_more(place):
-            self._send_next(place)
+        if place in self._unsent:
+            if self._is_waiting_for_more(place):
+                self._send_next(place)
+            elif place in self._batcher.ahead:
+                self._send_ahead(place)
 
     def _not_received(self, frame: Frame) -> dict[int, Exception]:
         """Return the errors of a reply whose payloads there was no memory for."""

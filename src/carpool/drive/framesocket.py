@@ -21,8 +21,8 @@ import socket
 import termios
 from collections.abc import Callable
 
-from carpool.wire.frame import Frame, FrameError, FrameReader, encode
-from carpool.wire.payload import LARGE
+from carpool.wire.frame import Frame, FrameError, FrameKind, FrameReader, encode
+from carpool.wire.payload import LARGE, Buffer
 
 _IOV_MAX = 1024
 _READS_IN_A_ROW = 16  # then other callbacks of the loop have their turn
@@ -74,6 +74,7 @@ class FrameSocket:
 
         # what is sent
         self._unsent: list[memoryview] = []
+        self._behind_reply: list[Buffer] = []  # a frame that goes once the worker begins to answer
         self._is_watching_writable = False
         self._last_frame = _LastFrame.IN_PIECES
         self._broken: OSError | None = None  # what the first write that failed has raised
@@ -111,12 +112,18 @@ class FrameSocket:
                 self._last_frame = _LastFrame.WHOLE
                 return
             buffers = [memoryview(message)[sent:]]
-        if self._last_frame is not _LastFrame.UNREAD:
-            self._last_frame = _LastFrame.IN_PIECES
-        is_waiting = bool(self._unsent)
-        self._unsent += [memoryview(part).cast("B") for part in buffers if len(part)]
-        if not is_waiting:
-            self._writable()
+        self._write(buffers)
+
+    def send_behind_reply(self, frame: Frame) -> None:
+        """Write a large frame once a worker on a network, which is busy, begins to answer.
+
+        Before that it would not be read, and a socket whose window stays closed looks as if the
+        machine had fallen silent.
+        """
+        if self._is_local or self._reader.opening == FrameKind.REPLY:
+            self.send(frame)
+        elif self.is_open:
+            self._behind_reply = encode(frame)
 
     def close_input(self) -> None:
         """Close the sending side: the worker finishes, tears down and ends."""
@@ -187,7 +194,11 @@ class FrameSocket:
                 self.close("it closed its connection", self._broken)  # whoever asks first is told of an error
                 return False
             self._is_delivering = True
-            for frame in self._reader.received(n):
+            frames = self._reader.received(n)
+            if self._behind_reply and self._has_begun_to_answer(frames):
+                buffers, self._behind_reply = self._behind_reply, []
+                self._write(buffers)
+            for frame in frames:
                 self.on_frame(frame)
         except BlockingIOError:
             return False
@@ -234,8 +245,22 @@ class FrameSocket:
             self._loop.remove_writer(self.sock.fileno())
         self.sock.close()
         self._unsent.clear()
+        self._behind_reply = []
 
     # -- inside
+
+    def _has_begun_to_answer(self, frames: list[Frame]) -> bool:
+        """Report whether a reply is among the frames that have just come, or is on its way."""
+        return self._reader.opening == FrameKind.REPLY or any(frame.kind == FrameKind.REPLY for frame in frames)
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        """Send a frame in as many pieces as it takes, behind those that wait."""
+        if self._last_frame is not _LastFrame.UNREAD:
+            self._last_frame = _LastFrame.IN_PIECES
+        is_waiting = bool(self._unsent)
+        self._unsent += [memoryview(part).cast("B") for part in buffers if len(part)]
+        if not is_waiting:
+            self._writable()
 
     def _writable(self) -> None:
         """Send what waits, as far as the socket takes it."""

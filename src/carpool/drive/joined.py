@@ -74,6 +74,7 @@ class JoinedWorker:
         self._end_timer: asyncio.TimerHandle | None = None
         self._connection = FrameSocket(sock, on_frame, self._disconnected)
         self.send: Callable[[Frame], None] = self._connection.send
+        self.send_ahead: Callable[[Frame], None] = self._connection.send_behind_reply
 
     @property
     def has_unread_batch(self) -> bool:

@@ -76,6 +76,15 @@ class _LocalWorker:
         """Start the thread or the task."""
         raise NotImplementedError
 
+    def send(self, frame: Frame) -> None:
+        """Send it a frame."""
+        raise NotImplementedError
+
+    @property
+    def send_ahead(self) -> Callable[[Frame], None]:
+        """Sends it a frame while it is busy."""
+        return self.send
+
     def _stack(self) -> str:
         """Return the stack of its present call, as text."""
         raise NotImplementedError

@@ -62,6 +62,8 @@ class VirtualDriver:
         computes: Per stage what they answer; the items themselves if not given.
         hop_s: Seconds that a batch spends on its way to the worker and back, on top of its cost,
             unless it went ahead.
+        hop_item_s: Seconds for which each unit of its size does so besides, half of it there and
+            half back; one that went ahead was there in time.
         turn_s: Seconds from an event to what is done about it, shared by the events meanwhile; a
             reply that finds a full batch waiting, or no request, cuts them short.
         watcher: Watches batches and answers; without one they are kept in `batches` and `answers`.
@@ -87,6 +89,7 @@ class VirtualDriver:
         computes: Sequence[Compute] | None = None,
         *,
         hop_s: float = 0.0,
+        hop_item_s: float = 0.0,
         turn_s: float = 0.0,
         watcher: Watcher | None = None,
         steps: StepCosts | None = None,
@@ -100,6 +103,7 @@ class VirtualDriver:
         self._cost = costs if callable(costs) else lambda batch, now: costs[batch.stage](len(batch))
         self._computes = computes
         self._hop_s = hop_s
+        self._hop_item_s = hop_item_s
         self._turn_s = turn_s
         self._watcher = watcher or _Keeper(self)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -111,7 +115,7 @@ class VirtualDriver:
         self._has_news = True  # anything has happened since the last poll
         self._wake_at = 0.0
         self._busy: dict[tuple[int, int], Batch] = {}
-        self._ahead: dict[tuple[int, int], Batch] = {}
+        self._ahead: dict[tuple[int, int], list[Batch]] = {}
         self._steps = steps
         self.step_workers: dict[int, VirtualStepWorker] = {}
         self.drained: Callable[[int, int], None] = lambda stage, place: None
@@ -276,9 +280,9 @@ class VirtualDriver:
         self._wake_at = todo.wake_at if todo.wake_at > now else now + TICK_S
         for batch in todo.run:
             if batch.ahead:
-                self._ahead[batch.stage, batch.place] = batch
+                self._ahead.setdefault((batch.stage, batch.place), []).append(batch)
             else:
-                self._run(now, batch, self._hop_s)
+                self._run(now, batch, self._hop_s + self._hop_item_s * batch.size)
         for order in todo.orders:
             self.step_workers[order.place].take(now, order)
         for stage, place in todo.kill:
@@ -313,9 +317,9 @@ class VirtualDriver:
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s)
         self.completed(batch, busy_s)
         self.pipeline.completed(self.clock.now, reply)
-        following = self._ahead.pop((batch.stage, batch.place), None)
-        if following is not None:
-            self._run(self.clock.now, following, hop_s=0.0)  # it lay with the worker before the reply left
+        if lying := self._ahead.get((batch.stage, batch.place)):
+            following = lying.pop(0)  # it lay with the worker before the reply left
+            self._run(self.clock.now, following, 0.5 * self._hop_item_s * following.size)
         self._replied(self.pipeline.batchers[batch.stage])
 
     def _replied(self, batcher: Batcher) -> None:

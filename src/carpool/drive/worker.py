@@ -45,6 +45,10 @@ class Worker(Protocol):
     def send(self) -> Callable[[Frame], None]:
         """Sends it a frame."""
 
+    @property
+    def send_ahead(self) -> Callable[[Frame], None]:
+        """Sends it a large frame while it is busy, as soon as that harms nobody; one at a time."""
+
     def close_input(self) -> None:
         """Send nothing more: the worker finishes, tears down and ends."""
 

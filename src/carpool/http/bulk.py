@@ -56,7 +56,8 @@ class BulkItem(Request):
     def tell(self) -> None:
         """Have the answers that are there written at the end of this turn."""
         whole = self.whole
-        if not whole.is_flush_due and whole.inside[0].state == DONE:
+        # all may have been written already, by a timer, or the client may have left
+        if not whole.is_flush_due and whole.inside and whole.inside[0].state == DONE:
             whole.flush_soon()
 
 
@@ -230,18 +231,21 @@ class BulkItems(ExchangeItems):
         """Take lines as `_take_lines` does, where some may be blank or long."""
         taken: list[bytes] = []
         longest_usual = min(self._longest, LARGE - 1)
-        while self._n_taken < len(self._lines) and len(taken) < self._room:
-            line = self._lines[self._n_taken]
-            self._n_taken += 1
+        lines, at, room = self._lines, self._n_taken, self._room  # a client may send nothing but blank lines
+        while at < len(lines) and len(taken) < room:
+            line = lines[at]
+            at += 1
             if not line or (line[0] <= _SPACE and line.isspace()):
                 continue
             if len(line) > longest_usual:
                 if len(line) > self._longest:
                     self.break_off(self._too_long())
-                    break
+                    return taken
                 self._window.narrow(len(line))
+                room = self._room
             taken.append(line)
-        if self._n_taken == len(self._lines):
+        self._n_taken = at
+        if at == len(lines):
             self._forget_lines()
         return taken
 

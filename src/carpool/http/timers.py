@@ -13,11 +13,17 @@ The times are in `Limits`. There are five timers:
 * *lingering* runs after the answer to a request that was not read to its end, so that the answer
   arrives before the connection is reset; then the connection is cut off.
 * *probing* runs once the client has ended its side and is still owed answers: it may be gone.
+
+A timer that comes late says that this process has stood still, since it or its machine was stopped,
+or did something else for so long. The client is not to blame for that, and what it has sent
+meanwhile lies unread, as a loop may call its timers before it looks at its sockets. So idle,
+receiving and writing look again a moment later.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
@@ -27,6 +33,8 @@ from carpool.http.server_state import Limits
 _LINGER_S = 2.0
 _PROBE_AFTER_S = 0.02
 _PROBE_TRIES = 8
+_LATE_S = 0.25  # a timer that comes later than this has been kept from it
+_CATCH_UP_S = 0.1  # in which what has come meanwhile is read
 
 
 class Timed(Protocol):
@@ -124,6 +132,12 @@ class Timers:
             if timer is not None:
                 timer.cancel()
 
+    def _again_if_late(self, timer: asyncio.TimerHandle | None, look: Callable[[], None]) -> asyncio.TimerHandle | None:
+        """Return a timer that looks again soon, if this one comes late; None if it is in time."""
+        if timer is None or self._loop.time() - timer.when() <= _LATE_S:
+            return None
+        return self._loop.call_later(_CATCH_UP_S, look)
+
     # -- receiving
 
     def bytes_received(self) -> None:
@@ -149,7 +163,9 @@ class Timers:
         self.bytes_received()
 
     def _received_too_slowly(self) -> None:
-        self.receiving = None
+        self.receiving = self._again_if_late(self.receiving, self._received_too_slowly)
+        if self.receiving is not None:
+            return
         if self._reader.is_idle:  # not a byte since the opening
             self._connection.close()
         elif self._connection.is_reading_paused:
@@ -174,6 +190,10 @@ class Timers:
         self._untaken += nbytes
 
     def _look_if_taken(self) -> None:
+        again = self._again_if_late(self._writing, self._look_if_taken)
+        if again is not None:
+            self._writing = again
+            return
         before, self._untaken = self._untaken, self._connection.unsent
         if self._untaken < before:
             self._writing = self._loop.call_later(self._limits.write_s, self._look_if_taken)
@@ -207,6 +227,10 @@ class Timers:
 
     def _look_if_idle(self) -> None:
         """Cut off a connection that was quiet at the last look and has seen no request since."""
+        again = self._again_if_late(self._idle, self._look_if_idle)
+        if again is not None:
+            self._idle = again
+            return
         connection = self._connection
         before, self._unsent_when_looked = self._unsent_when_looked, connection.unsent
         is_quiet = connection.is_quiet and not self._unsent_when_looked < before

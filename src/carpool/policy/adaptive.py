@@ -17,6 +17,9 @@ which `decide` asks:
 Where requests have lengths and these vary, batches are composed by length (`policy/compose.py`),
 which takes the place of rules 3, 4, 6 and 7, unless that saves little; then all is as above.
 
+The way of large items grows with their batch (`policy/hop_cost.py`); then batches are only so large
+that one may travel while another runs.
+
 What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
 `policy/adaptive_lengths.py`.
 
@@ -130,7 +133,7 @@ class Adaptive(AdaptiveLengths):
         slack_s = queue.earliest_due - now - free_in_s - self.onward_s
         if (
             waiting < most
-            or slack_s < (1 + waiting // most) * cost.longest_s * cost.margin  # else some may have to be refused
+            or slack_s < self._drain_s(waiting, most) * cost.margin  # else some may have to be refused
             or not (self._is_trifling or self._is_best_full(now, waiting, most))
             or self._fair_share(now, waiting, most, self._busy) < most  # another worker may be free before this one
         ):
@@ -142,6 +145,11 @@ class Adaptive(AdaptiveLengths):
         self._waiting = len(queue)
         self._note_gone(decision, queue)
         return decision
+
+    def _drain_s(self, waiting: int, most: int) -> float:
+        """Return how long all that waits takes in batches of `most`, of which one is not full."""
+        seconds = self.cost.seconds(most)
+        return seconds + waiting // most * (seconds - self._chooser.overlapping_s(most))
 
     def _is_best_full(self, now: float, waiting: int, most: int) -> bool:
         """Report whether the best batch for all that wait is one of `most`."""
@@ -300,13 +308,16 @@ class Adaptive(AdaptiveLengths):
         """Return the most that one of several workers takes; `most` for one worker alone.
 
         Clients that come back together, and are waited for, are as many groups as there are
-        workers. In an overload full batches serve most.
+        workers; if more wait than there are of them, others have come. In an overload full batches
+        serve most.
         """
         if workers <= 1 or self._backlog.overloaded_since is not None:
             return most
         if self._gather.window_s:
-            group = -(-round(self._gather.clients * self._unit) // workers)
-            return most if group > _NEARLY_FULL * most else max(1, group)
+            clients = round(self._gather.clients * self._unit)
+            if waiting <= clients:
+                group = -(-clients // workers)
+                return most if group > _NEARLY_FULL * most else max(1, group)
         return min(most, self._chooser.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
 
     def _sized(self, at: float, left: Candidates, most: int, share: int, load: _Load) -> Decision:

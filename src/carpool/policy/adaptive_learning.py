@@ -13,6 +13,7 @@ from carpool.policy.batch_size import BatchSize
 from carpool.policy.compose import Composer
 from carpool.policy.cost import CostModel
 from carpool.policy.gather import Gather, Round
+from carpool.policy.hop_cost import HopCost
 from carpool.policy.length_cost import LengthCost
 from carpool.request import Request
 
@@ -29,13 +30,17 @@ class _Observation(NamedTuple):
 
     Attributes:
         size: The sum of its requests' sizes.
-        seconds: What it took in all; None if it failed.
+        busy_s: What it took its worker; None if it failed.
+        hop_s: What batches usually spend on their way besides.
+        last_hop_s: What this one has.
         before: The batch before it, and what came of that; None if nothing is to be learned of it.
         unit: The mean size of its requests.
     """
 
     size: int
-    seconds: float | None
+    busy_s: float | None
+    hop_s: float
+    last_hop_s: float
     before: Round | None
     unit: float
 
@@ -53,6 +58,7 @@ class AdaptiveLearning(Policy):
         self._arrivals = Arrivals()
         self._gather = Gather(self._arrivals)
         self._backlog = Backlog()
+        self._hop_cost = HopCost()
         self._unit = 1.0  # smoothed size of a request
         self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
         self._busy = 0  # workers, after the last decision
@@ -113,7 +119,7 @@ class AdaptiveLearning(Policy):
             cost = self.cost
         is_known = cost.samples > _FEW
         is_novel = not is_known or cost.measured(size) < _NOVEL
-        self._is_trifling = is_known and busy_s < _TRIFLE_S
+        self._is_trifling = is_known and busy_s < _TRIFLE_S and not self._hop_cost.share
         if is_novel or not self._to_skip:
             self._observe(now, n, size, busy_s, ok)
             self._to_skip = self._worth_skipping(size, busy_s) if is_known else 0
@@ -134,8 +140,8 @@ class AdaptiveLearning(Policy):
         before = None
         if not self._is_trifling:
             before = self._gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
-        # what one more batch costs, the way to the worker and back too
-        self._observation = _Observation(size, busy_s + self.hop_s if ok else None, before, size / n)
+        learned_s = busy_s if ok else None
+        self._observation = _Observation(size, learned_s, self.hop_s, self.last_hop_s, before, size / n)
 
     def _worth_skipping(self, size: int, busy_s: float) -> int:
         """Return how many batches not to learn from, after one that has taken `busy_s`.
@@ -157,14 +163,30 @@ class AdaptiveLearning(Policy):
         observed, self._observation = self._observation, None
         if observed is None:
             return
-        if observed.seconds is not None:
-            self.cost.add(observed.size, observed.seconds)
+        if observed.busy_s is not None:
+            # what one more batch costs, the way to the worker and back too
+            hop_s = observed.last_hop_s if self._learn_hop(observed, observed.busy_s) else observed.hop_s
+            self.cost.add(observed.size, observed.busy_s + hop_s)
             self._chooser.completed()
         if observed.before is not None:
             length_cost = self._length_cost
             composes = length_cost is not None and length_cost.longest_varies
             cost = length_cost.usual(self.limit) if length_cost is not None and composes else self.cost
             self._gather.learn(observed.before, observed.unit, cost)
+
+    def _learn_hop(self, observed: _Observation, busy_s: float) -> float:
+        """Learn from the way of a batch; return the share of batches that is a way which grows.
+
+        It is 0 where no batch may go ahead, as then no way overlaps with anything.
+        """
+        if not self.runs_ahead:
+            return 0.0
+        hop, chooser, clients = self._hop_cost, self._chooser, self._gather.clients * self._unit
+        share = hop.learn(observed.size, observed.last_hop_s, busy_s, min(clients, self.limit))
+        if share and not chooser.hop_share:
+            self.cost.split(observed.hop_s, hop.fixed_s, hop.unit_s)
+        chooser.hop_share, chooser.hop_unit_s, chooser.clients = share, hop.unit_s, clients
+        return share
 
     def served(
         self,

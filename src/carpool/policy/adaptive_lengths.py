@@ -66,16 +66,21 @@ class AdaptiveLengths(AdaptiveLearning):
             without=hopeless,
             extra_s=[0.0 if each.key in self.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
         )
-        n = len(choice.requests)
+        if queue.weighted:
+            choice = composer.within(choice, self.limit)
         if free <= 1 and self._gather.served:
             until = self._company_until(now, queue, levels, choice)
             if until is not None:
                 return Decision(drop=hopeless, wake_at=until)
         if self.allowed_batch_sizes is not None:
             choice = composer.without_padding(choice, self.allowed_batch_sizes)
-            n = len(choice.requests)
-        reason = "full" if n == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
-        return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
+        n, units = len(choice.requests), self._units(queue, choice.requests)
+        reason = "full" if units == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
+        return Decision(drop=hopeless, take=units, reason=reason, chosen=choice.requests)
+
+    def _units(self, queue: QueueView, requests: Sequence[Request]) -> int:
+        """Return how much of a batch these requests take up: all of it if one of them is larger."""
+        return min(self.limit, sum([request.size for request in requests])) if queue.weighted else len(requests)
 
     def _share_by_length(self, now: float, waiting: int, levels: Sequence[LevelsView], workers: int) -> int:
         """Return the most that one of several workers takes, as others are or soon will be free.
@@ -103,7 +108,7 @@ class AdaptiveLengths(AdaptiveLearning):
         assert composer is not None
         slack_s = min([each.earliest_due for each in levels]) - now - self.onward_s
         if choice.batches == 1:
-            until = self._worth_waiting_until(now, queue, len(choice.requests), self.limit, slack_s)
+            until = self._worth_waiting_until(now, queue, self._units(queue, choice.requests), self.limit, slack_s)
             if until is not None:
                 return until
         if len(levels) > 1 or not gather.expected:

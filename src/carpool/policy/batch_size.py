@@ -29,7 +29,13 @@ figures hardly differ. No worker takes more than n*, or than the m-th part of wh
 more. As the load comes near m/b, n̄ grows beyond all bounds, and batches are as large as those of
 one worker alone; so they are once an overload is noticed. While no batch was as small as that part,
 it is taken, so that what smaller ones cost is found out. Clients that come back together and are
-waited for are cut into m groups. Figures: docs/policies-evidence.md#several-workers.
+waited for are cut into m groups, unless more wait than there are of them: then others have come.
+Figures: docs/policies-evidence.md#several-workers.
+
+**Batches that overlap**: where the way to the worker and back grows with the batch
+(`policy/hop_cost.py`), one batch may travel while another runs, if there are two of them. Then the
+working size is the smallest whose efficiency is not worse than the best by a quarter of the share
+that the way has: overlapping saves twice that, as half of the way is hidden.
 
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly
 ever tried is run, so that knees and tiles are found without a profile. While less waits, a smaller
@@ -55,6 +61,7 @@ _TILE = 0.97  # a step in size after which only this share of the efficiency is 
 _OPTIMISM = 0.85  # a size never tried is taken to cost this share of what is expected
 _EXCESS = 0.5  # of what waits: the rest would wait in the even rotation of several workers, too
 _BELIEVED_CV = 0.1  # above this noise nothing is hoped of a size that was never tried
+_OVERLAP = 0.25  # of the share of the way: as much efficiency is given for batches that overlap
 _SAME = 0.9999  # of the best efficiency: counts as the best, and the larger size wins
 _PROBES = (1.6, 1.25, 0.8, 1.0, 0.93, 0.65)  # times the working size; 1.0 stands for one more than it
 _FIRST_PAUSE, _LAST_PAUSE = 8, 128  # batches between probes
@@ -71,6 +78,10 @@ class BatchSize:
         working: The largest batch that is made on purpose.
         best: The most efficient size.
         capacity: Units per second of one worker, at the best size.
+        hop_share: The share of a batch's time that is on the way and grows with its size; 0 where
+            it is a trifle, or nothing can overlap with it.
+        hop_unit_s: By how many seconds the way grows with each unit.
+        clients: How many units are asked for at the same time.
     """
 
     def __init__(self, cost: CostModel) -> None:
@@ -78,6 +89,7 @@ class BatchSize:
         self._version = -1
         self.working = self.best = cost.limit
         self.capacity = 1.0
+        self.hop_share = self.hop_unit_s = self.clients = 0.0
         # Per knot of the cost's table: its relative time, or the least that it may be if it was
         # never measured; going by that, the most efficient size up to the knot; and the last size
         # below it after which efficiency falls.
@@ -114,12 +126,37 @@ class BatchSize:
         """Set the working size, where `best` is the best relative efficiency."""
         shape = self._cost.shape
         efficiency = [n / y for n, y in zip(shape.knots, shape.at, strict=True)]
+        if self.hop_share and self._choose_overlapping():
+            return
         if self._cost.cv > _NOISY_CV:
             enough = (1.0 - _NOISE_SHARE * self._cost.cv) * best
             self.working = max(n for n, e in zip(shape.knots, efficiency, strict=True) if e >= enough)
         elif efficiency[shape.index(self.working)] < _STILL_GOOD * best:
             enough = _GOOD_ENOUGH * best
             self.working = next(n for n, e in zip(shape.knots, efficiency, strict=True) if e >= enough)
+
+    def _choose_overlapping(self) -> bool:
+        """Set the working size to one at which batches overlap, one on its way while another runs.
+
+        It is the smallest that is efficient enough for what that saves. What is compared is how
+        batches do that overlap: half of the growing way is then hidden.
+
+        Returns:
+            Whether it was set; not if so few requests come at a time that they would not fill two
+            such batches.
+        """
+        shape, hidden = self._cost.shape, 0.5 * self.hop_unit_s / self._cost.level
+        efficiency = [n / max(y - hidden * n, 1e-9) for n, y in zip(shape.knots, shape.at, strict=True)]
+        enough = (1.0 - _OVERLAP * self.hop_share) * max(efficiency)
+        size, best = next((n, e) for n, e in zip(shape.knots, efficiency, strict=True) if e >= enough)
+        if 2 * size > self.clients:
+            return False
+        self.working, self.capacity = size, best / self._cost.level
+        return True
+
+    def overlapping_s(self, n: int) -> float:
+        """Return how much of the time of a batch of `n` is hidden if it goes ahead."""
+        return 0.5 * self.hop_unit_s * n if self.hop_share else 0.0
 
     def most(self, waiting: int) -> int:
         """Return the largest batch to make when `waiting` units wait.

@@ -4,17 +4,23 @@ A model that pads a batch to its longest item wastes what the short ones are pad
 wait, by length, are cut into the batches that cost least (`policy/partition.py`), and of these the
 one goes that has the greatest
 
-    sum over its requests of  (u^8 / A)  divided by its seconds.
+    sum over its requests of  (u^8 / sqrt(A))  divided by its seconds.
 
-`u` is how much of its time a request has used up, (now - arrived) / (due - arrived), or its age
-where nothing is due. Only those count that would be in time with this batch, noise included. `A` is
-the smoothed share of requests of about its length that were answered in time, 1 where nothing is
-due.
+`u` is how much of the time that it can wait a request has used up, or its age where nothing is due.
+It can wait until the last moment at which its batch would be in time:
+
+    u = (now - arrived) / (due - arrived - seconds of its batch).
+
+As a share of all the time until it is due, `u` of a long one would still be small at that moment,
+since its batch takes long, and batches of short ones would always go before it. Only those count
+that would be in time with this batch, noise included. `A` is the smoothed share of requests of
+about its length that were answered in time, 1 where nothing is due.
 
 The sum of u^p / t is the generalised cµ rule (van Mieghem 1995) for costs of delay that rise as
 u^(p+1): with p = 0 it is Smith's rule, which serves the cheapest batch and starves the long ones,
-with p = infinity it serves the batch of the oldest. Dividing by A is proportional fairness (Kelly
-1997) over lengths: without it the long ones alone pay for an overload.
+with p = infinity it serves the batch of the oldest. Dividing by the root of A is alpha-fairness
+over lengths with alpha = 1/2 (Mo and Walrand 2000), half way between most in time in all (0) and
+proportional fairness (1; Kelly 1997): without it the long ones alone pay for an overload.
 
 **Nobody starves.** Whoever has waited x is passed over only for a batch with somebody in it who has
 waited at least x / R, where R = (B · t(own batch) / t(batch that goes))^(1/8), which is at most
@@ -32,7 +38,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from math import inf, log2, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,6 +67,7 @@ Rising = Sequence[tuple[int, "Iterable[Request]", int]]
 """What waits, level by level, the shortest first: length, requests, and how many they are."""
 
 _score = attrgetter("score")
+_admitted = attrgetter("admitted")
 _arrived = attrgetter("arrived")
 
 
@@ -102,6 +109,8 @@ class Composer:
         self._ratio: float | None = None  # seconds of composed batches over those in plain order, smoothed
         self._looks = 0  # how often they were compared
         self._gone = 0  # batches since then
+        self._asked: tuple[object, ...] = ()  # what was cut last, by which cost and limits, ...
+        self._pieces: Sequence[tuple[int, int]] = ()  # ... and how
 
     @property
     def saving(self) -> float:
@@ -149,7 +158,7 @@ class Composer:
             rising = each.rising()
             if without:
                 rising = _without(rising, without)
-            pieces = partition([(length, count) for length, _, count in rising], limit, most_padded, self._cost)
+            pieces = self._cut(rising, limit, most_padded)
             batches += len(pieces)
             if len(levels) == 1 and len(pieces) == 1:
                 return self._whole(now + onward_s, rising)
@@ -168,8 +177,25 @@ class Composer:
         seconds = cost.seconds(smaller, choice.longest)
         if n in allowed_batch_sizes or smaller / seconds <= n / choice.seconds:
             return choice
-        oldest = sorted(choice.requests, key=lambda request: request.admitted)[:smaller]
+        oldest = sorted(choice.requests, key=_admitted)[:smaller]
         return choice._replace(requests=oldest, seconds=seconds)
+
+    def within(self, choice: ChosenGroup, limit: int) -> ChosenGroup:
+        """Return a choice less the requests for which a batch has no room by their sizes.
+
+        Those that came last wait, and one that is larger than a batch goes alone.
+        """
+        kept: list[Request] = []
+        size = 0
+        for request in sorted(choice.requests, key=_admitted):
+            size += request.size
+            if kept and size > limit:
+                break
+            kept.append(request)
+        if len(kept) == len(choice.requests):
+            return choice
+        seconds = self._cost.seconds(len(kept), choice.longest)
+        return ChosenGroup(kept, choice.longest, seconds, choice.batches + 1)
 
     def saved_by_more_s(self, choice: ChosenGroup, waiting: int) -> Callable[[float], float]:
         """Return what says how many seconds a batch saves if more requests wait beside it.
@@ -207,20 +233,28 @@ class Composer:
         cost = self._cost
         composed_s = plain_s = 0.0
         for levels in queue.levels:
-            rising = [(length, count) for length, _, count in levels.rising()]
-            longest = [length for length, count in rising for _ in range(count)]
-            pieces = partition(rising, limit, inf, cost)
-            composed_s += sum([cost.seconds(end - begin, longest[end - 1]) for begin, end in pieces])
+            rising = levels.rising()
+            pieces = self._cut(rising, limit, inf)
+            composed_s += sum(cost.seconds_of(*_shapes(rising, pieces)))
             in_order = queue.peek(len(queue)) if queue.lanes == 1 else sorted(in_line(levels), key=_arrived)
             lengths = [request.length for request in in_order]
-            for begin in range(0, len(lengths), limit):
-                batch = lengths[begin : begin + limit]
-                plain_s += cost.seconds(len(batch), max(batch))
+            batches = [lengths[begin : begin + limit] for begin in range(0, len(lengths), limit)]
+            plain_s += sum(cost.seconds_of([*map(len, batches)], [*map(max, batches)]))
         ratio = composed_s / plain_s
         self._looks += 1
         news = max(1.0 - _KEEP**self._gone, 1.0 / self._looks if self._looks <= _FIRST_LOOKS else 0.0)
         self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
         self._gone = 0
+
+    def _cut(self, rising: Rising, limit: int, most_padded: float) -> Sequence[tuple[int, int]]:
+        """Return the pieces of the line as `partition` does; the last ones are kept."""
+        cost = self._cost
+        lengths, counts = [length for length, _, _ in rising], [count for _, _, count in rising]
+        asked = (cost.samples, limit, most_padded, lengths, counts)
+        if asked != self._asked:
+            self._pieces = partition(lengths, counts, limit, most_padded, cost)
+            self._asked = asked
+        return self._pieces
 
     def _whole(self, now: float, rising: Rising) -> ChosenGroup:
         """Return all that waits as one batch, or the urgent ones of it."""
@@ -247,23 +281,21 @@ class Composer:
     ) -> _Scored:
         """Return the best of the batches of one key."""
         cost = self._cost
-        line: list[Request] = []
-        ends: list[int] = []  # of the levels
-        for _, of_level, _ in rising:
-            line += of_level
-            ends.append(len(line))
-        earliest, worth = self._worth(now + _JUST_COME_S, rising, allowance_s)
+        line = [request for _, of_level, _ in rising for request in of_level]
+        counts, longest_of = _shapes(rising, pieces)
+        seconds_of = [seconds + extra_s for seconds in cost.seconds_of(counts, longest_of)]
         noise = 1.0 + cost.cv
+        surely_s = [seconds * noise for seconds in seconds_of]
+        earliest, worth = self._worth(now + _JUST_COME_S, rising, line, pieces, surely_s, allowance_s)
         most, best = -1.0, (0, 0, 0, 0.0)
-        for begin, end in pieces:
-            longest = rising[bisect_left(ends, end)][0]
-            seconds = cost.seconds(end - begin, longest) + extra_s
-            until = now + seconds * noise
+        shapes = zip(pieces, longest_of, seconds_of, surely_s, _units(allowance_s, surely_s), strict=True)
+        for (begin, end), longest, seconds, surely, unit in shapes:
+            until = now + surely
             if until <= earliest:
-                score = sum(worth[begin:end]) / seconds
+                score = sum(worth[begin:end]) / (seconds * unit)
             else:
                 in_time = [w for w, r in zip(worth[begin:end], line[begin:end], strict=True) if r.due >= until]
-                score = sum(in_time) / (cost.seconds(len(in_time) or 1, longest) + extra_s)
+                score = sum(in_time) / ((cost.seconds(len(in_time) or 1, longest) + extra_s) * unit)
             if score > most:
                 most, best = score, (begin, end, longest, seconds)
         begin, end, longest, seconds = best
@@ -271,28 +303,38 @@ class Composer:
         if now + seconds > earliest and len(pieces) > 1:
             batch = without_late(now, batch, longest, lambda n, length: cost.seconds(n, length) + extra_s)
             seconds = cost.seconds(len(batch), longest) + extra_s
-        if allowance_s:
-            most /= min(allowance_s, _PATIENT_S) ** _POWER
         return _Scored(most, batch, longest, seconds)
 
-    def _worth(self, since: float, rising: Rising, allowance_s: float) -> tuple[float, list[float]]:
+    def _worth(
+        self,
+        since: float,
+        rising: Rising,
+        line: Sequence[Request],
+        pieces: Sequence[tuple[int, int]],
+        surely_s: Sequence[float],
+        allowance_s: float,
+    ) -> tuple[float, list[float]]:
         """Return when the first request is due, and what it is worth to serve each of them now.
 
-        Where all have the same time to their dues that is the age, else its share of that time, to
-        the eighth power.
+        Where all have the same time to their dues that is the age, which `_units` makes a share,
+        else its share of the time that the request can wait, to the eighth power.
 
         Args:
             since: The time, a little later.
             rising: The requests, level by level.
-            allowance_s: From the arrival of each to its due time; 0 if that differs.
+            line: The same, one by one.
+            pieces: The batches.
+            surely_s: What each of them takes, noise included.
+            allowance_s: From the arrival of each request to its due time; 0 if that differs.
         """
         if allowance_s:
             earliest = inf if allowance_s == inf else min([next(iter(of_level)).due for _, of_level, _ in rising])
             # the eighth power by three squares, in half the time
-            worth = [(c := (b := (a := since - r.admitted) * a) * b) * c for _, of_level, _ in rising for r in of_level]
+            worth = [(c := (b := (a := since - r.admitted) * a) * b) * c for r in line]
         else:
-            earliest = min([r.due for _, of_level, _ in rising for r in of_level])
-            worth = [_used_up(since, r) ** _POWER for _, of_level, _ in rising for r in of_level]
+            earliest = min([r.due for r in line])
+            batch_s = [surely for (begin, end), surely in zip(pieces, surely_s, strict=True) for _ in range(begin, end)]
+            worth = [_used_up(since, r, surely) ** _POWER for r, surely in zip(line, batch_s, strict=True)]
         if self._in_time:
             says = [say for length, _, count in rising for say in repeat(self._say_of(length), count)]
             worth = [w * say for w, say in zip(worth, says, strict=True)]
@@ -300,7 +342,13 @@ class Composer:
 
     def _say_of(self, length: int) -> float:
         """Return the weight of requests of about this length: more for those seldom in time."""
-        return 1.0 / max(_LEAST_ANSWERED, self._in_time.get(_class_of(length), 1.0))
+        return 1.0 / sqrt(max(_LEAST_ANSWERED, self._in_time.get(_class_of(length), 1.0)))
+
+
+def _shapes(rising: Rising, pieces: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return the count of each piece of the line, and its longest length."""
+    ends = [*accumulate([count for _, _, count in rising])]
+    return [end - begin for begin, end in pieces], [rising[bisect_left(ends, end)][0] for _, end in pieces]
 
 
 def _class_of(length: int) -> int:
@@ -308,10 +356,28 @@ def _class_of(length: int) -> int:
     return int(_CLASSES * log2(length))
 
 
-def _used_up(since: float, request: Request) -> float:
-    """Return how much of its time a request has used up."""
+def _units(allowance_s: float, surely_s: Sequence[float]) -> list[float]:
+    """Return for each batch by what the eighth powers of ages are divided to be those of shares.
+
+    Args:
+        allowance_s: From the arrival of each request to its due time; 0 if that differs, where they
+            are shares already.
+        surely_s: What each batch takes, noise included.
+    """
+    if 0.0 < allowance_s < inf:
+        return [_can_wait_s(allowance_s, surely) ** _POWER for surely in surely_s]
+    return [_PATIENT_S**_POWER if allowance_s else 1.0] * len(surely_s)
+
+
+def _used_up(since: float, request: Request, surely_s: float) -> float:
+    """Return how much of the time that it can wait for its batch a request has used up."""
     admitted = request.admitted
-    return (since - admitted) / min(request.due - admitted or 1e-9, _PATIENT_S)
+    return (since - admitted) / _can_wait_s(request.due - admitted, surely_s)
+
+
+def _can_wait_s(allowance_s: float, surely_s: float) -> float:
+    """Return how long a request can wait for a batch that takes so long, and be in time."""
+    return max(_JUST_COME_S, min(allowance_s - surely_s, _PATIENT_S))
 
 
 def in_line(levels: LevelsView) -> list[Request]:

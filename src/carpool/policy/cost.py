@@ -125,6 +125,13 @@ class CostModel(CostLevel):
             self.shape.fit(self.cv)
             self._tabulate()
 
+    def split(self, part_s: float, fixed_s: float, unit_s: float) -> None:
+        """Have a part of all times so far depend on the size; see `Shape.split`."""
+        if self.samples:
+            self.shape.split(part_s / self.level, fixed_s / self.level, unit_s / self.level)
+            self.shape.fit(self.cv)
+            self._tabulate()
+
     def _doubtful(self, n: int, seconds: float) -> bool:
         """Report whether a size hardly known took so long that the sample is not believed.
 

@@ -93,6 +93,13 @@ class LengthCost(CostLevel):
             n = padded(n, self._counts)
         return max(1e-6, self.setup_s + n * self.item_s(length))
 
+    def seconds_of(self, counts: Sequence[int], lengths: Sequence[int]) -> list[float]:
+        """Return `seconds` of each of some batches, by their counts and longest lengths."""
+        if self._counts is not None:
+            counts = [padded(n, self._counts) for n in counts]
+        setup_s = self.setup_s
+        return [max(1e-6, setup_s + n * each) for n, each in zip(counts, self.item_s_at(lengths), strict=True)]
+
     def usual(self, limit: int) -> CostAtLength:
         """Return the cost of batches of up to `limit` by their count, at the usual length."""
         return CostAtLength(self, self.usual_length, limit)

@@ -15,22 +15,22 @@ MOST_IN_A_HOP = 128
 
 
 class OneByOne(Policy):
-    """Take single items; up to `per_hop` of them travel together."""
+    """Take single items; up to `per_hop` of them travel together.
+
+    Attributes:
+        item_s: Smoothed seconds of an item; None until one has run.
+        per_hop: How many items may travel together now. It is asked for several times for each
+            item, so it is worked out when an item has run.
+    """
 
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
-        self.item_s: float | None = None  # smoothed seconds per item; None until one has run
+        self.item_s: float | None = None
+        self.per_hop = 1
 
     @property
     def limit(self) -> int:
         return self.per_hop
-
-    @property
-    def per_hop(self) -> int:
-        """How many items may travel together now."""
-        if self.item_s is None:
-            return 1
-        return max(1, min(MOST_IN_A_HOP, int(HOP_BUDGET_S / max(self.item_s, 1e-9))))
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
         item_s = busy_s / n
@@ -38,6 +38,7 @@ class OneByOne(Policy):
             self.item_s = item_s  # slower than thought: believe it at once, others wait behind it in the frame
         else:
             self.item_s += 0.2 * (item_s - self.item_s)
+        self.per_hop = max(1, min(MOST_IN_A_HOP, int(HOP_BUDGET_S / max(self.item_s, 1e-9))))
 
     def lets_go(self, slack_s: float) -> bool:
         return True

@@ -17,7 +17,12 @@ by the pace of the set, waits no longer than (start(head) + step) / (0.1 pace) s
 is so full that its step would break the pace; then it waits until a stream ends.
 
 Decisions are made while a step is under way, too, so what is on its way counts: requests that have
-joined and have not been started yet are part of `start`.
+joined and have not been started yet are part of `start`. The parts that this step makes do not:
+until they have come `spare` is a pace less, and those who wait for them are started together. Where
+starts take next to nothing, nothing is gained by that, and a place would stay empty for a step. So
+for a start that takes no more than a twentieth of a step these parts count already. Those of which
+one is the first are not made late by it, as 1.05 · 0.9 pace is less than a pace. Without a goal
+between parts, who would be late is counted from anew, here as in `core/step_reports.py`.
 
 Costs are learned with forgetting (`policy/cost_line.py`). There is no other number to choose: a
 fixed chunk of a prompt per step, as elsewhere, is right for one load and wrong for the next one.
@@ -37,6 +42,7 @@ from carpool.policy.steps import SetView, StepPolicy
 from carpool.request import Request
 
 _FULL_PACE: Final = 0.9  # share of the pace that a step may take, so that spare time grows while others wait
+_QUICK_START: Final = 0.05  # share of a step; nobody need wait to be started together with others if it takes no more
 
 
 class Paced(StepPolicy):
@@ -53,12 +59,13 @@ class Paced(StepPolicy):
         start, step = self.start, self.step
         pace_s = self.pace_s
         longest_step_s = _FULL_PACE * pace_s
-        spare_s = running.spare_s(now)
+        spare_s = quick_spare_s = running.spare_s(now)
         began = now
         if running.is_stepping:
             under_way_s = step.seconds(n)
             began += under_way_s
             spare_s -= under_way_s
+            quick_spare_s = pace_s + (spare_s if self.part_slo_s else max(0.0, spare_s))
             if spare_s > pace_s and running.has_newcomers:
                 spare_s = pace_s
         self._rule = "all"
@@ -71,8 +78,9 @@ class Paced(StepPolicy):
             if n + joined and step_s > longest_step_s:
                 self._rule = "pace"
                 break
-            first_part_s = start.seconds(length) + step_s
-            if n + joined and first_part_s > spare_s:
+            start_s = start.seconds(length)
+            first_part_s = start_s + step_s
+            if n + joined and first_part_s > (quick_spare_s if start_s <= _QUICK_START * step_s else spare_s):
                 self._rule = "spare"
                 break
             if stream is None or not stream.parts:

@@ -22,7 +22,6 @@ behind another place.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 from typing import Protocol
@@ -44,56 +43,57 @@ class LinearCost(Protocol):
 
 
 def partition(
-    levels: Sequence[tuple[int, int]], limit: int, most_padded: float, cost: LinearCost
+    lengths: Sequence[int], counts: Sequence[int], limit: int, most_padded: float, cost: LinearCost
 ) -> list[tuple[int, int]]:
     """Return the pieces of the line, each as where it begins and ends.
 
     Args:
-        levels: The longest length and the count of each level, rising in length.
+        lengths: The longest of each level, rising.
+        counts: How many requests each level has.
         limit: The most that one batch may hold.
         most_padded: How large the count of a batch times its longest length may be; a request that
             is longer by itself is alone.
         cost: Of a batch.
     """
-    n = sum([count for _, count in levels])
-    twice = 2 * n
+    twice = 2 * sum(counts)
     setup_s = cost.setup_s
-    places, least, came_from = [0], [0.0], [0]
-    behind, moment = [twice], [0]  # of each place, what waits behind it, and that times the place
-    is_fine = len(levels) > _MANY
+    is_fine = len(lengths) > _MANY
     trifle_s = _TRIFLE * setup_s if is_fine else 0.0
-    items_s = cost.item_s_at([length for length, _ in levels])
-    end = first = follow = 0
-    for (length, count), item_s, longer_s in zip(levels, items_s, [*items_s[1:], inf], strict=True):
+    items_s = cost.item_s_at(lengths)
+    # places are counted from 2n, backward: what a second costs behind one is then its negative
+    end = last = -twice
+    places, least, came_from = [end], [0.0], [0]
+    first = follow = 0
+    for length, count, item_s, longer_s in zip(lengths, counts, items_s, [*items_s[1:], inf], strict=True):
         most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
         end += count
-        full_s = setup_s + most * item_s
-        near = most // _NEAR if is_fine else 0
-        while follow < len(places) and places[follow] + most < end:  # a full batch from there ends within these
-            place = places[follow] + most
-            if place > places[-1] + near:
-                places.append(place)
-                least.append(least[follow] + full_s * behind[follow])
-                behind.append(twice - place)
-                moment.append(place * (twice - place))
-                came_from.append(follow)
-            follow += 1
-        if (end - places[-1]) * (longer_s - item_s) < trifle_s:
+        if follow < len(places) and places[follow] + most < end:  # a full batch from there ends within these
+            full_s = setup_s + most * item_s
+            near = most // _NEAR if is_fine else 0
+            while follow < len(places) and (place := places[follow] + most) < end:
+                if place > last + near:
+                    least.append(least[follow] - full_s * places[follow])
+                    places.append(place)
+                    came_from.append(follow)
+                    last = place
+                follow += 1
+        if (end - last) * (longer_s - item_s) < trifle_s:
             continue  # to go with the next level would cost them next to nothing
-        first = bisect_left(places, end - most, first)
+        while places[first] < end - most:
+            first += 1
         all_s = setup_s + end * item_s  # so a batch from p takes all_s - p * item_s
-        values = [
-            value + all_s * w - item_s * m
-            for value, w, m in zip(least[first:], behind[first:], moment[first:], strict=True)
-        ]
-        best = min(values)
-        first += values.index(best)
-        came_from.append(first)
-        places.append(end)
+        place = places[first]
+        best = least[first] - place * (all_s - place * item_s)
+        for at in range(first + 1, len(places)):  # a few, for which slices would take longer
+            place = places[at]
+            value = least[at] - place * (all_s - place * item_s)
+            if value < best:
+                best, first = value, at
         least.append(best)
-        behind.append(twice - end)
-        moment.append(end * (twice - end))
-    return _path(places, came_from)
+        places.append(end)
+        came_from.append(first)
+        last = end
+    return _path([place + twice for place in places], came_from)
 
 
 def _path(places: Sequence[int], came_from: Sequence[int]) -> list[tuple[int, int]]:

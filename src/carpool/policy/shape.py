@@ -127,6 +127,21 @@ class Shape:
         self.counts[i] = count + 1.0
         self._local[i] += (seconds - self._local[i]) / (min(count, _memory(cv) - 1.0) + 1.0)
 
+    def split(self, part: float, fixed: float, slope: float) -> None:
+        """Have a part of all times so far depend on the size.
+
+        Args:
+            part: What has been in every time, up to now of any size.
+            fixed: What takes its place whatever the size.
+            slope: What takes its place for each unit.
+        """
+        more = fixed - part
+        self._d = max(self._d + more * self._w, fixed * self._w) + slope * self._n
+        self._nd = max(self._nd + more * self._n, fixed * self._n) + slope * self._nn
+        self._local = [max(local + more, fixed) + slope * n for n, local in zip(self.knots, self._local, strict=True)]
+        self.counts = [min(count, 1.0) for count in self.counts]
+        self.slope += slope
+
     def age(self, spared: int) -> None:
         """Lessen the samples of all sizes not about `spared`, so that changes are found out."""
         for i, n in enumerate(self.knots):

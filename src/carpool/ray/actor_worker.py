@@ -62,6 +62,7 @@ class ActorWorker:
 
     Attributes:
         send: Sends it a frame, once it has connected.
+        send_ahead: The same, while it is busy.
     """
 
     pid: int | None = None
@@ -76,6 +77,7 @@ class ActorWorker:
         sink: LineSink,
     ) -> None:
         self.send: Callable[[Frame], None] = _drop
+        self.send_ahead: Callable[[Frame], None] = _drop
         self._session = session
         self._launch = launch
         self._place = place
@@ -258,7 +260,7 @@ class ActorWorker:
         self._session.connected(self._launch.setup.stage, hello.node, self._loop.time() - self._asked_at)
         trusts = self._launch.is_idempotent
         self._joined = JoinedWorker(sock, hello, self._on_frame, self._disconnected, trusts_resets=trusts)
-        self.send = self._joined.send
+        self.send, self.send_ahead = self._joined.send, self._joined.send_ahead
         if self._timer is not None:
             self._timer.cancel()
         about = {"model": self._session.service, "stage": self._launch.setup.stage, "worker": self._name}

@@ -231,6 +231,7 @@ def _comparison(options: Options, slo: str) -> _Comparison:
         "keys": options.keys,
         "switch_s": specs.duration(options.switch),
         "hop_s": specs.duration(options.hop),
+        "hop_item_s": specs.duration(options.hop_item),
         "turn_s": specs.duration(options.turn),
         "runs_ahead": options.ahead,
     }

@@ -51,6 +51,7 @@ def run(
     max_workers_per_key: float = inf,
     switch_s: float = 0.0,
     hop_s: float = 0.0,
+    hop_item_s: float = 0.0,
     turn_s: float = 0.0,
     runs_ahead: bool = False,
     max_queue_size: float = inf,
@@ -94,10 +95,13 @@ def run(
         switch_s: The seconds by which a batch takes longer if the one before on its worker had
             another key.
         hop_s: The seconds that a batch spends on its way to the worker and back.
+        hop_item_s: The seconds for which each of its items does so besides, as large ones do: half
+            of it on the way there and half on the way back.
         turn_s: The seconds for which the driver collects events before it decides and answers: a
             turn of its loop.
         runs_ahead: Whether a full batch may go to its worker shortly before the worker is free, as
-            in services with workers in processes or threads. Such a batch spends no `hop_s`.
+            in services with workers in processes or threads. Such a batch spends no `hop_s`,
+            and half of `hop_item_s`.
         max_queue_size: The most requests that may wait; further ones are refused.
         start_s: The seconds until a worker that is added takes requests.
         scaling: How many workers there should be, where they come and go: "load" (as services do),
@@ -110,7 +114,9 @@ def run(
     servers = Servers.of(cost, max_batch_size, workers)
     templates = per_stage("policy", policy, len(servers.costs))
     slos = slos_of(slo_s)
-    _check_seconds(hop_s=hop_s, turn_s=turn_s, start_s=start_s, switch_s=switch_s, settle_s=settle_s)
+    _check_seconds(
+        hop_s=hop_s, hop_item_s=hop_item_s, turn_s=turn_s, start_s=start_s, switch_s=switch_s, settle_s=settle_s
+    )
     given = {"weights": weights, "weights_known": weights_known, "lengths": lengths, "keys": keys}
     traffic = Traffic(
         arrivals_of(arrivals),
@@ -127,6 +133,7 @@ def run(
         BatchCosts(servers, policies, traffic, switch_s, seed),
         [each.least for each in servers.ranges],
         hop_s=hop_s,
+        hop_item_s=hop_item_s,
         turn_s=turn_s,
         watcher=traffic.record,
     )

@@ -84,6 +84,7 @@ class Options:
             given.
         hop: How long a batch travels to its worker and back. Some 300us to 400us with worker
             processes; your server's own is carpool_policy_hop_seconds in its /metrics.
+        hop_item: How much longer it travels for each of its items, as where these are megabytes.
         turn: How long the driver collects events before it decides; about 0s in our servers.
         ahead: Send a full batch to its worker shortly before the worker is free, so that it spends
             no time on the way.
@@ -125,6 +126,7 @@ class Options:
     switch: str = "0s"
     max_queue_size: int | None = None
     hop: str = "0s"
+    hop_item: str = "0s"
     turn: str = "0s"
     ahead: Annotated[bool, Parameter(negative=())] = False
     steps: Annotated[bool, Parameter(negative=())] = False

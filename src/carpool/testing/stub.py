@@ -19,9 +19,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec.structs import replace
 
 from carpool.drive import process
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader, encode

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final
+
+import msgspec
 
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.memory import Memory
@@ -85,8 +86,7 @@ class FrameError(Exception):
     """
 
 
-@dataclass(slots=True)
-class Frame:
+class Frame(msgspec.Struct):
     """One message.
 
     Attributes:
@@ -333,6 +333,11 @@ class FrameReader:
     def idle(self) -> bool:
         """Report whether no frame is half received."""
         return self._body is None and self._start == self._end
+
+    @property
+    def opening(self) -> FrameKind | None:
+        """The kind of the frame whose body is half received; None if there is none."""
+        return None if self._body is None else self._body.header.kind
 
     def get_buffer(self) -> memoryview:
         """Return the memory where the next bytes belong; it is never empty."""
