@@ -277,7 +277,7 @@ def json_scalars_writer(kind: Any) -> Callable[[list[Any]], list[bytes]]:
     may_hide_nan = kind is Any or not _kinds_in(kind).isdisjoint(_TAKE_NULL)
 
     def write(values: list[Any]) -> list[bytes]:
-        bodies = [encode(value) for value in values]
+        bodies = list(map(encode, values))
         together = b"[%b]" % b",".join(bodies)
         if may_hide_nan and together.partition(_NULL)[1]:
             raise ValueError("a null may stand for a number that JSON does not have")

@@ -364,7 +364,7 @@ class BatchAnswerer:
                 if block is not None:
                     return ArrayRows(block.array())
             decode = nesting.for_now(self._decoders[format])
-            return [decode(body) for body in payloads]
+            return list(map(decode, payloads))
         except BaseException:
             return None
 
