@@ -262,8 +262,8 @@ def json_scalars_writer(kind: Any) -> Callable[[list[Any]], list[bytes]]:
     """Make a function that writes results as `json_writer` does, where all of them are scalars, and
     checks them in one call.
 
-    Fast path of `json_writer`: the same bytes, see tests/worker/test_fast_paths.py. A scalar in JSON
-    holds no other value, so one list of them all is read as each of them would be.
+    Fast path of `json_writer`: the same bytes, see tests/worker/test_fast_paths.py. A scalar
+    in JSON holds no other value, so one list of them all is read as each of them would be.
 
     Returns:
         A function that raises an exception if one of the results may not fit: each is to be written
