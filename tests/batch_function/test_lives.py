@@ -302,16 +302,15 @@ def test_closing_waits_for_a_batch_that_all_have_left() -> None:
                 M.inside = False
                 return done(xs)
             def teardown(self): print(f"teardown {M.inside}")  # in one piece
-        f = carpool.batch(max_batch_size=1)(M)
+        f = carpool.batch(max_batch_size=1, timeout_s=1.0)(M)
         def lead():  # the batch of a ticket that nobody waits for
             try: print(f(2))
             except TimeoutError as error: print(type(error).__name__)
         f.submit(1)
-        f._timeout_s = 0.2
         leader = threading.Thread(target=lead)
         leader.start()
         entered.acquire()
-        time.sleep(0.3)
+        time.sleep(1.1)
         end = threading.Thread(target=f.close)
         end.start()
         time.sleep(0.1)
