@@ -57,7 +57,7 @@ def tune(sock: socket.socket, silence_s: float) -> None:
     The kernel then ends it with ETIMEDOUT when the other machine has acknowledged nothing for about
     `silence_s`. It is kernels that acknowledge: a process that is busy, or stopped, is not silent.
     But what the process does not read must fit into its buffer, since a window that stays closed
-    counts as silence, too (`JoinedWorker.takes_large_ahead`).
+    counts as silence, too (`JoinedWorker.send_ahead`).
 
     Args:
         sock: The socket.
