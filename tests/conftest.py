@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.effort import WHOLE, is_slow
 
@@ -18,10 +19,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_configure(config: pytest.Config) -> None:
     """Whoever leaves out the slow tests tries an eighth of the examples, too; whoever asks for them gets all.
 
-    No example has a deadline: how long one takes is a question of the machine.
+    No example has a deadline, nor has what draws it: how long that takes is a question of the machine.
     """
-    settings.register_profile("quick", max_examples=WHOLE // 8, deadline=None)
-    settings.register_profile("thorough", max_examples=WHOLE, deadline=None)
+    of_all: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("quick", max_examples=WHOLE // 8, **of_all)
+    settings.register_profile("thorough", max_examples=WHOLE, **of_all)
     settings.load_profile("quick" if "not slow" in config.getoption("markexpr") else "thorough")
 
 

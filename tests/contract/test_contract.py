@@ -131,8 +131,9 @@ class OneAtATime(Spoilt):
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
-def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str) -> None:
+def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that breaks a promise is found, and the error names the promise."""
+    monkeypatch.setattr("carpool.testing.driver._SLOWER", (1,))
 
     @contextlib.asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[Driven]:
@@ -143,8 +144,9 @@ def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str) -> None:
         asyncio.run(check_driver(start))
 
 
-def test_a_driver_that_leaves_a_worker_idle_is_found() -> None:
-    """A driver that gives all batches to one of its two workers is late each time, so it is found."""
+def test_a_driver_that_leaves_a_worker_idle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that gives all batches to one of its two workers is late, so it is found."""
+    monkeypatch.setattr("carpool.testing.driver._SLOWER", (1,))
 
     def start(*, workers: int, **settings: Any) -> contextlib.AbstractAsyncContextManager[Driven]:
         return batched_tasks(workers=1, **settings)

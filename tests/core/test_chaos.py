@@ -160,6 +160,7 @@ WHAT = [
 OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0.4, 0.6, 0.3]
 
 
+@pytest.mark.timeout(300 + REACHING / 20)
 def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
     """The random schedules reach all outcomes and all policies, the rare ones too."""
     seen: set[str] = set()

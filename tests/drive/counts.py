@@ -10,7 +10,7 @@ import carpool
 
 
 class Counts(carpool.Model):
-    """Says how often it was called, and in which process; sleeps, raises or dies as it is told."""
+    """Says how often it was called, and in which process; sleeps, waits, raises or dies as it is told."""
 
     def setup(self) -> None:
         self.calls = 0
@@ -19,6 +19,9 @@ class Counts(carpool.Model):
         self.calls += 1
         if isinstance(item, float):
             time.sleep(item)
+        if isinstance(item, dict):
+            while not os.path.exists(item["until"]):
+                time.sleep(0.002)
         if item == "raise":
             raise LookupError("no such thing")
         if item == "die":

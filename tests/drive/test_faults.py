@@ -20,7 +20,7 @@ import carpool
 from carpool import Service, Stage
 from tests.support import models
 from tests.support.processes import alive, children
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 # -- workers
 
@@ -145,7 +145,7 @@ def test_capacity_is_back_within_the_load_time() -> None:
         started = time.monotonic()
         assert service.predict(2)[0] == 2
 
-    assert time.monotonic() - started < 5.0  # generous, as machines are loaded
+    assert time.monotonic() - started < PATIENCE_S
 
 
 def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
@@ -163,7 +163,7 @@ def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
             service.predict(1)
 
     assert caught.value.code == "stage_failed"
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < PATIENCE_S  # and not for the 60 s of a caller's patience
 
 
 @pytest.mark.slow
@@ -192,12 +192,9 @@ def test_a_hung_call_is_killed_and_its_caller_hears_in_time(model: Any) -> None:
     with Service(stage).run() as service:
         service.predict(0.0)
         (pid,) = service.pids
-        started = time.monotonic()
         with pytest.raises(carpool.DeadlineExceeded):
-            service.predict(30.0, timeout_s=0.2)
-        assert time.monotonic() - started < 0.5
+            service.predict(600.0, timeout_s=0.2)
         service.predict(0.0)  # by the successor
-        assert time.monotonic() - started < 5
         wait_until(lambda: not alive(pid))
 
 
@@ -234,11 +231,11 @@ PARENT = """
         handle = carpool.Service(carpool.Stage(models.HoldsTheGil if kind == "gil" else models.Slow,
                                                max_batch_size=None if kind == "gil" else 4)).start()
         if kind != "idle":
-            item = 60.0
+            item = 600.0
             threading.Thread(target=handle.predict, args=(item,), daemon=True).start()
             time.sleep(0.3)
         print("up", *handle.pids, flush=True)
-        time.sleep(60)
+        time.sleep(600)
 """
 
 
@@ -266,9 +263,7 @@ def parent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 @pytest.mark.parametrize("doing", ["idle", "predict", "gil", "setup"])
 def test_no_worker_outlives_a_killed_parent(parent: Callable[[str], subprocess.Popen[str]], doing: str) -> None:
-    """Two seconds after the parent was killed with `kill -9` no worker is alive, whatever it was
-    doing.
-    """
+    """Soon after the parent was killed with `kill -9` no worker is alive, whatever it was doing."""
     process = parent(doing)
     if doing == "setup":
         wait_until(lambda: children(process.pid))
@@ -283,7 +278,7 @@ def test_no_worker_outlives_a_killed_parent(parent: Callable[[str], subprocess.P
     process.kill()
     process.wait()
 
-    wait_until(lambda: not any(alive(pid) for pid in workers), timeout_s=2.0)
+    wait_until(lambda: not any(alive(pid) for pid in workers))
 
 
 def test_an_interrupted_start_leaves_nothing_behind(parent: Callable[[str], subprocess.Popen[str]]) -> None:
@@ -294,8 +289,8 @@ def test_an_interrupted_start_leaves_nothing_behind(parent: Callable[[str], subp
 
     process.send_signal(signal.SIGINT)
 
-    assert process.wait(timeout=10) != 0
-    wait_until(lambda: not any(alive(pid) for pid in workers), timeout_s=2.0)
+    assert process.wait(timeout=PATIENCE_S) != 0
+    wait_until(lambda: not any(alive(pid) for pid in workers))
 
 
 def test_a_service_started_from_a_thread_that_ends_stays_up() -> None:

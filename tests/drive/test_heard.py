@@ -38,7 +38,7 @@ class Silent:
 
     pid = None
     where = ""
-    takes_large_ahead = True
+    send_ahead = None
     hello = None
     broke_protocol = False
 

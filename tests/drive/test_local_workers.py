@@ -17,6 +17,7 @@ from carpool import Service, Stage
 from tests.effort import slow_where
 from tests.support.loops import cancel_unbegun, on_a_loop
 from tests.support.output import Output
+from tests.support.waiting import PATIENCE_S
 
 
 class Mute(Exception):
@@ -175,6 +176,13 @@ class Waits(carpool.Model):
         return xs
 
 
+async def begun() -> None:
+    """Wait until `Waits` is in a call."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not Waits.begun:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("at", ["idle", "in a call"])
 @on_a_loop
 async def test_a_cancelled_worker_ends(at: str) -> None:
@@ -186,11 +194,10 @@ async def test_a_cancelled_worker_ends(at: str) -> None:
         (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
         if at == "in a call":
             waiting = asyncio.ensure_future(service.predict("long"))
-            await asyncio.sleep(0.2)
-            assert Waits.begun
+            await begun()
             waiting.cancel()
         worker._task.cancel()
-        await asyncio.wait([worker._task], timeout=5)
+        await asyncio.wait([worker._task], timeout=PATIENCE_S)
         assert worker._task.done()
         assert await service.predict("at once") == "at once"
         assert service.stats().stages[0].restarts == 1
@@ -222,10 +229,11 @@ async def test_the_stack_of_a_task_is_the_model_s() -> None:
     """The stack of a task is where the model waits, without what has called it; one that has ended
     has none.
     """
+    Waits.begun = 0
     async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
         (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
         waiting = asyncio.ensure_future(service.predict("long"))
-        await asyncio.sleep(0.05)
+        await begun()
         stack = worker._stack()
         assert "await asyncio.sleep" in stack
         assert "in _stack" not in stack

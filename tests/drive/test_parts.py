@@ -124,13 +124,13 @@ def test_a_stream_that_was_left_says_so() -> None:
         with s.predict_stream(2) as parts:
             assert list(parts) == [1, 2]
         assert list(parts) == []
-        stream = s.predict_stream({"n": 3, "at": 1, "hang": 0.3})
+        stream = s.predict_stream({"n": 10**9, "at": 1, "hang": 0.3})
         with stream as parts:
             assert next(parts) == 1
             leaving = threading.Timer(0.05, stream.__exit__, (None, None, None))
             leaving.start()
             with pytest.raises(RuntimeError, match="left before its end"):
-                next(parts)
+                list(parts)
             leaving.join()
 
     async def main() -> None:
@@ -249,8 +249,14 @@ def test_a_stream_ends_by_its_time(settings: dict[str, Any], timeout_s: float | 
             for _ in parts:
                 pass
         assert 0.15 < time.monotonic() - began < LONG_S
-        time.sleep(0.5 if "timeout_s" in settings else 0.0)
-        assert s.predict(2) == [1, 2]
+
+        def is_answered() -> bool:
+            try:
+                return s.predict(2) == [1, 2]
+            except DeadlineExceeded:  # the one before still hangs, or the machine is busy
+                return False
+
+        wait_for(is_answered)
 
 
 # -- workers that are lost

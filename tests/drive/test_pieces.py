@@ -15,6 +15,7 @@ from carpool.wire import frame as wire
 from carpool.wire.memory import Memory
 from tests.support import models
 from tests.support.output import Output
+from tests.support.waiting import wait_until
 
 LIMIT = 100_000
 
@@ -29,8 +30,7 @@ def together(service: Any, items: list[Any]) -> list[Any]:
     """The answers to all items, which share a batch: the worker is busy until all are there."""
     pause = threading.Thread(target=service.predict, args=([0.3],))
     pause.start()
-    while not service.stats().stages[0].running:
-        pass
+    wait_until(lambda: service.stats().stages[0].running or not pause.is_alive())
     answers = list(service.stream(items, return_exceptions=True))
     pause.join()
     return answers

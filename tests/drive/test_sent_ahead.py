@@ -32,7 +32,7 @@ class Recorder:
     pid = None
     hello = None
     where = ""
-    broke_protocol = fell_silent = takes_large_ahead = has_unread_batch = False
+    broke_protocol = fell_silent = has_unread_batch = False
     largest = 2**30
 
     def __init__(self, launch: Any, place: int, heard: Callable[[Frame], None], lost: Any, sink: Any) -> None:
@@ -102,7 +102,8 @@ def test_a_large_batch_goes_ahead_only_where_it_harms_nobody(
 ) -> None:
     """A worker on a network is told which large batch finds it busy, and sees to it when that goes."""
     monkeypatch.setitem(worker_pool._KINDS, "process", Recorder)
-    monkeypatch.setattr(Recorder, "takes_large_ahead", takes_large)
+    if takes_large:
+        monkeypatch.setattr(Recorder, "send_ahead", None)
 
     async def test() -> None:
         made, driver, worker = pool()

@@ -70,22 +70,23 @@ def test_a_worker_that_dies_while_it_drains_harms_nobody() -> None:
     """Its requests run elsewhere, and its place is removed all the same."""
 
     async def run() -> None:
-        async with Service(Stage(_Slow, run_in="loop", max_batch_size=1, workers=2)).run_async() as s:
+        gate = asyncio.Event()
+
+        async def gated(xs: list[int]) -> list[int]:
+            await gate.wait()
+            return xs
+
+        async with Service(Stage(gated, run_in="loop", max_batch_size=1, workers=2)).run_async() as s:
             pool = s._running.pools[0]
             asking = [asyncio.ensure_future(s.predict(i)) for i in range(2)]
             await asyncio.sleep(0.01)
-            scaling = asyncio.ensure_future(s.scale("_Slow", 1))
+            scaling = asyncio.ensure_future(s.scale("gated", 1))
             await asyncio.sleep(0.01)
             pool._workers[1].kill("it was killed by the test")
+            gate.set()
             assert await asyncio.gather(*asking) == [0, 1]
             await scaling
             assert list(pool.roster.places) == [0]
             assert not pool.roster.failed
 
     asyncio.run(run())
-
-
-class _Slow:
-    async def predict(self, xs: list[int]) -> list[int]:
-        await asyncio.sleep(0.1)
-        return xs

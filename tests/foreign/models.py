@@ -323,14 +323,14 @@ def slow(xs: list[Any]) -> list[Any]:
 def hangs(xs: list[Any]) -> list[Any]:
     """A model that takes too long for item 0."""
     if any(x["n"] == 0 for x in xs):
-        time.sleep(0.6)
+        time.sleep(2.0)
     return [10 * x["n"] for x in xs]
 
 
 async def hangs_async(xs: list[Any]) -> list[Any]:
     """The same model for a loop."""
     if any(x["n"] == 0 for x in xs):
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.0)
     return [10 * x["n"] for x in xs]
 
 

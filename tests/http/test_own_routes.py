@@ -119,8 +119,8 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
 async def test_a_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that hears nothing for long is told that the connection is alive, before the first part, too."""
     monkeypatch.setattr(own_routes, "SILENCE_S", 0.02)
-    async with routed("fastapi", [], step_s=0.05) as app:
-        _, _, body = await sent(app, 2)
+    async with routed("fastapi", []) as app:
+        _, _, body = await sent(app, {"n": 2, "at": 0, "hang": 0.5})
         assert body.startswith(b": alive\n\n") and b"data: 1\n\n" in body and b"data: 2\n\n" in body
         assert body.endswith(b'event: end\ndata: {"parts": 2}\n\n')
 

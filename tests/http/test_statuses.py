@@ -253,7 +253,7 @@ def test_504_or_408(gate: Gate, status: int, when_full: str) -> None:
     with serving(App(small_queue(), timeout_status=status, when_full=when_full)) as running:
         waiting = 5 if when_full == "wait" else 3
         clients = [Client(running.port) for _ in range(waiting)]
-        clients[0].send(job(0, gate, "X-Request-Timeout-Ms: 300", path="/predict"))
+        clients[0].send(job(0, gate, "X-Request-Timeout-Ms: 1000", path="/predict"))
         gate.knocked()
         for n in range(1, waiting):
             clients[n].send(job(n, None, "X-Request-Timeout-Ms: 100", path="/predict"))
@@ -268,7 +268,7 @@ def test_504_or_408(gate: Gate, status: int, when_full: str) -> None:
 
 def test_the_service_s_own_time_out(gate: Gate) -> None:
     """The time-out header of a request can only shorten the service's own."""
-    service = Service(Stage(models.Gated, max_batch_size=1, max_batch_time_s=10.0), name="gated", timeout_s=0.2)
+    service = Service(Stage(models.Gated, max_batch_size=1, max_batch_time_s=10.0), name="gated", timeout_s=1.0)
     with serving(App(service)) as running, Client(running.port) as client:
         assert client.ask(job(0, gate, "X-Request-Timeout-Ms: 60000", path="/predict")).status == 504
         gate.knocked()

@@ -179,7 +179,7 @@ def test_readers_that_never_read_cost_others_nothing() -> None:
 
 def test_a_server_that_drains_ends_endless_streams_in_time() -> None:
     """What goes on after `timeout_s` of draining ends with an `error` event, and the server ends."""
-    service = Service(Stage(Counting, run_in="thread", max_batch_size=2, kwargs={"step_s": 0.002}), timeout_s=0.3)
+    service = Service(Stage(Counting, run_in="thread", max_batch_size=2, kwargs={"step_s": 0.002}), timeout_s=1.0)
     with serving(App(service)) as own, asked(own.port, request(10**9)) as reply:
         events = reply.events()
         assert next(events) == ("message", 1)

@@ -110,7 +110,7 @@ def test_what_fails_later_is_told_and_never_looks_whole() -> None:
 def test_a_client_may_bound_the_whole_stream(door: str) -> None:
     """`X-Request-Timeout-Ms` bounds all of the answer: what is late is told, and the place is free."""
     with counting(step_s=0.005, max_batch_size=1) as (ports, log):
-        with asked(ports[door], request(10**6, x_request_timeout_ms="150")) as reply:
+        with asked(ports[door], request(10**6, x_request_timeout_ms="1000")) as reply:
             *parts, (kind, told) = reply.events()
             assert parts and kind == "error" and told["error"]["code"] == "deadline_exceeded"
         wait_until(lambda: ("stop", 10**6) in log)
@@ -194,8 +194,8 @@ def test_that_a_client_of_events_has_left_is_found_out_at_once() -> None:
     """A client that closes looks as if it only sent no more, so it is sent a comment, which tells before the
     next part: the step that was under way is the last one.
     """
-    with counting(step_s=0.25) as (ports, log):
-        with asked(ports["our own"], request(10**9)) as reply:
+    with counting() as (ports, log):
+        with asked(ports["our own"], request({"n": 10**9, "at": 1, "hang": 1.0})) as reply:
             assert next(reply.events()) == ("message", 1)
         wait_until(lambda: ("stop", 10**9) in log)
         assert log.count(("step", [10**9])) == 2
@@ -260,10 +260,10 @@ def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"carpool.http.{module}.SILENCE_S", 0.1)
     with counting() as (ports, _):
         for port in ports.values():
-            with asked(port, request({"n": 2, "at": 1, "hang": 0.35})) as reply:
+            with asked(port, request({"n": 2, "at": 1, "hang": 0.8})) as reply:
                 events = list(reply.events())
                 assert [each for each in events if each[0]] == message(2) and ("", "alive") in events
-            with asked(port, request({"n": 2, "at": 0, "hang": 0.35})) as reply:
+            with asked(port, request({"n": 2, "at": 0, "hang": 0.8})) as reply:
                 events = list(reply.events())
                 assert events[0] == ("", "alive") and events[-3:] == message(2)
 

@@ -16,7 +16,7 @@ BUSY_S = 0.001
 def learned(fixed_s: float, unit_s: float, sizes: list[int], noise: float = 0.0) -> HopCost:
     way, rng = HopCost(), random.Random(1)
     for n in sizes:
-        way.learn(n, (fixed_s + unit_s * n) * rng.uniform(1 - noise, 1 + noise), BUSY_S, largest=16)
+        way.learn(n, (fixed_s + unit_s * n) * rng.uniform(1 - noise, 1 + noise), BUSY_S, 16, 1.0)
     return way
 
 
@@ -45,9 +45,33 @@ def test_the_way_of_small_items_is_a_trifle(fixed_s: float, unit_s: float) -> No
     assert learned(fixed_s, unit_s, [16, 1, 8, 4] * 5).share == 0.0
 
 
+def test_what_a_service_does_for_each_small_item_is_a_trifle() -> None:
+    """Ten microseconds for each of a hundred items are a millisecond, but nothing that travels."""
+    assert learned(0.0002, 0.00001, [100] * 10).share == 0.0
+
+
+def test_a_way_that_has_become_short_is_a_trifle() -> None:
+    """A machine that was busy at first made each item seem large; batches are of one size."""
+    assert learned(0.0, 0.0001, [100] * 5 + [64] * 60).share > 0.1
+    way = learned(0.0, 0.0001, [100] * 5)
+    for _ in range(60):
+        way.learn(64, 0.00064, 0.0016, 100, 1.0)
+
+    assert way.share == 0.0
+
+
+def test_items_are_large_by_their_own_size() -> None:
+    """Where items count as thousands of units, as of tokens, a unit is on its way for no time."""
+    way = HopCost()
+    for _ in range(10):
+        way.learn(16_000, 0.08, BUSY_S, 16_000, 1_000.0)
+
+    assert way.share > 0.9
+
+
 def test_one_stall_does_not_make_a_way_long() -> None:
     way = learned(0.0003, 0.0, [16, 1, 8, 4] * 5)
-    way.learn(16, 0.1, BUSY_S, largest=16)
+    way.learn(16, 0.1, BUSY_S, 16, 1.0)
 
     assert way.share == 0.0
 
@@ -72,6 +96,15 @@ def test_a_part_of_times_that_turns_out_to_depend_on_the_size_is_split() -> None
 
 LARGE_ITEMS = {"cost": "affine:a=0.1ms,b=0.01ms", "hop_s": 0.0003, "hop_item_s": 0.005}
 TYPICAL = {"cost": "affine:a=8ms,b=0.25ms", "hop_s": 0.0003, "hop_item_s": 0.00001}
+
+MANY = {
+    "cost": "affine:a=0.25ms,b=0.0225ms+noisy:sigma=0.1",
+    "hop_s": 0.0002,
+    "hop_item_s": 0.00001,
+    "max_batch_size": 100,
+    "duration_s": 1,
+    "settle_s": 0.2,
+}
 
 
 def simulated(clients: int, policy: object = "adaptive", ahead: bool = True, **settings: object) -> tuple[float, float]:
@@ -101,11 +134,14 @@ def test_where_nothing_can_overlap_batches_are_as_large_as_ever(
     assert found == simulated(clients, ahead=ahead, **LARGE_ITEMS)
 
 
-def test_small_items_are_batched_as_if_their_way_did_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = simulated(64, **TYPICAL)
+@pytest.mark.parametrize(("clients", "settings"), [(64, TYPICAL), (128, MANY)])
+def test_small_items_are_batched_as_if_their_way_did_not_grow(
+    clients: int, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = simulated(clients, **settings)
     monkeypatch.setattr(HopCost, "learn", lambda *_: 0.0)
 
-    assert found == simulated(64, **TYPICAL)
+    assert found == simulated(clients, **settings)
 
 
 def test_a_long_way_that_does_not_grow_is_a_reason_for_large_batches() -> None:

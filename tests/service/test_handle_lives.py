@@ -59,9 +59,9 @@ class SlowToLoad(carpool.Model):
         return xs
 
 
-THREADED = Service(Stage(echo, max_batch_size=8, run_in="thread"), timeout_s=2, name="echo")
-SLOW = Service(Stage(slow, max_batch_size=8, run_in="thread"), timeout_s=5, name="slow")
-ON_LOOP = Service(Stage(echo_async, max_batch_size=8, run_in="loop"), timeout_s=2, name="loop")
+THREADED = Service(Stage(echo, max_batch_size=8, run_in="thread"), timeout_s=PATIENCE_S, name="echo")
+SLOW = Service(Stage(slow, max_batch_size=8, run_in="thread"), timeout_s=PATIENCE_S, name="slow")
+ON_LOOP = Service(Stage(echo_async, max_batch_size=8, run_in="loop"), timeout_s=PATIENCE_S, name="loop")
 
 
 def in_threads(n: int, work: Callable[[], object]) -> list[object]:
@@ -218,7 +218,7 @@ async def test_two_tasks_close_at_once() -> None:
     await asyncio.sleep(0.05)
     began = time.monotonic()
     await asyncio.gather(s.close(), s.close(), s.close())
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < PATIENCE_S / 2
     assert await call == 1
 
 
@@ -227,12 +227,19 @@ async def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go
     """A time-out around `close` does not leave a service half closed: if the task is cancelled, the
     closing goes on.
     """
-    s = SLOW.run_async()
+    gate = asyncio.Event()
+
+    async def gated(xs: list[int]) -> list[int]:
+        await gate.wait()
+        return xs
+
+    s = Service(Stage(gated, max_batch_size=8, run_in="loop")).run_async()
     await s.start()
     call = asyncio.ensure_future(s.predict(1))
     await asyncio.sleep(0.05)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(s.close(), 0.05)
+    gate.set()
     await s.close()
     assert await call == 1
     with pytest.raises(carpool.Unavailable, match="has stopped"):
@@ -242,12 +249,24 @@ async def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go
 @on_a_loop
 async def test_a_service_that_is_closed_while_it_starts() -> None:
     """If a service is closed while it starts both calls end, and the start says why."""
-    s = Service(Stage(SlowToLoad, max_batch_size=1, run_in="thread")).run_async()
+    may_load = threading.Event()
+
+    class Loads(carpool.Model):
+        def setup(self) -> None:
+            may_load.wait(PATIENCE_S)
+
+        def predict(self, xs: list[Any]) -> list[Any]:
+            return xs
+
+    s = Service(Stage(Loads, max_batch_size=1, run_in="thread")).run_async()
     start = asyncio.ensure_future(s.start())
     await asyncio.sleep(0.05)
-    await s.close()
+    closing = asyncio.ensure_future(s.close())
+    await asyncio.sleep(0.05)
+    may_load.set()
     with pytest.raises(carpool.Unavailable, match="closed while it was starting"):
         await start
+    await closing
     assert s.pids == []
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from carpool import Model
@@ -17,7 +19,7 @@ from carpool.wire import frame as wire_frame
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameKind, encode
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import load
+from carpool.wire.payload import LARGE, load
 from carpool.worker.answer import BatchAnswerer
 from carpool.worker.serve import serve
 from tests.worker.link import Link, batch, live, setup_of
@@ -36,6 +38,45 @@ def test_a_whole_life() -> None:
     assert [frame.kind for frame in link.sent] == [FrameKind.STATE] * 3 + [FrameKind.REPLY] * 2
     assert [[load(p) for p in frame.payloads] for frame in link.sent[3:]] == [[2, 4], [6]]
     assert [frame.batch_id for frame in link.sent[3:]] == [7, 8]
+
+
+class Remembered(Model):
+    """Gives its arrays back, and knows which of them are still there."""
+
+    def __init__(self, log: list[weakref.ref[Any]]) -> None:
+        self.log = log
+
+    def predict(self, xs: list[Any]) -> list[Any]:
+        self.log += map(weakref.ref, xs)
+        return xs
+
+
+class ForgetfulLink(Link):
+    """Keeps nothing of what is sent, and notes how many arrays are there when the worker comes for its next batch."""
+
+    def __init__(self, log: list[weakref.ref[Any]], *frames: Frame) -> None:
+        super().__init__(*frames)
+        self.log = log
+        self.left: list[int] = []
+
+    async def receive(self) -> Frame | None:
+        self.left.append(sum(array() is not None for array in self.log))
+        return await super().receive()
+
+    def send(self, frame: Frame) -> None:
+        encode(frame)
+
+
+def test_an_idle_worker_keeps_nothing_of_its_last_batch() -> None:
+    """When a worker comes for its next batch, the last one and its answers are gone, so that their
+    memory can be used for it.
+    """
+    log: list[weakref.ref[Any]] = []
+    array = np.zeros(LARGE)
+    link = ForgetfulLink(log, batch(1, array, array), batch(2, array))
+    run_now(serve(link, setup_of(), lambda: (Remembered, {"log": log}, ())))
+    assert len(log) == 3
+    assert link.left == [0, 0, 0]
 
 
 class Slowed(Model):

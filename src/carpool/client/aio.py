@@ -135,7 +135,7 @@ class AsyncClient:
             DeadlineExceeded: It could not within `timeout_s`; the text says why.
         """
         until = monotonic() + timeout_s
-        why = "nothing listens there"
+        why = "it has not answered"
         while True:
             left_s = until - monotonic()
             try:

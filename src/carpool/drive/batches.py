@@ -53,7 +53,7 @@ class BatchPool(WorkerPool):
             self._unsent[batch.place] += in_pieces(frame)
             return
         worker = self._workers[batch.place]
-        if batch.ahead and not worker.takes_large_ahead and self._nbytes_ahead(batch.place) >= LARGE:
+        if batch.ahead and worker.send_ahead is not None and self._nbytes_ahead(batch.place) >= LARGE:
             self._unsent[batch.place] = in_pieces(frame)
             self._send_ahead(batch.place)
             return
@@ -71,7 +71,7 @@ class BatchPool(WorkerPool):
         return sum([request.nbytes for batch in self._batcher.ahead[place] for request in batch.requests])
 
     def _send_ahead(self, place: int) -> None:
-        """Have the batch that comes next go to a worker on a network once it begins to answer.
+        """Have the batch that comes next go to its worker, on a network once that begins to answer.
 
         Of those ahead it is the first, as a worker reads only one when it has answered.
         """
@@ -79,7 +79,8 @@ class BatchPool(WorkerPool):
         if pieces[0].ids != batch.ids:
             return
         with contextlib.suppress(FrameError):  # it is tried again once the worker has answered, and fails then
-            self._workers[place].send_ahead(pieces[0])
+            worker = self._workers[place]
+            (worker.send_ahead or worker.send)(pieces[0])
             pieces.pop(0)
             if not pieces:
                 del self._unsent[place]

@@ -44,8 +44,10 @@ class JoinedWorker:
     Attributes:
         broke_protocol: Whether it has sent what it must not send.
         fell_silent: Whether it was lost since nothing was heard of its machine.
-        takes_large_ahead: Whether large frames may be sent while it is busy. On a network what it
-            does not read must fit into its socket: a window that stays closed looks like silence.
+        send: Sends it a frame.
+        send_ahead: Sends it a large frame while it is busy, once it begins to answer; None if
+            `send` may do that at once. On a network what it does not read must fit into its socket:
+            a window that stays closed looks like silence.
         hello: What the worker has said of itself.
         where: Where it runs, in words.
     """
@@ -63,7 +65,6 @@ class JoinedWorker:
     ) -> None:
         self.broke_protocol = False
         self.fell_silent = False
-        self.takes_large_ahead = sock.family == socket.AF_UNIX
         self.hello = hello
         self.where = hello.whereabouts
         self._trusts_resets = trusts_resets or sock.family == socket.AF_UNIX
@@ -74,7 +75,8 @@ class JoinedWorker:
         self._end_timer: asyncio.TimerHandle | None = None
         self._connection = FrameSocket(sock, on_frame, self._disconnected)
         self.send: Callable[[Frame], None] = self._connection.send
-        self.send_ahead: Callable[[Frame], None] = self._connection.send_behind_reply
+        has_window = sock.family != socket.AF_UNIX
+        self.send_ahead = self._connection.send_behind_reply if has_window else None
 
     @property
     def has_unread_batch(self) -> bool:

@@ -50,7 +50,7 @@ class _LocalWorker:
     where = ""
     broke_protocol = False
     fell_silent = False
-    takes_large_ahead = True
+    send_ahead = None
     hello = None
     has_unread_batch = False
 
@@ -75,15 +75,6 @@ class _LocalWorker:
     def _start(self) -> None:
         """Start the thread or the task."""
         raise NotImplementedError
-
-    def send(self, frame: Frame) -> None:
-        """Send it a frame."""
-        raise NotImplementedError
-
-    @property
-    def send_ahead(self) -> Callable[[Frame], None]:
-        """Sends it a frame while it is busy."""
-        return self.send
 
     def _stack(self) -> str:
         """Return the stack of its present call, as text."""

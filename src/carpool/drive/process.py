@@ -71,7 +71,6 @@ class WorkerProcess:
     Attributes:
         broke_protocol: Whether it has sent what it must not send.
         send: Sends it a frame; the connection's own function, since it is called for each batch.
-        send_ahead: Sends it a frame while it is busy.
 
     Raises:
         StartupError: Its kwargs are too large.
@@ -79,7 +78,7 @@ class WorkerProcess:
     """
 
     fell_silent = False
-    takes_large_ahead = True
+    send_ahead = None
     hello = None
 
     def __init__(
@@ -121,7 +120,6 @@ class WorkerProcess:
         ]
         self._connection = FrameSocket(ours, on_frame, self._disconnected)
         self.send: Callable[[Frame], None] = self._connection.send
-        self.send_ahead = self.send
         self._watch_end()
         self.send(first)
 

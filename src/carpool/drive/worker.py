@@ -16,7 +16,6 @@ class Worker(Protocol):
     Attributes:
         broke_protocol: Whether it has sent what it must not send; it is ended for that.
         fell_silent: Whether it was lost since nothing was heard of its machine.
-        takes_large_ahead: Whether large frames may be sent to it while it is busy.
         hello: What it has said of itself, if it has come from somewhere else.
     """
 
@@ -24,8 +23,6 @@ class Worker(Protocol):
     def broke_protocol(self) -> bool: ...
     @property
     def fell_silent(self) -> bool: ...
-    @property
-    def takes_large_ahead(self) -> bool: ...
     @property
     def hello(self) -> Hello | None: ...
 
@@ -46,8 +43,11 @@ class Worker(Protocol):
         """Sends it a frame."""
 
     @property
-    def send_ahead(self) -> Callable[[Frame], None]:
-        """Sends it a large frame while it is busy, as soon as that harms nobody; one at a time."""
+    def send_ahead(self) -> Callable[[Frame], None] | None:
+        """Sends it a large frame while it is busy, as soon as that harms nobody; one at a time.
+
+        None if `send` may do that at once.
+        """
 
     def close_input(self) -> None:
         """Send nothing more: the worker finishes, tears down and ends."""

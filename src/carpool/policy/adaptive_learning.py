@@ -182,7 +182,8 @@ class AdaptiveLearning(Policy):
         if not self.runs_ahead:
             return 0.0
         hop, chooser, clients = self._hop_cost, self._chooser, self._gather.clients * self._unit
-        share = hop.learn(observed.size, observed.last_hop_s, busy_s, min(clients, self.limit))
+        most, size = min(clients, self.limit), observed.size
+        share = hop.learn(size, observed.last_hop_s, busy_s, most, observed.unit)
         if share and not chooser.hop_share:
             self.cost.split(observed.hop_s, hop.fixed_s, hop.unit_s)
         chooser.hop_share, chooser.hop_unit_s, chooser.clients = share, hop.unit_s, clients

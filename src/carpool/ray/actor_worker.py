@@ -62,7 +62,7 @@ class ActorWorker:
 
     Attributes:
         send: Sends it a frame, once it has connected.
-        send_ahead: The same, while it is busy.
+        send_ahead: Sends it a large frame while it is busy; None if `send` may do that at once.
     """
 
     pid: int | None = None
@@ -77,7 +77,7 @@ class ActorWorker:
         sink: LineSink,
     ) -> None:
         self.send: Callable[[Frame], None] = _drop
-        self.send_ahead: Callable[[Frame], None] = _drop
+        self.send_ahead: Callable[[Frame], None] | None = None
         self._session = session
         self._launch = launch
         self._place = place
@@ -113,11 +113,6 @@ class ActorWorker:
     def fell_silent(self) -> bool:
         """Whether it was lost since nothing was heard of its node."""
         return self._joined is not None and self._joined.fell_silent
-
-    @property
-    def takes_large_ahead(self) -> bool:
-        """Whether large frames may be sent to it while it is busy."""
-        return self._joined is not None and self._joined.takes_large_ahead
 
     @property
     def where(self) -> str:

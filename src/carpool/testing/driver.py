@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Protocol
 
 from carpool.errors import DeadlineExceeded, ModelError, ValidationError
@@ -121,56 +121,69 @@ async def an_error_returned_for_an_item_reaches_its_caller(start: Start) -> None
 
 async def a_deadline_is_kept(start: Start) -> None:
     """A caller is answered at its deadline, not when the model is done, and the next is served."""
-    async with start(cost_s=0.8) as service:
-        started = time.monotonic()
-        _require(await _expires(service.predict(1, timeout_s=0.1)), "no DeadlineExceeded")
-        took_s = time.monotonic() - started
-        answer = await service.predict(2)
-    _require(took_s < 0.6, f"after a deadline of 0.1 s, the caller got DeadlineExceeded after {took_s:.2f} s")
-    _require(answer == [4, 1], f"the next call got {answer}")
+
+    async def attempt(cost_s: float) -> None:
+        timeout_s, most_s = cost_s / 8, cost_s * 3 / 4
+        async with start(cost_s=cost_s) as service:
+            started = time.monotonic()
+            _require(await _expires(service.predict(1, timeout_s=timeout_s)), "no DeadlineExceeded")
+            took_s = time.monotonic() - started
+            answer = await service.predict(2)
+        late = f"after a deadline of {timeout_s:g} s, the caller got DeadlineExceeded after {took_s:.2f} s"
+        _require(took_s < most_s, late)
+        _require(answer == [4, 1], f"the next call got {answer}")
+
+    await _on_any_machine(attempt, 0.8)
 
 
 async def who_expires_in_the_queue_never_reaches_the_model(start: Start) -> None:
     """A request that expires in the queue is not run."""
-    async with start(cost_s=0.3) as service:
-        first = asyncio.ensure_future(service.predict(1))
-        await service.pause(0.1)  # by now it is being run
-        _require(await _expires(service.predict(2, timeout_s=0.05)), "no DeadlineExceeded")
-        await first
-        seen = await service.predict("seen")
-    _require(seen == [1], f"the model saw {seen}")
+
+    async def attempt(cost_s: float) -> None:
+        async with start(cost_s=cost_s) as service:
+            first = asyncio.ensure_future(service.predict(1))
+            await service.pause(cost_s / 3)  # by now it is being run
+            expired = await _expires(service.predict(2, timeout_s=cost_s / 6))
+            await first
+            seen = await service.predict("seen")
+        _require(expired, "no DeadlineExceeded")
+        _require(seen == [1], f"the model saw {seen}")
+
+    await _on_any_machine(attempt, 0.3)
 
 
 async def a_caller_who_leaves_harms_nobody(start: Start) -> None:
     """A request that is cancelled in the queue is never run, and the others are answered."""
-    async with start(cost_s=0.5) as service:
-        first = asyncio.ensure_future(service.predict(0))
-        await service.pause(0.1)
-        calls = [asyncio.ensure_future(service.predict(i)) for i in range(1, 9)]
-        await service.pause(0.1)
-        for call in calls[::2]:
-            call.cancel()
-        await asyncio.gather(first, *calls, return_exceptions=True)
-        values = [call.result()[0] for call in calls[1::2]]
-        seen = sorted(await service.predict("seen"))
-    _require(values == [4, 8, 12, 16], f"the callers that stayed got {values}")
-    _require(seen == [0, 2, 4, 6, 8], f"the model saw {seen}")
+
+    async def attempt(cost_s: float) -> None:
+        async with start(cost_s=cost_s) as service:
+            first = asyncio.ensure_future(service.predict(0))
+            await service.pause(cost_s / 5)
+            calls = [asyncio.ensure_future(service.predict(i)) for i in range(1, 9)]
+            await service.pause(cost_s / 5)
+            for call in calls[::2]:
+                call.cancel()
+            await asyncio.gather(first, *calls, return_exceptions=True)
+            values = [call.result()[0] for call in calls[1::2]]
+            seen = sorted(await service.predict("seen"))
+        _require(values == [4, 8, 12, 16], f"the callers that stayed got {values}")
+        _require(seen == [0, 2, 4, 6, 8], f"the model saw {seen}")
+
+    await _on_any_machine(attempt, 0.5)
 
 
 async def no_worker_is_idle_while_work_waits(start: Start) -> None:
-    """40 items in batches of 4, of 50 ms each, take two workers five rounds and not more.
+    """40 items in batches of 4 take two workers five rounds and not more."""
 
-    The best of three tries counts: a machine with much else to do may be late, and a driver that
-    leaves a worker idle is late each time.
-    """
-    took_s: list[float] = []
-    async with start(cost_s=0.05, max_batch_size=4, workers=2) as service:
-        while len(took_s) < 3 and min(took_s, default=1.0) >= 0.05 * 5 * 2:
+    async def attempt(cost_s: float) -> None:
+        async with start(cost_s=cost_s, max_batch_size=4, workers=2) as service:
             started = time.monotonic()
             answers = await asyncio.gather(*[service.predict(i) for i in range(40)])
-            took_s.append(time.monotonic() - started)
-            _require(max(n for _, n in answers) == 4, "no batch was full")
-    _require(min(took_s) < 0.05 * 5 * 2, f"five rounds of 0.05 s took {min(took_s):.2f} s")
+            took_s = time.monotonic() - started
+        _require(max(n for _, n in answers) == 4, "no batch was full")
+        _require(took_s < cost_s * 5 * 2, f"five rounds of {cost_s:g} s took {took_s:.2f} s")
+
+    await _on_any_machine(attempt, 0.05)
 
 
 Promise = Callable[[Start], Awaitable[None]]
@@ -191,6 +204,22 @@ PROMISES: dict[str, Promise] = {
     )
 }
 """All promises by name."""
+
+
+_SLOWER = (1, 4, 16)
+
+
+async def _on_any_machine(attempt: Callable[[float], Awaitable[None]], cost_s: float) -> None:
+    """Make an attempt with calls of `cost_s`; if that fails make others with longer ones, and the
+    last one counts.
+
+    A machine with much else to do is late by some time, which is little against longer calls. A
+    driver that breaks its promise breaks it with calls of any length.
+    """
+    for slower in _SLOWER[:-1]:
+        with suppress(DriverError):
+            return await attempt(slower * cost_s)
+    await attempt(_SLOWER[-1] * cost_s)
 
 
 async def _expires(call: Awaitable[Any]) -> bool:

@@ -15,8 +15,8 @@ import ctypes
 import sys
 from typing import Final
 
-_MOST_KEPT_BYTES: Final = 64 * 2**20
-_MOST_KEPT: Final = 16
+_MOST_KEPT_BYTES: Final = 128 * 2**20  # 16 callers with arrays of 6 MB each have them all at once
+_MOST_KEPT: Final = 32
 # a count of references proves something only where every thread sees all references at once
 _COUNTS_ARE_EXACT: Final = sys.version_info < (3, 13) or sys._is_gil_enabled()
 

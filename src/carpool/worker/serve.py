@@ -159,6 +159,7 @@ async def serve(
             points.after_send()
         if metrics is not None:
             metrics.note()
+        del frame, reply  # its memory is there for the next batch, and an idle worker keeps nothing of its last one
         idle_since = monotonic()
     await _tear_down(answerer, setup)
     if metrics is not None:
