@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from math import inf
-from typing import Any
+from math import inf, nan
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec import Meta
 
 from carpool import Model
 from carpool.call.invoke import Invoker
@@ -141,6 +142,52 @@ def test_results_are_written_at_once_as_one_by_one(
         assert any(each.formats)
         failed = [read_report(p) for p, outcome in zip(each.payloads, each.formats, strict=True) if outcome]
         assert all(report.message for report in failed)
+
+
+def gives(kind: Any) -> type[Model]:
+    """A model whose results are of a type."""
+
+    class Gives(Model):
+        def predict(self, xs):  # type: ignore[no-untyped-def]
+            return xs
+
+    Gives.predict.__annotations__ = {"xs": list[Any], "return": list[kind]}
+    return Gives
+
+
+plain = [None, True, 0, -7, 2**63, 2**64, 0.5, inf, -inf, nan, "", "null", "x,y", '"', "1],[2", "\ud800"]
+
+
+@PROPERTY
+@given(
+    st.sampled_from([Any, int, float, str, bool, float | None, int | str, Literal["x,y"], Annotated[int, Meta(ge=0)]]),
+    st.lists(st.sampled_from(plain), min_size=1, max_size=6) | st.lists(st.integers(-1, 9), min_size=4, max_size=6),
+)
+def test_scalars_are_written_as_json_at_once_as_one_by_one(kind: Any, values: list[Any]) -> None:
+    """Scalars that are checked together are the bytes of those that are checked one by one, and are
+    checked together only if each of them fits.
+    """
+    answerer = answerer_of(gives(kind))
+    accepts = bytes([JSON]) * len(values)
+    together, each = (Frame(FrameKind.REPLY, 1, list(range(len(values)))) for _ in range(2))
+
+    done = answerer._write_alike(values, accepts, set(map(type, values)), together)
+    answerer._write_each(values, accepts, each)
+
+    if done:
+        assert (together.formats, together.payloads) == (each.formats, each.payloads)
+    else:
+        assert any(each.formats) or None in values or "null" in values
+
+
+def test_scalars_are_checked_together() -> None:
+    """A batch of scalars is written as JSON without a check of each of them."""
+    answerer = answerer_of(gives(int))
+    answerer._encoders[JSON] = lambda value: pytest.fail("it was checked by itself")  # type: ignore[index]
+    reply = Frame(FrameKind.REPLY, 1, list(range(5)))
+
+    assert answerer._write_alike([3, 1, 4, 1, 5], bytes([JSON]) * 5, {int}, reply)
+    assert reply.payloads == [b"3", b"1", b"4", b"1", b"5"]
 
 
 RETURNS: dict[str, Callable[[Any], Any]] = {

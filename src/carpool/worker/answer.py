@@ -9,7 +9,7 @@ sent, and its results are written as callers accept them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from typing import Any
 
@@ -28,11 +28,12 @@ from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
 from carpool.wire.outcome import FailureReport, Outcome, read_report
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW, adapted, without_adapter
 from carpool.wire.response import pack_response
-from carpool.wire.scalars import Scalars, are_scalars, as_scalars
+from carpool.wire.scalars import SCALARS, Scalars, are_scalars, as_scalars
 from carpool.worker.program import MainProgram
 from carpool.worker.reports import Expired, FailureReports, outcome_of
 
 _TIMING_S = 2.0  # once a warm-up has taken this long, no further sizes are timed
+_MANY = 4  # results, from which on it is quicker to check them in one call
 _BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
 
 _ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
@@ -363,7 +364,7 @@ class BatchAnswerer:
                 if block is not None:
                     return ArrayRows(block.array())
             decode = nesting.for_now(self._decoders[format])
-            return [decode(body) for body in payloads]
+            return list(map(decode, payloads))
         except BaseException:
             return None
 
@@ -514,12 +515,22 @@ class BatchAnswerer:
             return False
         try:
             encode = self._encoders[accept]
-            block = _as_block(results, kinds) if encode is payload.dump else None
-            reply.payloads = [encode(value) for value in results] if block is None else block
+            if encode is payload.dump:
+                block = _as_block(results, kinds)
+                reply.payloads = [encode(value) for value in results] if block is None else block
+            elif accept == JSON and len(results) >= _MANY and kinds <= SCALARS:
+                reply.payloads = self._write_json_scalars(results)
+            else:
+                reply.payloads = [encode(value) for value in results]
         except BaseException:
             return False
         reply.formats = bytes(len(results))
         return True
+
+    @cached_property
+    def _write_json_scalars(self) -> Callable[[list[Any]], list[bytes]]:
+        """Writes results that are all scalars as JSON; made when there are some to be written."""
+        return schema.json_scalars_writer(self.traits.output_type)
 
     async def _encode_custom(self, results: list[Any], accepts: bytes, until: float, format: int) -> None:
         """Write the results for one of the model's own formats, with one call of its `encode` for
