@@ -364,7 +364,8 @@ class BatchAnswerer:
                 if block is not None:
                     return ArrayRows(block.array())
             decode = nesting.for_now(self._decoders[format])
-            return list(map(decode, payloads))
+            items = list(map(decode, payloads))
+            return items if len(items) == len(payloads) else None  # code of items that stops an iteration ends `map`
         except BaseException:
             return None
 
