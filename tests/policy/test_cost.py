@@ -121,6 +121,36 @@ def test_the_largest_within_is_the_inverse(
     assert model.largest_within(model.seconds(size) * (1 + 1e-9)) >= size
 
 
+def test_cold_calls_are_forgotten() -> None:
+    """The first two calls of a process took ten times as long as any later one; nothing is left of it."""
+    cold, never_cold = CostModel(100), CostModel(100)
+    for seconds in (0.0626, 0.0461):
+        cold.add(100, seconds)
+    for model in (cold, never_cold):
+        for n, seconds in ((100, 0.006), (100, 0.0055), (80, 0.005), (100, 0.0061)):
+            model.add(n, seconds)
+
+    assert cold.curve() == never_cold.curve()
+    assert cold.points() == never_cold.points()
+
+
+def test_a_small_batch_does_not_show_that_a_large_one_was_cold() -> None:
+    model = CostModel(100)
+    for n, seconds in ((100, 0.06), (1, 0.001), (2, 0.001)):
+        model.add(n, seconds)
+
+    assert model.seconds(100) == pytest.approx(0.06, rel=0.1)
+
+
+def test_times_that_are_sure_are_not_forgotten() -> None:
+    """They are the shortest of several: a later one that is shorter yet has another reason."""
+    model = CostModel(100)
+    model.add(100, 0.06, sure=True)
+    model.add(100, 0.006)
+
+    assert [count for _, _, count in model.points()] == [2]
+
+
 # -- the level
 
 
@@ -160,10 +190,10 @@ def test_a_lone_stall_is_not_believed(noise: float, factor: float) -> None:
     assert model.seconds(20) == pytest.approx(before, rel=0.02)
 
 
-@pytest.mark.parametrize("stalled", range(1, 6))
+@pytest.mark.parametrize("stalled", range(6))
 def test_a_stall_among_the_first_batches_is_not_believed(stalled: int) -> None:
-    """One stall among the first batches, but for the very first, is not believed: nobody knows the
-    noise yet, but the other sizes tell what to expect.
+    """One stall among the first batches is not believed: nobody knows the noise yet, but the other
+    batches tell what to expect.
     """
     model = CostModel(8)
     for i, n in enumerate([1, 2, 4, 1, 2, 4]):

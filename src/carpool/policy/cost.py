@@ -1,9 +1,13 @@
 """What a batch of n costs, learned while serving: t(n) = level · shape(n), with noise and margin.
 
 The **shape** (`policy/shape.py`) is slow: it says how the time depends on the size. The **level**
-(`policy/level.py`) is fast. A sample of a size hardly known that takes far longer than other sizes
-let expect is believed only if it repeats, as a stall is. Due times are planned with the **margin**.
-The **bias** corrects the capacity for the time that stalls take.
+(`policy/level.py`) is fast. Due times are planned with the **margin**. The **bias** corrects the
+capacity for the time that stalls take.
+
+A sample of a size hardly known that takes far longer than other sizes let expect is believed only
+if it repeats, as a stall is. The first calls of all may take ten times as long as later ones, while
+libraries start their threads and memory is touched for the first time. They are forgotten once a
+batch that is no smaller takes far less.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from carpool.policy.shape import Shape
 _LEARNED = 8  # batches after which residuals mean something
 _REFRESH, _RARELY = 8, 64  # batches between refreshes of the tables, at first and when much is known
 _STALLED = 2.0  # times the expected time: beyond it, and 3.5 sigma, a size hardly known is measured again
+_COLD = 4.0  # times what a batch that is no smaller takes: the first ones, beyond it, are forgotten
 _BIAS_KEEP = 0.985
 
 
@@ -43,6 +48,7 @@ class CostModel(CostLevel):
         self._measured = self._expected = 0.0
         self._was_long = False  # whether the last sample of a size hardly known was far longer than expected
         self._doubted: set[int] = set()  # knots at which a sample was doubted, which happens once
+        self._first: list[tuple[int, float, bool]] = []  # sizes, seconds and whether they are sure, up to _LEARNED
         self._unfitted = 0
         self._level_fitted = 1.0
         self._knots = self.shape.knots
@@ -104,10 +110,16 @@ class CostModel(CostLevel):
         if not self.samples:
             self.shape.start(n, seconds)
             self._tabulate()
+        elif self._first:
+            self._forget_cold(n, seconds)
         count = self.measured(n)
         if not sure and (count < 2.0 or self.samples < _LEARNED) and self._doubtful(n, seconds):
             return
         self.samples += 1
+        if self.samples < _LEARNED:
+            self._first.append((n, seconds, sure))
+        else:
+            self._first.clear()
         if self.samples > _LEARNED:
             expected = self.seconds(n) * self.level / self._level_fitted  # the table lags behind a little
             self._measured = _BIAS_KEEP * self._measured + seconds
@@ -128,9 +140,23 @@ class CostModel(CostLevel):
     def split(self, part_s: float, fixed_s: float, unit_s: float) -> None:
         """Have a part of all times so far depend on the size; see `Shape.split`."""
         if self.samples:
+            self._first.clear()  # they were measured as a whole
             self.shape.split(part_s / self.level, fixed_s / self.level, unit_s / self.level)
             self.shape.fit(self.cv)
             self._tabulate()
+
+    def _forget_cold(self, n: int, seconds: float) -> None:
+        """Forget the first batches that took far longer than this one and were no larger."""
+        warm = [each for each in self._first if each[2] or each[0] > n or each[1] <= _COLD * seconds]
+        if len(warm) == len(self._first):
+            return
+        self._first = warm
+        self.shape = Shape(self.limit)
+        self.shape.start(*(warm[0][:2] if warm else (n, seconds)))
+        for size, measured_s, _ in warm:
+            self.shape.add(size, measured_s, self.cv)
+        self.shape.fit(self.cv)
+        self._tabulate()
 
     def _doubtful(self, n: int, seconds: float) -> bool:
         """Report whether a size hardly known took so long that the sample is not believed.
