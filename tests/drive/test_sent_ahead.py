@@ -196,6 +196,30 @@ def test_on_a_network_a_large_frame_goes_once_the_worker_begins_to_answer(begun:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nothing_overtakes_a_frame_that_waits_for_the_reply(ahead: bool) -> None:
+    """Batches that come later are small, and would go at once; the worker is to have them in their order."""
+    small, large, later = batch_frame(1, 9), batch_frame(2, LARGE), [batch_frame(3, 9), batch_frame(4, 9)]
+
+    async def test() -> None:
+        with network() as (ours, theirs):
+            connection = FrameSocket(ours, lambda _: None, print)
+            connection.send(small)
+            assert received(theirs) == as_bytes(small)
+            connection.send_behind_reply(large)
+            for frame in later:
+                (connection.send_behind_reply if ahead else connection.send)(frame)
+            assert received(theirs) == b""
+            theirs.sendall(as_bytes(reply_frame(1, 9)))
+            wanted = b"".join(map(as_bytes, [large, *later]))
+            got = bytearray()
+            await heard_by(lambda: bool(got.extend(received(theirs))) or len(got) >= len(wanted))
+            assert got == wanted
+            connection.abandon()
+
+    asyncio.run(test())
+
+
 def test_a_frame_goes_ahead_at_once_to_a_worker_that_is_answering() -> None:
     """Its worker reads again as soon as the reply is sent, of which a part has come already."""
     large = batch_frame(2, LARGE)

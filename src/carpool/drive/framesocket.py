@@ -74,7 +74,7 @@ class FrameSocket:
 
         # what is sent
         self._unsent: list[memoryview] = []
-        self._behind_reply: list[Buffer] = []  # a frame that goes once the worker begins to answer
+        self._behind_reply: list[Buffer] = []  # frames that go once the worker begins to answer
         self._is_watching_writable = False
         self._last_frame = _LastFrame.IN_PIECES
         self._broken: OSError | None = None  # what the first write that failed has raised
@@ -98,6 +98,9 @@ class FrameSocket:
         if not self.is_open:
             return
         buffers = encode(frame)
+        if self._behind_reply:  # which is to come first
+            self._behind_reply += buffers
+            return
         if not self._unsent and sum(map(len, buffers)) < LARGE:
             message = b"".join(buffers)
             try:
@@ -118,12 +121,12 @@ class FrameSocket:
         """Write a large frame once a worker on a network, which is busy, begins to answer.
 
         Before that it would not be read, and a socket whose window stays closed looks as if the
-        machine had fallen silent.
+        machine had fallen silent. What is sent after it waits behind it.
         """
         if self._is_local or self._reader.opening == FrameKind.REPLY:
             self.send(frame)
         elif self.is_open:
-            self._behind_reply = encode(frame)
+            self._behind_reply += encode(frame)
 
     def close_input(self) -> None:
         """Close the sending side: the worker finishes, tears down and ends."""
