@@ -7,7 +7,7 @@ capacity for the time that stalls take.
 A sample of a size hardly known that takes far longer than other sizes let expect is believed only
 if it repeats, as a stall is. The first calls of all may take ten times as long as later ones, while
 libraries start their threads and memory is touched for the first time. They are forgotten once a
-batch that is no smaller takes far less.
+batch of the same size takes far less, unless there have been others meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from carpool.policy.shape import Shape
 _LEARNED = 8  # batches after which residuals mean something
 _REFRESH, _RARELY = 8, 64  # batches between refreshes of the tables, at first and when much is known
 _STALLED = 2.0  # times the expected time: beyond it, and 3.5 sigma, a size hardly known is measured again
-_COLD = 4.0  # times what a batch that is no smaller takes: the first ones, beyond it, are forgotten
+_COLD = 4.0  # times what a batch of the same size takes: the first ones, beyond it, are forgotten
 _BIAS_KEEP = 0.985
 
 
@@ -146,9 +146,13 @@ class CostModel(CostLevel):
             self._tabulate()
 
     def _forget_cold(self, n: int, seconds: float) -> None:
-        """Forget the first batches that took far longer than this one and were no larger."""
-        warm = [each for each in self._first if each[2] or each[0] > n or each[1] <= _COLD * seconds]
-        if len(warm) == len(self._first):
+        """Forget the first batches that took far longer than this one, if all were of its size.
+
+        Where there have been others, each size may be slow the first time, as kernels are compiled
+        for it, and what is slow once is doubted there.
+        """
+        warm = [each for each in self._first if each[2] or each[1] <= _COLD * seconds]
+        if len(warm) == len(self._first) or any(each[0] != n for each in self._first):
             return
         self._first = warm
         self.shape = Shape(self.limit)
