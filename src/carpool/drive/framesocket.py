@@ -5,7 +5,8 @@ There are two state machines here:
 1. What is known of the frame that was sent last (`_LastFrame`). Each `send` decides between WHOLE
    and IN_PIECES; a socket that turns out to be broken makes it UNREAD.
 2. The sending side. Either the kernel has taken all frames (`_unsent` is empty), or the rest waits
-   until the socket is writable (`_is_watching_writable`), and later frames wait behind it.
+   until the socket is writable (`_is_watching_writable`), and later frames wait behind it. A large
+   frame may wait for the worker to begin to answer (`_behind_reply`), and later ones behind that.
 
 Once the connection has ended (`is_open`), nothing is sent or heard any more.
 """

@@ -44,9 +44,9 @@ class Worker(Protocol):
 
     @property
     def send_ahead(self) -> Callable[[Frame], None] | None:
-        """Sends it a large frame while it is busy, as soon as that harms nobody; one at a time.
+        """Sends it a large frame while it is busy, as soon as that harms nobody.
 
-        None if `send` may do that at once.
+        What is sent later waits behind it. None if `send` may do that at once.
         """
 
     def close_input(self) -> None:
