@@ -59,7 +59,12 @@ PROGRAMS = (
     Program("steps.sse", 18, "server-sent events, beside other servers", "for some rows: peers"),
     Program("steps.leaving", 1.5, "clients that leave a stream, or do not read theirs"),
     Program("protocols.tensors", 0.5, "tensors of 6 MB by the Open Inference Protocol", "for some rows: peers"),
-    Program("protocols.bulk", 1, "bulk beside single requests, and beside a model alone", "wrk, scikit-learn"),
+    Program(
+        "protocols.bulk",
+        9,
+        "bulk beside single requests, and beside a model alone",
+        "wrk, scikit-learn, for some rows: minilm",
+    ),
     Program("protocols.lines", 5, "memory after ten million lines through one bulk request"),
     Program("reality.calibration", 4, "latency, simulated and of a real server", "an idle machine"),
     Program("reality.overload", 15, "goodput at up to three times capacity", "mosec, bentoml, an idle machine"),
