@@ -479,6 +479,86 @@ def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
         assert all(len(batch) in (3, 4) for batch in [batch, *following])  # now and then it tries a smaller one
 
 
+def in_a_circle(setup_s: float, gap_s: float) -> Pipeline:
+    """A stage of which it is known that four clients ask it again at once, what batches cost (`setup_s`
+    and 2 U an item) and how long its worker is idle between two of them.
+    """
+    policy = Adaptive(4)
+    pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
+    policy.gap_s = gap_s
+    for n in (1, 2, 3, 4) * 4:
+        policy.trained(n, n, setup_s + n * 2 * U)
+    pipeline.batchers[0].times.usual_s = TOOK_S
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("n", "setup_s", "gap_s", "goes"),
+    [
+        (3, 0.0, U, True),
+        (2, 0.0, U, True),  # an item takes as long as in a full batch
+        (1, 0.0, U, False),  # there would be more than twice as many batches
+        (3, 8 * U, U, False),  # the fourth would need another setup
+        (3, 8 * U, 4 * U, True),
+        (2, 8 * U, 4 * U, False),
+        (3, 8 * U, 0.0, False),  # nothing is lost by waiting
+    ],
+)
+def test_a_smaller_batch_goes_where_its_worker_would_lose_more_by_being_idle(
+    n: int, setup_s: float, gap_s: float, goes: bool
+) -> None:
+    """Where all clients of a closed loop are inside, no other request comes before the worker is
+    free. Then `Adaptive` sends what waits ahead, though the batch is not full, if the worker would
+    lose more by being idle than a larger batch saves.
+    """
+    pipeline = in_a_circle(setup_s, gap_s)
+    batcher = pipeline.batchers[0]
+    assert isinstance(batcher.policy, Adaptive)
+    for _ in range(40):
+        batcher.policy._inside.note(4 + n, 1)
+    pipeline.submit(0, asks("abcd"))
+    assert [len(batch) for batch in runs(pipeline, 0)] == [4]
+    pipeline.submit(0, asks("efg"[:n]))
+    assert runs(pipeline, 0) == []
+    assert (pipeline.poll(0).wake_at < inf) == goes
+    assert what(runs(pipeline, 7 * U)) == [(list("efg"[:n]), 0, True)] * goes
+
+
+def test_a_smaller_batch_waits_for_clients_that_are_outside() -> None:
+    """As long as a client is outside, or where there is no telling how many there are, the batch
+    may still get better.
+    """
+    for inside in ([8] * 100, [7, 7, 5, 5] * 50):
+        pipeline = in_a_circle(0.0, U)
+        policy = pipeline.batchers[0].policy
+        assert isinstance(policy, Adaptive)
+        for n in inside:
+            policy._inside.note(n, 1)
+        pipeline.submit(0, asks("abcd"))
+        runs(pipeline, 0)
+        pipeline.submit(0, asks("efg"))
+        assert runs(pipeline, 7 * U) == []
+
+
+def test_how_long_a_worker_is_idle_is_looked_at_again() -> None:
+    """What was learned of it fades while all batches go ahead, and a stall counts for no more than
+    a batch.
+    """
+    batcher = stage(policy=Greedy(1), runs_ahead=True)
+    pipeline = pipeline_of(batcher)
+    now = saturated(pipeline)
+    assert batcher.policy.gap_s == 0
+    pipeline.submit(now, asks("a"))
+    (batch,) = runs(pipeline, now)
+    reply(pipeline, now + 1000, batch, busy_s=U)
+    assert 0 < batcher.policy.gap_s <= U
+    learned_s = batcher.policy.gap_s
+    pipeline.submit(now + 1000, asks("abc"))
+    for batch in runs(pipeline, now + 1000):
+        reply(pipeline, now + 1000 + U, batch, busy_s=U)
+    assert 0 < batcher.policy.gap_s < learned_s
+
+
 class DeafTo(Greedy):
     """Raises when it is told of arrivals, once it is switched on."""
 

@@ -203,6 +203,20 @@ def test_the_way_of_large_items_grows_with_their_batch_and_is_half_gone_ahead() 
     assert ahead.mean_s == (4.25 + 8.0 + 7.625) / 3
 
 
+def test_workers_of_clients_in_a_closed_loop_are_hardly_idle() -> None:
+    """Where 160 clients have a worker with batches of up to 100, 60 wait while it is busy. They go
+    ahead where a batch costs little besides its items, so that the worker does not wait for them.
+    """
+    given: dict[str, Any] = {"arrivals": "closed:clients=160,think=0s", "cost": "affine:a=0.1ms,b=0.02ms"}
+    given |= {"max_batch_size": 100, "hop_s": 1e-3, "slo_s": None, "duration_s": 2}
+    without, ahead = (run("adaptive", runs_ahead=each, **given) for each in (False, True))
+
+    assert without.utilisation < 0.7
+    assert ahead.utilisation > 0.9
+    assert ahead.throughput > 1.3 * without.throughput
+    assert ahead.p50_s < without.p50_s
+
+
 def test_a_turn_gathers_what_comes_in_it() -> None:
     """The second request shares the first one's batch, from 1.5 to 5.5; answers, and the third
     one's batch, go out at 6. When that is answered nobody waits, so the turn is cut short.

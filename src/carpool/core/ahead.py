@@ -3,8 +3,8 @@
 Such a batch lies in the worker's socket when the worker comes for it. Until then it cannot be taken
 back, and a request of it that leaves is run all the same. So the batch goes shortly before the
 learned end of the call under way, and later still where it matters what comes meanwhile: where
-another worker may be free first and little waits, and where requests have priorities, keys or
-buckets.
+another worker may be free first and little waits, where requests have priorities, keys or buckets,
+and where the batch is not full.
 
 Where much waits and calls are short, several batches may lie with a worker. On a machine that has
 more to do than cores, a service that is woken by a reply waits for its turn, some milliseconds, and
@@ -26,11 +26,12 @@ from carpool.core.batch_times import BatchTimes
 from carpool.core.queue import Queue
 
 _LEAD_S = 0.02  # before its worker should be free a batch is handed over: drivers are late by some of it
-_SHORT_LEAD_S = 0.002  # at least, where it matters what comes meanwhile; timers tick in milliseconds
 _STEADY = 0.25  # of a batch: the deviation up to which ends can be foretold, with several workers
 _TICK_S = 0.001  # of a driver's timers
 _DEEP = 4  # full batches for each worker are much
 _ROUGHLY = 0.7  # the deviation up to which they go ahead where much waits
+LEAST_LEAD_S = 0.002
+"""So long before its worker should be free a batch may go in any case: timers tick in ms."""
 MOST = 4
 """How many batches may lie with one worker where much waits, the one that it runs not counted."""
 
@@ -61,7 +62,7 @@ def lead_allowed_s(queue: Queue, times: BatchTimes, running: int, much_waits: bo
     if has_several and times.deviation_s > (_ROUGHLY if much_waits else _STEADY) * times.usual_s:
         return None
     if queue.varied or (has_several and not much_waits):
-        return min(_LEAD_S, max(_SHORT_LEAD_S, 0.5 * times.usual_s))
+        return min(_LEAD_S, max(LEAST_LEAD_S, 0.5 * times.usual_s))
     return _LEAD_S
 
 

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Sequence
 from math import inf
 
-from carpool.core.ahead import MOST, is_deep, is_time, lead_allowed_s, next_to_end
+from carpool.core.ahead import LEAST_LEAD_S, MOST, is_deep, is_time, lead_allowed_s, next_to_end
 from carpool.core.batch import Batch
 from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.queue import Queue, Suspect
@@ -76,11 +76,13 @@ class Batcher(StageWorkers):
         self._batch_ids += 1
         policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
         policy.hop_s += 0.1 * (hop_s - policy.hop_s)
+        policy.running = 1
         policy.went_alone(began, now, busy_s, ok)
         if self.patience.learns:
             self.patience.learn(1, took_s)
         if self.runs_ahead:
             self.times.learn_deviation(busy_s)
+            self._learn_gap(took_s, busy_s, went_ahead=False)
         self.times.learn(took_s)
 
     def start_lone(self, now: float) -> Batch:
@@ -315,6 +317,7 @@ class Batcher(StageWorkers):
         opens_at = ends - lead_s
         if lying and now < opens_at:
             return None  # it goes when something else happens, and no timer is set for it
+        self.policy.running = self._running
         decision = self.policy.decide_ahead(now, queue, max(0.0, ends - now))
         n = operator.index(decision.take)
         if not 0 <= n <= self.policy.limit:
@@ -323,6 +326,8 @@ class Batcher(StageWorkers):
             n = self._safe(n)
         if not n or n > room:
             return None
+        if queue.size <= n < self._limit:
+            opens_at = max(opens_at, ends - LEAST_LEAD_S)
         if not is_time(now, opens_at):
             self.wake_at = opens_at if self.wake_at is None else min(self.wake_at, opens_at)
             return None

@@ -122,26 +122,28 @@ class Adaptive(AdaptiveLengths):
     def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
         """Take the best size for all that wait, if none is in a hurry and none is to be refused.
 
-        What comes until the worker is free could not join the batch, so nothing is lost; in all
-        other cases `decide` is to judge by what waits then.
+        What comes until the worker is free could not join the batch, or would save less than the
+        worker loses while it is idle, so nothing is lost; in all other cases `decide` is to judge
+        by what waits then.
         """
         cost, chooser, waiting = self.cost, self._chooser, queue.size
         if cost.samples < COLD or self._backlog.overloaded_since is not None or self._composes(queue):
             return NOTHING
         chooser.refresh()
         most = self.limit if self._is_trifling else chooser.most(waiting)
+        n = most if waiting >= most else waiting
         slack_s = queue.earliest_due - now - free_in_s - self.onward_s
         if (
-            waiting < most
+            (n < most and not (self._inside.are_all(self.running + len(queue)) and self._is_as_good(n, most)))
             or slack_s < self._drain_s(waiting, most) * cost.margin  # else some may have to be refused
-            or not (self._is_trifling or self._is_best_full(now, waiting, most))
-            or self._fair_share(now, waiting, most, self._busy) < most  # another worker may be free before this one
+            or not (self._is_trifling or self._is_best(now, waiting, n))
+            or self._fair_share(now, waiting, most, self._busy) < n  # another worker may be free before this one
         ):
             return NOTHING
         if self._is_trifling:
             decision = Decision(take=most, reason="full")
         else:
-            decision = self._go([], waiting, most, slack_s, "full")
+            decision = self._go([], waiting, n, slack_s, "full" if n == most else "free")
         self._waiting = len(queue)
         self._note_gone(decision, queue)
         return decision
@@ -151,13 +153,24 @@ class Adaptive(AdaptiveLengths):
         seconds = self.cost.seconds(most)
         return seconds + waiting // most * (seconds - self._chooser.overlapping_s(most))
 
-    def _is_best_full(self, now: float, waiting: int, most: int) -> bool:
-        """Report whether the best batch for all that wait is one of `most`."""
+    def _is_as_good(self, n: int, most: int) -> bool:
+        """Report whether a batch of `n` ahead serves as many a second as one of `most` that is not.
+
+        The worker is idle before the latter. There are at most twice as many batches, as each of
+        them is work for the service, too.
+        """
+        if self._is_trifling or 2 * n < most:
+            return False
+        cost, hop_s = self.cost, self.hop_s  # which is in the cost
+        return (cost.seconds(n) - hop_s) * most <= (cost.seconds(most) - hop_s + self.gap_s) * n
+
+    def _is_best(self, now: float, waiting: int, n: int) -> bool:
+        """Report whether the best batch for all that wait, of up to `n`, is one of `n`."""
         chooser = self._chooser
-        if chooser.takes_all(waiting, most, chooser.capacity * self.cost.bias):
+        if chooser.takes_all(waiting, n, chooser.capacity * self.cost.bias):
             return True
         load = self._load(now, max(1, self._busy))
-        return chooser.choose(waiting, most, load.share, load.capacity / load.workers) == most
+        return chooser.choose(waiting, n, load.share, load.capacity / load.workers) == n
 
     def _note_gone(self, decision: Decision, queue: QueueView) -> None:
         """Note that a batch goes, and how many requests it leaves in the queue."""

@@ -14,6 +14,7 @@ from carpool.policy.compose import Composer
 from carpool.policy.cost import CostModel
 from carpool.policy.gather import Gather, Round
 from carpool.policy.hop_cost import HopCost
+from carpool.policy.inside import Inside
 from carpool.policy.length_cost import LengthCost
 from carpool.request import Request
 
@@ -59,6 +60,7 @@ class AdaptiveLearning(Policy):
         self._gather = Gather(self._arrivals)
         self._backlog = Backlog()
         self._hop_cost = HopCost()
+        self._inside = Inside()
         self._unit = 1.0  # smoothed size of a request
         self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
         self._busy = 0  # workers, after the last decision
@@ -131,6 +133,7 @@ class AdaptiveLearning(Policy):
             self._gather.stop()
         else:
             self._gather.completed(now, n)
+            self._inside.note(self.running + self._waiting, max(1, self._busy))
         self._next_has_gone = False
         if is_novel:
             self._learn()  # the next decision depends on it

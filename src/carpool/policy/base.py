@@ -150,6 +150,10 @@ class Policy(ABC):
         hop_s: Smoothed seconds that a batch spends on its way to the worker and back, on top of
             `busy_s`; the batcher keeps it.
         last_hop_s: The same of the batch that was completed last, not smoothed.
+        gap_s: The same, smoothed, of batches that did not lie with a busy worker before: about what
+            a worker is idle between two batches unless one goes ahead. The batcher keeps it.
+        running: How many requests the workers have been handed, as of the last `completed` or
+            `decide_ahead`; the batcher keeps it.
         runs_ahead: Whether a batch may go to a worker that is still busy; the batcher keeps it.
         onward_s: Seconds that a request will still need once it has left this stage: waits and
             batches of the stages behind it; the pipeline keeps it. A policy that plans for due
@@ -172,7 +176,8 @@ class Policy(ABC):
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
         self.max_batch_size = max_batch_size
         self.max_queue_delay_s = max_queue_delay_s
-        self.hop_s = self.last_hop_s = 0.0
+        self.hop_s = self.last_hop_s = self.gap_s = 0.0
+        self.running = 0
         self.runs_ahead = False
         self.onward_s = 0.0
         self.allowed_batch_sizes: Sequence[int] | None = None

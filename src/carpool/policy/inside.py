@@ -1,0 +1,62 @@
+"""How many requests are in a stage at most, and whether that is always the same number.
+
+It is where clients in a closed loop come back at once: so many as there are, all of them are inside
+now and then. Once they are, it is known that no other request comes before a batch ends. What is
+looked at is the greatest number inside while some batches end, twice as many as there are workers:
+if two end soon after each other, the clients of the first are not back yet. Traffic that does not
+wait for answers has no such number: the most of a few counts, each of which deviates from the usual
+one by its root as a Poisson count does, deviates by half of that.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+_WEIGHT = 0.1  # of a look
+_FIRST = 10  # looks, of which the mean is taken, and without which nothing is known
+_STEADY = 0.1  # of the root of the usual number: the deviation up to which it counts as always the same
+_FEW = 0.02  # of the usual number: so many that are outside do not count
+
+
+class Inside:
+    """Learns how many requests are inside when all clients are.
+
+    Attributes:
+        usual: The smoothed number.
+    """
+
+    def __init__(self) -> None:
+        self.usual = 0.0
+        self._deviation = 0.0  # smoothed distance from it
+        self._looks = 0
+        self._most = self._ended = 0  # the greatest number since the last look, and how many batches have ended
+
+    def note(self, inside: int, workers: int) -> None:
+        """Note how many are inside when a batch ends, that of the batch included.
+
+        Args:
+            inside: So many requests.
+            workers: How many run batches.
+        """
+        self._ended += 1
+        if inside > self._most:
+            self._most = inside
+        if self._ended >= 2 * workers:
+            self._look(self._most)
+            self._most = self._ended = 0
+
+    def _look(self, most: int) -> None:
+        """Learn from the greatest number since the last look."""
+        self._looks += 1
+        if self._looks == 1:
+            self.usual = most
+        distance = most - self.usual
+        weight = max(_WEIGHT, 1.0 / self._looks)
+        self.usual += weight * distance
+        self._deviation += weight * (abs(distance) - self._deviation)
+
+    def are_all(self, inside: int) -> bool:
+        """Report whether all clients are inside, so that no request comes before a batch ends."""
+        usual = self.usual
+        is_steady = self._looks >= _FIRST and self._deviation <= _STEADY * sqrt(usual)
+        return is_steady and usual - inside <= max(0.5, _FEW * usual)
