@@ -99,6 +99,7 @@ STARTED_BY_OTHERS = {
     "peers.servers.socket_copy": "peers.process",
     "protocols.servers.mlserver_tensors": "protocols.tensors",
     "protocols.servers.mosec_tensors": "protocols.tensors",
+    "protocols.servers.offline": "protocols.bulk",
     "shapes.servers.mosec_embed": "shapes.http",
     "shapes.servers.offline": "shapes.http",
     "steps.servers.litserve_counts": "steps.sse",

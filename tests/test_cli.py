@@ -161,11 +161,14 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@slow_where(lambda options: options[0] not in ("--prot", "--when-full"))
+@slow_where(lambda options: options[0] not in ("--prot", "--when-full", "--workers", "--log"))
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (["--prot", "1"], "Did you mean --port?"),
+        (["--workers", "2"], "--workers is a setting of a stage: write --set stages.NAME.workers=VALUE."),
+        (["--slo-s=0.1"], "--slo-s is a setting of a service: write --set services.NAME.slo_s=VALUE."),
+        (["--log", "json", "--max-batch-size", "8"], "write --set stages.NAME.max_batch_size=VALUE."),
         (["--port", "many"], "many"),
         (["--log-level", "loud"], "warning"),
         (["--when-full", "explode"], "refuse"),
@@ -338,6 +341,16 @@ def test_the_summary_says_what_a_limit_counts() -> None:
     assert in_short(carpool.Stage(models.scale, max_batch_size=64)).startswith("batches of up to 64, ")
     weighed = carpool.Stage(models.scale, max_batch_size=4096, size=int)
     assert in_short(weighed).startswith("batches of up to 4096 in size, ")
+
+
+def test_the_summary_says_whose_workers_there_are() -> None:
+    """Workers that a stage starts are counted, and those that join it are named."""
+    told = [
+        in_short(carpool.Stage(models.scale, max_batch_size=4, workers=workers, join=join))
+        for workers, join in ((1, False), ((1, 8), False), (2, True), (0, True))
+    ]
+    told = [text.removeprefix("batches of up to 4, ").removesuffix(", policy adaptive") for text in told]
+    assert told == ["1 worker", "1 to 8 workers", "2 workers, and those that join", "workers that join"]
 
 
 @pytest.mark.slow

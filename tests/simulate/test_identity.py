@@ -347,7 +347,6 @@ def test_a_turn_that_takes_time_is_the_same_in_both_drivers(policy: str) -> None
     assert (real.batches, real.answers) == (simulated.batches, simulated.answers)
 
 
-@slow_where(lambda policy, workers: (policy == "adaptive") is (workers == 1))
 @pytest.mark.parametrize("policy", ["greedy", "static:10ms", "adaptive"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_both_drivers_send_the_same_batches_ahead(policy: str, workers: int) -> None:

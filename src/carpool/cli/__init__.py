@@ -24,6 +24,7 @@ import carpool
 from carpool.cli.config_command import show_config
 from carpool.cli.exits import FAILED, fail
 from carpool.cli.health_command import health
+from carpool.cli.mistakes import in_a_panel, in_words
 from carpool.cli.operate_commands import reload, scale, services
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
@@ -46,6 +47,7 @@ cli = Cli(
     # not as an epilogue, which the help of each command would end with as well
     help=f"{_HELP}\n\nStart with: carpool demo" if _demo_can_run() else _HELP,
     version=carpool.__version__,
+    error_formatter=in_a_panel,
 )
 
 cli.config = (sources,)
@@ -148,7 +150,7 @@ def main() -> None:
     try:
         cli(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        fail(str(error), FAILED)
+        fail(in_words(error), FAILED)
 
 
 def wants_json(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:

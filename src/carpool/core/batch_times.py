@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_FADING = 0.998  # what is left of a learned gap after each batch that does not show it
+
 
 class BatchTimes:
     """Smoothed times of the batches of one stage.
@@ -12,14 +14,17 @@ class BatchTimes:
             say, since two replies may lie together when a busy service comes to read them. It is
             kept only where it is needed.
         fastest_s: The least seconds of a batch lately; never more than `usual_s`.
+        gap_s: Smoothed seconds that a worker is idle between two batches of which none goes ahead.
+            It is kept only where batches may.
     """
 
-    __slots__ = ("_usual_busy_s", "deviation_s", "fastest_s", "usual_s")
+    __slots__ = ("_usual_busy_s", "deviation_s", "fastest_s", "gap_s", "usual_s")
 
     def __init__(self) -> None:
         self.usual_s = 0.0
         self.deviation_s = 0.0
         self.fastest_s = 0.0
+        self.gap_s = 0.0
         self._usual_busy_s = 0.0
 
     def learn(self, took_s: float) -> None:
@@ -38,3 +43,14 @@ class BatchTimes:
             return
         self.deviation_s += (abs(distance_s) - self.deviation_s) * 0.2
         self._usual_busy_s += distance_s * 0.2
+
+    def learn_gap(self, took_s: float, busy_s: float, went_ahead: bool) -> None:
+        """Learn from the time that a batch was on its way, which its worker spent idle.
+
+        What is known fades while all batches go ahead, so that it is looked at again now and then.
+        A stall teaches no more than a gap as long as the batch would.
+        """
+        if went_ahead:
+            self.gap_s *= _FADING
+        else:
+            self.gap_s += 0.1 * (max(0.0, min(took_s - busy_s, busy_s)) - self.gap_s)

@@ -82,7 +82,8 @@ class Batcher(StageWorkers):
             self.patience.learn(1, took_s)
         if self.runs_ahead:
             self.times.learn_deviation(busy_s)
-            self._learn_gap(took_s, busy_s, went_ahead=False)
+            self.times.learn_gap(took_s, busy_s, went_ahead=False)
+            policy.gap_s = self.times.gap_s
         self.times.learn(took_s)
 
     def start_lone(self, now: float) -> Batch:

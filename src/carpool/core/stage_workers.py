@@ -21,8 +21,6 @@ from carpool.policy.base import Policy
 from carpool.policy.length_cost import padded
 from carpool.request import DONE, RUNNING, Request
 
-_FADING = 0.998  # what is left of a learned gap after each batch that does not show it
-
 
 class StageWorkers(StageRequests):
     """What the workers of one stage have, and what is learned as they answer.
@@ -336,20 +334,9 @@ class StageWorkers(StageRequests):
             self.patience.learn(batch.size, took_s)
         if self.runs_ahead:
             self.times.learn_deviation(busy_s)
-            self._learn_gap(took_s, busy_s, batch.ahead)
+            self.times.learn_gap(took_s, busy_s, batch.ahead)
+            self.policy.gap_s = self.times.gap_s
         self.times.learn(took_s)
-
-    def _learn_gap(self, took_s: float, busy_s: float, went_ahead: bool) -> None:
-        """Learn how long a worker is idle between two batches of which none goes ahead.
-
-        What is learned fades while all go ahead, so that it is looked at again now and then. A
-        stall teaches no more than a batch of its length would.
-        """
-        policy = self.policy
-        if went_ahead:
-            policy.gap_s *= _FADING
-        else:
-            policy.gap_s += 0.1 * (max(0.0, min(took_s - busy_s, busy_s)) - policy.gap_s)
 
     def _begin(self, now: float, lying: list[Batch]) -> None:
         """Note that the worker of batches ahead is done with the one before them."""

@@ -120,5 +120,6 @@ class Declaration:
             batches, policy = (
                 ("single items", "") if stage.max_batch_size is None else (str(stage.max_batch_size), stage.policy_name)
             )
-            rows.append((stage.name, batches, stage.workers_in_short.split(" worker")[0], stage.run_in, policy))
+            workers = stage.workers_in_short.replace(" workers", "").replace(" worker", "")
+            rows.append((stage.name, batches, workers, stage.run_in, policy))
         return as_html(title, rows)

@@ -317,8 +317,12 @@ class Stage:
     def workers_in_short(self) -> str:
         """How many workers it has, for people."""
         if isinstance(self.workers, tuple):
-            return f"{self.workers[0]} to {self.workers[1]} workers"
-        return f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+            count = f"{self.workers[0]} to {self.workers[1]} workers"
+        else:
+            count = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        if self.join:
+            return f"{count}, and those that join" if self.workers else "workers that join"
+        return count
 
     @property
     def policy_name(self) -> str:
