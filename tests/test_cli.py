@@ -166,9 +166,12 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     ("options", "told"),
     [
         (["--prot", "1"], "Did you mean --port?"),
-        (["--workers", "2"], "--workers is a setting of a stage: write --set stages.NAME.workers=VALUE."),
-        (["--slo-s=0.1"], "--slo-s is a setting of a service: write --set services.NAME.slo_s=VALUE."),
-        (["--log", "json", "--max-batch-size", "8"], "write --set stages.NAME.max_batch_size=VALUE."),
+        (["--workers", "2"], "--set stages.NAME.workers=VALUE"),
+        (["--slo-s=0.1"], "--set services.NAME.slo_s=VALUE"),
+        (
+            ["--log", "json", "--max-batch-size", "8"],
+            "a setting of a stage; write --set stages.NAME.max_batch_size=VALUE",
+        ),
         (["--port", "many"], "many"),
         (["--log-level", "loud"], "warning"),
         (["--when-full", "explode"], "refuse"),
@@ -183,6 +186,14 @@ def test_a_wrong_option_is_explained(options: list[str], told: str) -> None:
     assert done.returncode != 0
     assert told in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_other_commands_have_no_settings_of_stages() -> None:
+    """Only commands that take `--set` say that it is how an option is written."""
+    done = run("top", "--workers", "2")
+
+    assert done.returncode != 0
+    assert "--set" not in done.stderr + done.stdout
 
 
 def test_a_port_in_use_is_one_line() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.core.batch import Batch
+from carpool.core.batch_times import BatchTimes
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.core.safe_size import SafeSize
@@ -479,9 +480,9 @@ def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
         assert all(len(batch) in (3, 4) for batch in [batch, *following])  # now and then it tries a smaller one
 
 
-def in_a_circle(setup_s: float, gap_s: float) -> Pipeline:
-    """A stage of which it is known that four clients ask it again at once, what batches cost (`setup_s`
-    and 2 U an item) and how long its worker is idle between two of them.
+def stage_with_a_gap(setup_s: float, gap_s: float) -> Pipeline:
+    """A stage of which it is known what batches cost (`setup_s` and 2 U an item), and how long its
+    worker is idle between two of them.
     """
     policy = Adaptive(4)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
@@ -511,7 +512,7 @@ def test_a_smaller_batch_goes_where_its_worker_would_lose_more_by_being_idle(
     free. Then `Adaptive` sends what waits ahead, though the batch is not full, if the worker would
     lose more by being idle than a larger batch saves.
     """
-    pipeline = in_a_circle(setup_s, gap_s)
+    pipeline = stage_with_a_gap(setup_s, gap_s)
     batcher = pipeline.batchers[0]
     assert isinstance(batcher.policy, Adaptive)
     for _ in range(40):
@@ -529,7 +530,7 @@ def test_a_smaller_batch_waits_for_clients_that_are_outside() -> None:
     may still get better.
     """
     for inside in ([8] * 100, [7, 7, 5, 5] * 50):
-        pipeline = in_a_circle(0.0, U)
+        pipeline = stage_with_a_gap(0.0, U)
         policy = pipeline.batchers[0].policy
         assert isinstance(policy, Adaptive)
         for n in inside:
@@ -544,19 +545,29 @@ def test_how_long_a_worker_is_idle_is_looked_at_again() -> None:
     """What was learned of it fades while all batches go ahead, and a stall counts for no more than
     a batch.
     """
-    batcher = stage(policy=Greedy(1), runs_ahead=True)
+    times = BatchTimes()
+    times.learn_gap(took_s=1000, busy_s=U, went_ahead=False)
+    learned_s = times.gap_s
+    assert 0 < learned_s <= U
+    for _ in range(1000):
+        times.learn_gap(took_s=U, busy_s=U, went_ahead=True)
+    assert 0 < times.gap_s < learned_s / 2
+
+
+def test_the_policy_hears_how_long_workers_are_idle() -> None:
+    """It counts what batches are on their way that did not go ahead."""
+    batcher = stage(2, runs_ahead=True)
     pipeline = pipeline_of(batcher)
     now = saturated(pipeline)
     assert batcher.policy.gap_s == 0
-    pipeline.submit(now, asks("a"))
-    (batch,) = runs(pipeline, now)
-    reply(pipeline, now + 1000, batch, busy_s=U)
-    assert 0 < batcher.policy.gap_s <= U
-    learned_s = batcher.policy.gap_s
-    pipeline.submit(now + 1000, asks("abc"))
-    for batch in runs(pipeline, now + 1000):
-        reply(pipeline, now + 1000 + U, batch, busy_s=U)
-    assert 0 < batcher.policy.gap_s < learned_s
+    pipeline.submit(now, asks("abcd"))
+    first, ahead = runs(pipeline, now)
+    assert (first.ahead, ahead.ahead) == (False, True)
+    reply(pipeline, now + TOOK_S + U, first, busy_s=TOOK_S)
+    gap_s = batcher.policy.gap_s
+    assert gap_s > 0
+    reply(pipeline, now + 2 * TOOK_S + 2 * U, ahead, busy_s=TOOK_S)
+    assert 0 < batcher.policy.gap_s < gap_s
 
 
 class DeafTo(Greedy):

@@ -18,6 +18,7 @@ def test_clients_that_come_back_at_once_are_known_to_be_inside() -> None:
     assert inside.are_all(256)
     assert inside.are_all(252)
     assert not inside.are_all(200)
+    assert not inside.are_all(300)  # then others have come
 
 
 def test_batches_that_end_together_do_not_matter() -> None:
@@ -42,3 +43,13 @@ def test_other_traffic_is_never_known_to_be_inside(mean: int, workers: int) -> N
         count = sum(dice.random() < mean / 4000 for _ in range(4000))
         assert not inside.are_all(count)
         inside.note(count, workers)
+
+
+def test_lone_requests_are_no_clients_in_a_circle() -> None:
+    """Where nearly all requests are alone, two of them are not all that there are."""
+    dice = random.Random(3)
+    inside = Inside()
+    for _ in range(2000):
+        count = 2 if dice.random() < 0.01 else 1
+        assert count == 1 or not inside.are_all(count)
+        inside.note(count, 1)

@@ -11,26 +11,26 @@ from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE
 
 def in_a_panel(error: CycloptsError) -> Any:
     """Return what is shown of an error in a terminal."""
-    return CycloptsPanel(_as_setting(error) or error)
+    return CycloptsPanel("\n".join(_as_setting(error)) or error)
 
 
 def in_words(error: CycloptsError) -> str:
     """Return what is wrong, and what to write instead."""
-    return _as_setting(error) or str(error)
+    return " ".join(_as_setting(error)) or str(error)
 
 
-def _as_setting(error: CycloptsError) -> str:
-    """Return how to write an option that is a setting of a stage or service; "" if it is none.
+def _as_setting(error: CycloptsError) -> tuple[str, ...]:
+    """Return what an option is that is a setting of a stage or service, and how to write it.
 
-    Who comes from another server looks for `--workers`.
+    Who comes from another server looks for `--workers`. For any other mistake it is empty.
     """
-    if not isinstance(error, UnknownOptionError):
-        return ""
+    if not isinstance(error, UnknownOptionError) or (error.command_chain or ("",))[0] not in ("serve", "config"):
+        return ()
     option = (error.token.keyword or error.token.value).partition("=")[0]
     setting = option.removeprefix("--").replace("-", "_")
     for name in (setting, f"{setting}_s"):
         if name in OF_A_STAGE:
-            return f"{option} is a setting of a stage: write --set stages.NAME.{name}=VALUE."
+            return f"{option} is a setting of a stage; write", f"--set stages.NAME.{name}=VALUE"
         if name in OF_A_SERVICE:
-            return f"{option} is a setting of a service: write --set services.NAME.{name}=VALUE."
-    return ""
+            return f"{option} is a setting of a service; write", f"--set services.NAME.{name}=VALUE"
+    return ()

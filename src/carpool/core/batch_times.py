@@ -15,7 +15,7 @@ class BatchTimes:
             kept only where it is needed.
         fastest_s: The least seconds of a batch lately; never more than `usual_s`.
         gap_s: Smoothed seconds that a worker is idle between two batches of which none goes ahead.
-            It is kept only where batches may.
+            It is kept only where batches may go ahead.
     """
 
     __slots__ = ("_usual_busy_s", "deviation_s", "fastest_s", "gap_s", "usual_s")

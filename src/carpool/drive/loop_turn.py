@@ -60,7 +60,7 @@ class LoopTurn:
         self._is_poll_due = False  # at the end of this turn
         self._is_handing_over = False  # batches go out in their order; what happens meanwhile is polled for afterwards
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = self._wake_at = inf  # when the timer fires, and when the pipeline asked to be polled
+        self._timer_at = inf
         self._refusal_log = RefusalLog(stats, clock, self.loop)
 
         # the service's life: each of these happens once, in whatever order
@@ -189,10 +189,9 @@ class LoopTurn:
         self.loop.call_soon(self.poll)
 
     def _set_timer(self, when: float) -> None:
-        """Have `poll` called at `when`. A timer that fires earlier is kept, and set anew then."""
+        """Have `poll` called at `when`. A timer that fires earlier does no harm and is kept."""
         if self._has_stopped:
             return
-        self._wake_at = when
         if self._timer is not None:
             if self._timer_at <= when:
                 return
@@ -205,9 +204,6 @@ class LoopTurn:
 
     def _wake(self) -> None:
         self._timer = None
-        if self._timer_at < self._wake_at:
-            self._set_timer(self._wake_at)  # what it was set for has happened or is no more
-            return
         self.poll()
 
     # -- what the workers say of their batches

@@ -161,8 +161,9 @@ class Adaptive(AdaptiveLengths):
         """
         if self._is_trifling or 2 * n < most:
             return False
-        cost, hop_s = self.cost, self.hop_s  # which is in the cost
-        return (cost.seconds(n) - hop_s) * most <= (cost.seconds(most) - hop_s + self.gap_s) * n
+        cost, hop_s = self.cost, self.hop_s  # which is in the cost, unless that is of a warm-up
+        in_worker_s = max(0.0, cost.seconds(n) - hop_s), max(0.0, cost.seconds(most) - hop_s)
+        return in_worker_s[0] * most <= (in_worker_s[1] + self.gap_s) * n
 
     def _is_best(self, now: float, waiting: int, n: int) -> bool:
         """Report whether the best batch for all that wait, of up to `n`, is one of `n`."""

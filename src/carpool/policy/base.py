@@ -150,8 +150,9 @@ class Policy(ABC):
         hop_s: Smoothed seconds that a batch spends on its way to the worker and back, on top of
             `busy_s`; the batcher keeps it.
         last_hop_s: The same of the batch that was completed last, not smoothed.
-        gap_s: The same, smoothed, of batches that did not lie with a busy worker before: about what
-            a worker is idle between two batches unless one goes ahead. The batcher keeps it.
+        gap_s: Smoothed seconds that batches spend on their way which did not lie with a busy worker
+            before: about what a worker is idle between two batches unless one goes ahead. The
+            batcher keeps it where batches may go ahead.
         running: How many requests the workers have been handed, as of the last `completed` or
             `decide_ahead`; the batcher keeps it.
         runs_ahead: Whether a batch may go to a worker that is still busy; the batcher keeps it.
@@ -270,7 +271,8 @@ class Policy(ABC):
         """Return what to hand to a worker that is still busy.
 
         That makes sense where waiting for the worker could not make the batch any better. Only
-        `take` and `reason` count. By default all waits until a worker is free.
+        `take` and `reason` count. A batch that takes all that waits, and is below the limit, goes
+        as late as it may. By default all waits until a worker is free.
 
         Args:
             now: The time.

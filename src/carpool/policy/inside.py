@@ -1,11 +1,13 @@
 """How many requests are in a stage at most, and whether that is always the same number.
 
-It is where clients in a closed loop come back at once: so many as there are, all of them are inside
-now and then. Once they are, it is known that no other request comes before a batch ends. What is
-looked at is the greatest number inside while some batches end, twice as many as there are workers:
-if two end soon after each other, the clients of the first are not back yet. Traffic that does not
-wait for answers has no such number: the most of a few counts, each of which deviates from the usual
-one by its root as a Poisson count does, deviates by half of that.
+In a closed loop whose clients come back at once, all of them are inside now and then. Once they
+are, it is known that no other request comes before a batch ends. What is looked at is the greatest
+number inside while some batches end, twice as many as there are workers: if two end soon after each
+other, the clients of the first are not back yet.
+
+Traffic that does not wait for answers has no such number: the greatest of a few Poisson counts
+still deviates by about half of the root of the usual one. In a later stage requests may still come
+from the one before it, and then a batch goes ahead that could have been larger.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from math import sqrt
 _WEIGHT = 0.1  # of a look
 _FIRST = 10  # looks, of which the mean is taken, and without which nothing is known
 _STEADY = 0.1  # of the root of the usual number: the deviation up to which it counts as always the same
-_FEW = 0.02  # of the usual number: so many that are outside do not count
+_FEW = 0.02  # of the usual number: so many more or less do not count
 
 
 class Inside:
@@ -59,4 +61,4 @@ class Inside:
         """Report whether all clients are inside, so that no request comes before a batch ends."""
         usual = self.usual
         is_steady = self._looks >= _FIRST and self._deviation <= _STEADY * sqrt(usual)
-        return is_steady and usual - inside <= max(0.5, _FEW * usual)
+        return is_steady and abs(usual - inside) <= max(0.5, _FEW * usual)
