@@ -21,6 +21,7 @@ def test_ray_takes_the_description_of_the_machines() -> None:
     """`cluster.yaml` is as the schema of `ray up` wants it, and the manifest's applications are as Serve wants them."""
     ray = pytest.importorskip("ray")
     jsonschema, yaml = pytest.importorskip("jsonschema"), pytest.importorskip("yaml")
+    pytest.importorskip("ray.serve")
     from ray.serve.schema import ServeDeploySchema
 
     schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
@@ -34,6 +35,7 @@ def test_ray_takes_the_description_of_the_machines() -> None:
 def test_the_job(cluster: Any, tmp_path: Path) -> None:
     """The job gives each image of a file its digit, and tells of the row that is no image."""
     arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("ray.serve")  # the program is that of the manifest, too
     from pyarrow import parquet
     from sklearn.datasets import load_digits
 

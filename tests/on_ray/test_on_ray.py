@@ -274,6 +274,7 @@ def test_what_is_observed(caplog: pytest.LogCaptureFixture) -> None:
     """
     import ray
 
+    pytest.importorskip("opencensus", reason="Ray exports metrics only with ray[default]")
     with caplog.at_level(logging.INFO, "carpool"), service(name="Observed").run(on="ray") as handle:
         node = handle.predict(1)["node"]
         wait_until(lambda: ray_metrics("carpool_requests_total{", 'model="place"'), 60)

@@ -100,6 +100,7 @@ def test_a_rolling_update(address: str) -> None:
 
 def test_what_names_no_service() -> None:
     """A target that is none is refused where the app is made."""
+    pytest.importorskip("ray.serve")
     with pytest.raises(ValueError, match="write module:attribute"):
         carpool.ray.app("tests.on_ray.program")
     with pytest.raises(ValueError, match=r"is a type, not a carpool\.Service"):
