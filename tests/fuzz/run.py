@@ -165,7 +165,9 @@ class Run:
         return verdict.may_raise(self.program, self.facts, actor, step, error)
 
     def from_inside(self, order: str) -> None:
-        """A model in a thread uses its own service or function."""
+        """A model in a thread uses its own service or function, unless the program is over meanwhile."""
+        if self.subject is None:
+            return
         if order == "round":
             self._go_round()
             return
@@ -178,7 +180,9 @@ class Run:
             self._judge_inside(order, error)
 
     async def from_inside_async(self, order: str) -> None:
-        """A model in a task uses its own service or function."""
+        """A model in a task uses its own service or function, unless the program is over meanwhile."""
+        if self.subject is None:
+            return
         if order == "round":
             await self._go_round_async()
             return

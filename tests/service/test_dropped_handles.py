@@ -112,6 +112,35 @@ def test_a_stream_holds_it() -> None:
         wait_until(lambda: not existing(pids))
 
 
+def test_parts_that_were_left_do_not_hold_it() -> None:
+    """An answer in parts holds its handle until its block ends, and no longer, whoever keeps the
+    parts and whatever refers to them in a circle.
+    """
+    s = DOUBLE.start()
+    gone, pids = weakref.ref(s), s.pids
+    with told(), without_collector():
+        with s.predict_stream(1) as parts:
+            del s
+            assert gone() is not None
+            assert list(parts) == [2]
+        assert gone() is None
+        wait_until(lambda: not existing(pids))
+
+
+@on_a_loop
+async def test_parts_of_a_task_that_were_left_do_not_hold_it() -> None:
+    """The same for a task's answer in parts, which is left before it has come."""
+    s = Service(models.double, name="doubling").run_async()
+    await s.start()
+    gone, pids = weakref.ref(s), s.pids
+    with told(), without_collector():
+        async with s.predict_stream(1) as parts:
+            del s
+        assert parts is not None
+        assert gone() is None
+        await asyncio.to_thread(wait_until, lambda: not existing(pids))
+
+
 def test_a_call_holds_it() -> None:
     """A call whose handle is dropped meanwhile is answered, and then the service ends."""
     heard: list[Any] = []

@@ -75,12 +75,12 @@ class AsyncParts(AsyncIterator[T]):
     Args:
         driver: Takes the request.
         request: What is asked; its answer comes in parts if the model gives it so.
-        handle: Of the service; kept until the end, since it would close if it were collected.
+        handle: Of the service, which would end with it; kept until the block ends.
     """
 
     def __init__(self, driver: Driver, request: Request, handle: object) -> None:
         self._driver = driver
-        self._handle = handle
+        self._handle: object | None = handle
         self._request = request
         self._parts: deque[Payload] = deque()
         self._unread = Unread()
@@ -106,6 +106,7 @@ class AsyncParts(AsyncIterator[T]):
         self._has_ended = True
         self._parts.clear()
         self._wake()
+        self._handle = None  # which a circle of this and its request would keep
 
     def __aiter__(self) -> AsyncParts[T]:
         return self
@@ -174,11 +175,11 @@ class ThreadParts(Iterator[T]):
         driver: Takes the request.
         request: What is asked; its answer comes in parts if the model gives it so.
         silence_s: How long the model may be silent.
-        handle: Of the service; kept until the end, since it would close if it were collected.
+        handle: Of the service, which would end with it; kept until the block ends.
     """
 
     def __init__(self, thread: LoopThread, driver: Driver, request: Request, silence_s: float, handle: object) -> None:
-        self._handle = handle
+        self._handle: object | None = handle
         self._thread = thread
         self._driver = driver
         self._request = request
@@ -206,6 +207,7 @@ class ThreadParts(Iterator[T]):
             self._thread.post(partial(self._driver.cancel, self._request))
         self._parts.clear()
         self._news.set()  # another thread may wait
+        self._handle = None  # which a circle of this and its request would keep
 
     def __iter__(self) -> ThreadParts[T]:
         return self
