@@ -308,6 +308,8 @@ class StageWorkers(StageRequests):
         """Note that a worker has answered all of its batch, and learn from it."""
         took_s = now - batch.started
         busy_s += batch.busy_s
+        if self.runs_ahead:
+            self.times.learn_gap(took_s, busy_s, batch.ahead)
         if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
             ok = ok and batch.ok
             if ok and batch.id > self._limited_since and self.safe_size.limit < inf:
@@ -317,7 +319,7 @@ class StageWorkers(StageRequests):
             policy = self.policy
             policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
             policy.hop_s += 0.1 * (hop_s - policy.hop_s)
-            policy.running = self._running
+            policy.running, policy.gap_s = self._running, self.times.gap_s
             if batch.longest:
                 policy.served(now, batch.n, batch.longest, batch.requests, busy_s, ok, batch.is_switch)
             policy.completed(now, batch.n, batch.size, busy_s, ok)
@@ -334,8 +336,6 @@ class StageWorkers(StageRequests):
             self.patience.learn(batch.size, took_s)
         if self.runs_ahead:
             self.times.learn_deviation(busy_s)
-            self.times.learn_gap(took_s, busy_s, batch.ahead)
-            self.policy.gap_s = self.times.gap_s
         self.times.learn(took_s)
 
     def _begin(self, now: float, lying: list[Batch]) -> None:
