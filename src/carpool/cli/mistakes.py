@@ -6,6 +6,7 @@ from typing import Any
 
 from cyclopts import CycloptsError, CycloptsPanel, UnknownOptionError
 
+from carpool.cli.sources import WITH_SETTINGS
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE
 
 
@@ -24,7 +25,7 @@ def _as_setting(error: CycloptsError) -> tuple[str, ...]:
 
     Who comes from another server looks for `--workers`. For any other mistake it is empty.
     """
-    if not isinstance(error, UnknownOptionError) or (error.command_chain or ("",))[0] not in ("serve", "config"):
+    if not isinstance(error, UnknownOptionError) or (error.command_chain or ("",))[0] not in WITH_SETTINGS:
         return ()
     option = (error.token.keyword or error.token.value).partition("=")[0]
     setting = option.removeprefix("--").replace("-", "_")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from cyclopts import App as Cli
 from cyclopts import Token
@@ -12,6 +13,9 @@ from cyclopts.argument import ArgumentCollection
 from carpool.cli.exits import fail
 from carpool.config import Config, as_texts, read
 from carpool.settings import LISTS, NAMES
+
+WITH_SETTINGS: Final = ("serve", "config")
+"""The commands that have the settings of a server, of its services and of their stages."""
 
 
 class Sources:
@@ -22,7 +26,7 @@ class Sources:
 
     def __call__(self, app: Cli, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Fill in what no flag says; this is what cyclopts calls."""
-        if not commands or commands[0] not in ("serve", "config"):
+        if not commands or commands[0] not in WITH_SETTINGS:
             return
         by_name = {
             argument.name.removeprefix("--").replace("-", "_"): argument for argument in arguments if argument.names

@@ -77,13 +77,12 @@ class Batcher(StageWorkers):
         policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
         policy.hop_s += 0.1 * (hop_s - policy.hop_s)
         if self.runs_ahead:
+            self.times.learn_deviation(busy_s)
             self.times.learn_gap(took_s, busy_s, went_ahead=False)
         policy.running, policy.gap_s = 1, self.times.gap_s
         policy.went_alone(began, now, busy_s, ok)
         if self.patience.learns:
             self.patience.learn(1, took_s)
-        if self.runs_ahead:
-            self.times.learn_deviation(busy_s)
         self.times.learn(took_s)
 
     def start_lone(self, now: float) -> Batch:

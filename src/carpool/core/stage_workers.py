@@ -309,6 +309,7 @@ class StageWorkers(StageRequests):
         took_s = now - batch.started
         busy_s += batch.busy_s
         if self.runs_ahead:
+            self.times.learn_deviation(busy_s)
             self.times.learn_gap(took_s, busy_s, batch.ahead)
         if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
             ok = ok and batch.ok
@@ -334,8 +335,6 @@ class StageWorkers(StageRequests):
             self._idle.append(batch.place)
         if self.patience.learns:
             self.patience.learn(batch.size, took_s)
-        if self.runs_ahead:
-            self.times.learn_deviation(busy_s)
         self.times.learn(took_s)
 
     def _begin(self, now: float, lying: list[Batch]) -> None:

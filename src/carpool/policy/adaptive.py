@@ -131,10 +131,10 @@ class Adaptive(AdaptiveLengths):
             return NOTHING
         chooser.refresh()
         most = self.limit if self._is_trifling else chooser.most(waiting)
-        n = most if waiting >= most else waiting
+        n = min(waiting, most)
         slack_s = queue.earliest_due - now - free_in_s - self.onward_s
         if (
-            (n < most and not (self._inside.are_all(self.running + len(queue)) and self._is_as_good(n, most)))
+            (n < most and not self._is_as_good(n, most, self.running + len(queue)))
             or slack_s < self._drain_s(waiting, most) * cost.margin  # else some may have to be refused
             or not (self._is_trifling or self._is_best(now, waiting, n))
             or self._fair_share(now, waiting, most, self._busy) < n  # another worker may be free before this one
@@ -153,13 +153,13 @@ class Adaptive(AdaptiveLengths):
         seconds = self.cost.seconds(most)
         return seconds + waiting // most * (seconds - self._chooser.overlapping_s(most))
 
-    def _is_as_good(self, n: int, most: int) -> bool:
+    def _is_as_good(self, n: int, most: int, inside: int) -> bool:
         """Report whether a batch of `n` ahead serves as many a second as one of `most` that is not.
 
-        The worker is idle before the latter. There are at most twice as many batches, as each of
-        them is work for the service, too.
+        The worker is idle before the latter. No other request may come before; and there are at
+        most twice as many batches, as each of them is work for the service, too.
         """
-        if self._is_trifling or 2 * n < most:
+        if self._is_trifling or 2 * n < most or not self._inside.are_all(inside):
             return False
         cost, hop_s = self.cost, self.hop_s  # which is in the cost, unless that is of a warm-up
         in_worker_s = max(0.0, cost.seconds(n) - hop_s), max(0.0, cost.seconds(most) - hop_s)

@@ -21,14 +21,10 @@ _FEW = 0.02  # of the usual number: so many more or less do not count
 
 
 class Inside:
-    """Learns how many requests are inside when all clients are.
-
-    Attributes:
-        usual: The smoothed number.
-    """
+    """Learns how many requests are inside when all clients are."""
 
     def __init__(self) -> None:
-        self.usual = 0.0
+        self._usual = 0.0  # the smoothed number
         self._deviation = 0.0  # smoothed distance from it
         self._looks = 0
         self._most = self._ended = 0  # the greatest number since the last look, and how many batches have ended
@@ -51,14 +47,14 @@ class Inside:
         """Learn from the greatest number since the last look."""
         self._looks += 1
         if self._looks == 1:
-            self.usual = most
-        distance = most - self.usual
+            self._usual = most
+        distance = most - self._usual
         weight = max(_WEIGHT, 1.0 / self._looks)
-        self.usual += weight * distance
+        self._usual += weight * distance
         self._deviation += weight * (abs(distance) - self._deviation)
 
     def are_all(self, inside: int) -> bool:
         """Report whether all clients are inside, so that no request comes before a batch ends."""
-        usual = self.usual
+        usual = self._usual
         is_steady = self._looks >= _FIRST and self._deviation <= _STEADY * sqrt(usual)
         return is_steady and abs(usual - inside) <= max(0.5, _FEW * usual)
