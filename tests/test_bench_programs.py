@@ -113,7 +113,7 @@ def test_what_cannot_be_run_is_told(words: list[str], complaint: str, capsys: py
 def test_all_are_those_that_need_no_arguments() -> None:
     """And that install and write nothing, and need neither Ray nor a trace."""
     tools = {"tools.api", "tools.entries"}
-    assert set(NAMES) - set(ALL) == {"cluster", "peers.install", "policies.trace", "reality.open_loop", *tools}
+    assert set(NAMES) - set(ALL) == {"cluster", "gpu", "peers.install", "policies.trace", "reality.open_loop", *tools}
 
 
 def test_a_failure_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

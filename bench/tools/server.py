@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peers.contestants import Exchange, Launch
-from bench.tools.process_tree import ProcessTree
+from bench.tools.process_tree import Process, ProcessTree
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 8
+REFUSED = (400, 405, 413, 415, 422)
+"""Statuses that say that the request is wrong: asking again would change nothing."""
 
 
 class NotServing(Exception):
@@ -39,6 +41,15 @@ class Server:
     @property
     def url(self) -> str:
         return f"{self.launch.scheme}://{HOST}:{self.port}{self.launch.exchange.path}"
+
+    @property
+    def leader(self) -> Process:
+        """The process that was started."""
+        return self._tree.leader
+
+    def members(self) -> list[Process]:
+        """It and all that it has started."""
+        return self._tree.members()
 
     def cpu_s(self) -> float:
         """Processor time used so far by the server and everything it started."""
@@ -135,8 +146,10 @@ def wait_until_right(launch: Launch, port: int, process: subprocess.Popen[bytes]
             if status == 200:
                 return check(launch, body)
             problem = f"status {status}: {body[:200]!r}"
+            if status in REFUSED:
+                break
         time.sleep(0.1)
-    raise NotServing(f"{launch.name} was not ready after {START_TIMEOUT_S} s ({problem}):\n{tail(log)}")
+    raise NotServing(f"{launch.name} was not ready within {START_TIMEOUT_S} s ({problem}):\n{tail(log)}")
 
 
 def ask(port: int, exchange: Exchange, scheme: str = "http") -> tuple[int, bytes]:

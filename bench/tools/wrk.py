@@ -1,7 +1,7 @@
 """The load generator: one run of `wrk` against one server.
 
 wrk sends the next request of a connection when the answer to the last one is there (a closed loop),
-in one thread.
+in one thread unless more are asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,21 @@ from bench.tools.server import Server
 SCRIPT = """
 wrk.method = "POST"
 %(headers)s
-local file = io.open("%(body)s", "rb")
-wrk.body = file:read("*all")
-file:close()
+local bodies = {}
+for i = 1, %(bodies)d do
+  local file = io.open("%(folder)s/" .. i, "rb")
+  bodies[i] = file:read("*all")
+  file:close()
+end
+wrk.body = bodies[1]
+
+local turn = 0
+if #bodies > 1 then
+  request = function()
+    turn = turn %% #bodies + 1
+    return wrk.format(nil, nil, nil, bodies[turn])
+  end
+end
 
 done = function(summary, latency, requests)
   local e = summary.errors
@@ -58,17 +71,27 @@ def missing() -> str:
     return "" if shutil.which("wrk") else "wrk is not installed; Debian and Ubuntu have it: apt-get install wrk"
 
 
-def run(server: Server, *, connections: int, seconds: int) -> Run:
-    """Load the server for so many seconds."""
+def run(server: Server, *, connections: int, seconds: int, threads: int = 1, bodies: Sequence[bytes] = ()) -> Run:
+    """Load the server for so many seconds.
+
+    Args:
+        server: Who is asked, with the body and the headers of its exchange.
+        connections: How many requests are open at a time.
+        seconds: How long.
+        threads: Of wrk, which share the connections.
+        bodies: What is sent in turn, instead of the one body of the exchange.
+    """
     exchange = server.launch.exchange
     with tempfile.TemporaryDirectory(prefix="cb-wrk-") as folder:
-        body, script = Path(folder, "body"), Path(folder, "post.lua")
-        body.write_bytes(exchange.body)
+        sent = bodies or [exchange.body]
+        for number, body in enumerate(sent, 1):
+            Path(folder, str(number)).write_bytes(body)
+        script = Path(folder, "post.lua")
         headers = {"Content-Type": exchange.content_type, "Accept": exchange.content_type, **exchange.headers}
         lines = "\n".join([f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items()])
-        script.write_text(SCRIPT % {"headers": lines, "body": body})
+        script.write_text(SCRIPT % {"headers": lines, "folder": folder, "bodies": len(sent)})
         # By default wrk calls an answer that takes 2 s a failure; the slowest peers need that long.
-        pace = ["-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s"]
+        pace = [f"-t{threads}", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s"]
         load = ["wrk", *pace, "-s", str(script), server.url]
         cpu_before = server.cpu_s()
         report = subprocess.run(load, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,1 @@
+"""Other servers of `bench gpu`, which run the same `Runner`."""
