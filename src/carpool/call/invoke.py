@@ -140,6 +140,8 @@ class Invoker:
         if self._postprocess is None:
             return results
         postprocess: Callable[..., Any] = self._postprocess
+        if self._batched and len(results) > 1:
+            results = self._own_each(results)
         if not self.traits.postprocess_takes_x:
             return await self._for_each(postprocess, results, trouble)
         pairs = [y if type(y) is Failed else (y, x) for y, x in zip(results, values, strict=True)]
@@ -229,7 +231,9 @@ class Invoker:
         """
 
         async def renew(positions: Sequence[int]) -> list[Any]:
-            fresh = await self.preprocess(await again(positions), [])
+            fresh = await again(positions)
+            if self._preprocess is not None:
+                fresh = self._own_each(await self.preprocess(fresh, []))
             for position, value in zip(positions, fresh, strict=True):
                 values[position] = value
             return fresh
@@ -305,7 +309,15 @@ class Invoker:
                 if self.retrier.is_fatal(error):
                     raise
                 done.append(self.retrier.failed_alone(error, trouble))
+        if made >= 0 and handed_on and len(done) > 1:
+            done[made] = self.retrier.own(done[made], handed_on)
         return done
+
+    def _own_each(self, values: list[Any]) -> list[Any]:
+        """Return copies of values that go to the next hook, which is called for one after the
+        other.
+        """
+        return [value if type(value) is Failed else self.retrier.own(value, handed_on=True) for value in values]
 
     def _counted(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return `function`, with every call of a batch but the first announced.

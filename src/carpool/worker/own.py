@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from carpool.call.results import UNCHANGING
+from carpool.parts import Last
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, detach, dump, load
 from carpool.wire.pickling import dumps, own_tensor
@@ -48,6 +49,11 @@ def own(value: Any, handed_on: bool = False) -> Any:
         return _copied(value, _as_it_is if handed_on else _as_if_sent, {})
     except BaseException:  # copying runs the user's code
         return value if handed_on else _deep_copy(value)
+
+
+def own_part(part: Any, handed_on: bool = False) -> Any:
+    """Return a copy of what a model has put in the place of a part; see `own`."""
+    return Last(own(part.value, handed_on)) if type(part) is Last else own(part, handed_on)
 
 
 def _copied(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
