@@ -492,7 +492,7 @@ class Runner:
             await self._fail(row, part, outs)
             return
         value = part
-        raw = own(part) if self._can_resume else None
+        raw = own(part) if self._can_resume else part
         if self._postprocess is not None:
             try:
                 value = own(await self._postprocessed(part, row))
