@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -93,8 +92,8 @@ def service(way: Way, run_in: Any) -> Service:
 
 
 def items(way: Way) -> list[tuple[str, float]]:
-    """The kinds and numbers of the items."""
-    return [(kind, float(i)) for i, kind in enumerate(islice(cycle(way.kinds), N))]
+    """The kinds and numbers of the items, two of a kind after each other."""
+    return [(way.kinds[i // 2 % len(way.kinds)], float(i)) for i in range(N)]
 
 
 def given(way: Way, kind: str, x: float) -> Any:

@@ -78,6 +78,7 @@ class Reuses(carpool.Model):
         """Read an item, and write over it."""
         kind, value = item
         (x,) = numbers(value)
+        assert x >= 0, "an item that has been written over was given again"
         fill(value, -1.0)
         return kind, x
 
