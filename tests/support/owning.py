@@ -204,6 +204,20 @@ class YieldsAsync(Reuses):
             yield self.give(0, kind, 2 * x + j)
 
 
+class HookedYields(Hooked):
+    def predict(self, item: Any) -> Iterator[Any]:
+        kind, x = self.take(item)
+        for j in range(PARTS):
+            yield [kind, self.give(0, kind, 2 * x + j)]
+
+
+class HookedYieldsAsync(Hooked):
+    async def predict(self, item: Any) -> AsyncIterator[Any]:
+        kind, x = self.take(item)
+        for j in range(PARTS):
+            yield [kind, self.give(0, kind, 2 * x + j)]
+
+
 class YieldsLists(Reuses):
     def predict(self, items: list[Any]) -> Iterator[list[Any]]:
         xs = list(map(self.take, items))
@@ -253,6 +267,23 @@ class Steps(Reuses):
 
 
 class StepsAsync(Steps):
+    async def step(self, states: list[Any]) -> list[Any]:  # type: ignore[override]
+        return super().step(states)
+
+
+class HookedSteps(Hooked, Steps):
+    def step(self, states: list[Any]) -> list[Any]:
+        parts: list[Any] = []
+        for part, state in zip(super().step(states), states, strict=True):
+            is_last = type(part) is carpool.Last
+            parts.append(carpool.Last([state[0], part.value]) if is_last else [state[0], part])
+        return parts
+
+    def resume(self, items: list[Any], parts: list[list[Any]]) -> list[Any]:
+        return super().resume(items, [[value for _, value in said] for said in parts])
+
+
+class HookedStepsAsync(HookedSteps):
     async def step(self, states: list[Any]) -> list[Any]:  # type: ignore[override]
         return super().step(states)
 

@@ -96,10 +96,12 @@ class Invoker:
         await self._call_hook("teardown")
 
     async def preprocess(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """Return the values as `preprocess` leaves them, with `Failed` for each that fails."""
+        """Return the values as `preprocess` leaves them, with `Failed` for each that fails. None of
+        them changes when it is called for others.
+        """
         if self._preprocess is None:
             return values
-        return await self._for_each(self._preprocess, values, trouble, handed_on=True)
+        return await self._for_each(self._preprocess, values, trouble, handed_on=True, waits=True)
 
     def may_call_again(self, n: int) -> bool:
         """Report whether some of `n` items may be given to user code once more, after a call that
@@ -128,20 +130,22 @@ class Invoker:
         """
         self._calls = 0
         if self._preprocess is not None:
-            values = await self.preprocess(values, trouble)
+            waits = not self._batched and len(values) > 1
+            values = await self._for_each(self._preprocess, values, trouble, handed_on=True, waits=waits)
             all_ok = False
         if self._batched:
             renew = None if again is None else self._renewing(values, again)
             results = await self._predict_batch(values, trouble, all_ok, until, renew)
         else:
-            handed_on = self._postprocess is not None
-            results = await self._for_each(self._counted(self._predict), values, trouble, handed_on)
+            handed_on, waits = self._postprocess is not None, len(values) > 1
+            predict = self._counted(self._predict)
+            results = await self._for_each(predict, values, trouble, handed_on=handed_on, waits=handed_on and waits)
         results = _fail_returned_errors(results)
         if self._postprocess is None:
             return results
         postprocess: Callable[..., Any] = self._postprocess
-        if self._batched and len(results) > 1:
-            results = self._own_each(results)
+        if self._batched and len(results) > 1:  # they wait while it is called for one after the other
+            results = [y if type(y) is Failed else self.retrier.own(y, handed_on=True) for y in results]
         if not self.traits.postprocess_takes_x:
             return await self._for_each(postprocess, results, trouble)
         pairs = [y if type(y) is Failed else (y, x) for y, x in zip(results, values, strict=True)]
@@ -214,7 +218,7 @@ class Invoker:
         """Call `step`, which is user code, for each value that has not failed, by itself. What it
         returns is for the model's hooks.
         """
-        return await self._for_each(self._counted(step), values, trouble, handed_on=True)
+        return await self._for_each(self._counted(step), values, trouble, handed_on=True, waits=True)
 
     # -- inside
 
@@ -231,9 +235,7 @@ class Invoker:
         """
 
         async def renew(positions: Sequence[int]) -> list[Any]:
-            fresh = await again(positions)
-            if self._preprocess is not None:
-                fresh = self._own_each(await self.preprocess(fresh, []))
+            fresh = await self.preprocess(await again(positions), [])
             for position, value in zip(positions, fresh, strict=True):
                 values[position] = value
             return fresh
@@ -282,12 +284,25 @@ class Invoker:
         return results
 
     async def _for_each(
-        self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble], handed_on: bool = False
+        self,
+        step: Callable[[Any], Any],
+        values: list[Any],
+        trouble: list[Trouble],
+        *,
+        handed_on: bool = False,
+        waits: bool = False,
     ) -> list[Any]:
         """Call `step` for each item that has not failed, by itself.
 
         What a call has returned is copied before the next one, which may fill the same memory.
-        `handed_on` says that it only goes to the next hook.
+
+        Args:
+            step: User code.
+            values: The items.
+            trouble: Whatever happens besides is appended to this.
+            handed_on: Whether what it returns only goes to the next hook.
+            waits: Whether user code is called before all of it is read, so that the last result is
+                copied, too.
         """
         done: list[Any] = []
         made = -1  # the position of the last result that may change
@@ -309,15 +324,9 @@ class Invoker:
                 if self.retrier.is_fatal(error):
                     raise
                 done.append(self.retrier.failed_alone(error, trouble))
-        if made >= 0 and handed_on and len(done) > 1:
+        if made >= 0 and waits:
             done[made] = self.retrier.own(done[made], handed_on)
         return done
-
-    def _own_each(self, values: list[Any]) -> list[Any]:
-        """Return copies of values that go to the next hook, which is called for one after the
-        other.
-        """
-        return [value if type(value) is Failed else self.retrier.own(value, handed_on=True) for value in values]
 
     def _counted(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return `function`, with every call of a batch but the first announced.
