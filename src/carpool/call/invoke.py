@@ -167,7 +167,7 @@ class Invoker:
         )
         return _fail_returned_errors(results)
 
-    def run_array(self, whole: Any, trouble: list[Trouble], until: float, again: Again) -> Any:
+    def run_array(self, whole: Any, trouble: list[Trouble], until: float, again: Again | None) -> Any:
         """Run items that are the rows of one array, where nothing waits; `predict` may change it.
 
         Fast path of `run` with `ArrayRows`: the same outcome, see tests/worker/test_fast_paths.py.

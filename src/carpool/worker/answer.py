@@ -345,19 +345,23 @@ class BatchAnswerer:
 
     # -- reading items
 
-    def _again(self, frame: Frame, until: float) -> Again:
-        """Return what reads items of a batch once more, for calls after the first.
+    def _again(self, frame: Frame, until: float) -> Again | None:
+        """Return what reads items of a batch once more, for calls after the first; None if there
+        will be none.
 
         What the model is given must not share memory with what is read then, nor with what is not
         this worker's: then the frame gets payloads of its own.
         """
-        came = frame.payloads
-        if OBJECT in frame.formats and (self._same_process or self._invoker.may_call_again(len(frame.ids))):
+        came, may_call_again = frame.payloads, self._invoker.may_call_again(len(frame.ids))
+        if (may_call_again or self._same_process) and OBJECT in frame.formats:
             frame.payloads = payload.detached(came, self._memory)
+        return self._reading_again(frame, came, until) if may_call_again else None
 
+    def _reading_again(self, frame: Frame, came: Sequence[payload.Payload], until: float) -> Again:
         async def again(positions: Sequence[int]) -> list[Any]:
-            n, payloads = len(positions), list(came)
-            piece = Frame(FrameKind.BATCH, formats=bytes([frame.formats[i] for i in positions]), deadlines=[inf] * n)
+            payloads = list(came)
+            piece = Frame(FrameKind.BATCH, formats=bytes([frame.formats[i] for i in positions]))
+            piece.deadlines = [inf] * len(positions)
             piece.payloads = payload.detached([payloads[i] for i in positions], self._memory)
             return await self._decode_each(piece, 0.0, until, [])
 
