@@ -321,6 +321,12 @@ def test_python_callers_bring_frames_and_records() -> None:
     assert list(made(tables.Sum).predict(frame)["sum"]) == [2.0, 4.0]
 
 
+def test_frames_of_two_kinds_may_be_answered_in_one_memory() -> None:
+    """A model that answers each kind of frames in the same memory has neither answer changed."""
+    frames = [pd.DataFrame({"a": [1.0, 2.0]}), pd.DataFrame({"b": [3.0, 4.0]}), [{"c": 5.0}]]
+    assert [list(answer) for answer in made(tables.InOneMemory).predict(frames)] == [[1.0, 2.0], [3.0, 4.0], [5.0]]
+
+
 def test_a_call_that_fails_is_made_again_for_the_others() -> None:
     """A call that fails is made again for the others without what it had done to its frame, and
     only the guilty request fails.

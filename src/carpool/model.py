@@ -55,7 +55,7 @@ class Model:
     * `setup(self)`: runs once in each worker, before it is ready. Load weights here.
     * `preprocess(self, x)`: runs for each item before `predict`, in the worker.
     * `postprocess(self, y)` or `postprocess(self, y, x)`: runs for each result after `predict`; `x`
-      is the item as `preprocess` left it.
+      is what `predict` got.
     * `teardown(self)`: runs when the worker stops in an orderly way.
     * `decode(self, bodies: list[bytes]) -> list` with `accepts = ("text/csv",)`: reads the bodies
       of a whole batch in a format of your own. A `decode(self, requests:

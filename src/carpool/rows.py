@@ -65,8 +65,7 @@ def stacking(predict: Callable[[Any], Any], items: list[Any]) -> Callable[[list[
 
     def call(part: list[Any]) -> Any:
         if type(items) is ArrayRows and len(part) == len(items) and all(map(is_, part, items)):  # all of them, unpadded
-            # predict may change what it gets, and a batch that is run again must be as it was
-            return predict(items.whole.copy() if items.whole.flags.writeable else items.whole)
+            return predict(items.whole)
         numpy = sys.modules["numpy"]
         whole = numpy.empty((len(part), *part[0].shape), part[0].dtype)
         numpy.stack(part, out=whole)  # without `out`, numpy would change a foreign byte order to the native one

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.call import retry
-from carpool.call.results import Failed, Trouble, as_results, run_now
-from carpool.call.retry import Retrier
+from carpool.call.results import Failed, Trouble, as_it_is, as_results, run_now
+from carpool.call.retry import Retrier, padding_to
 from carpool.clock import VirtualClock
 from carpool.errors import ModelError
 from tests.effort import slow_where
@@ -424,7 +424,7 @@ def test_positions_are_those_in_the_batch() -> None:
 def test_smaller_calls_are_padded_too() -> None:
     """Smaller calls are padded, too, so that the model never sees another size."""
     model = Small(4)
-    results, _ = call(model, 7, sizes=(1, 2, 4, 8))
+    results, _ = call(model, 7, pad=padding_to((1, 2, 4, 8), as_it_is))
     assert failed(results) == []
     assert model.calls == [8, 4, 4]
 

@@ -69,7 +69,8 @@ class Asked:
         do = item.do
         if (self._merges and do == "return") or (over_json and do == "dump"):
             do = ""  # it would be a row like any other; it would not be sent at all
-        sent = models.Sent(token, do, item.kind, item.at)
+        self._cargo = models.new_cargo(getattr(subject, "cargo", ""), token)
+        sent = models.Sent(token, do, item.kind, item.at, cargo=self._cargo)
         self._rows = 1 + token % 3 if self._merges else 1
         x: Any = models.Stubborn(sent, "dump") if do == "dump" and not self._merges else sent
         self.x = [sent] * self._rows if self._merges else x
@@ -87,6 +88,10 @@ class Asked:
         stages = self._run.n_stages
         if len(answers) != self._rows or not all(verdict.is_own(self._token, each, stages) for each in answers):
             raise Wrong(f"asked with token {self._token}, answered {answer!r:.300}")
+        if not models.holds(self._cargo, self._token):
+            raise Wrong(f"the item of token {self._token} was written over: {self._cargo!r:.300}")
+        if self._cargo is not None:
+            self._run.keep(self._token, answer.cargo)
 
 
 class Heard:

@@ -54,6 +54,7 @@ class _Draw:
         self._parts_dice = Random(f"parts {dice.random()}")
         self._answers_in_parts = False
         self._changes_dice = Random(f"changes {self._trouble}")  # of its own, so that no other program changes
+        self._cargo_dice = Random(f"cargo {self._trouble}")  # likewise
         self._shapes_dice = Random(f"shapes {self._trouble}")  # likewise
 
     def program(self) -> Program:
@@ -82,6 +83,7 @@ class _Draw:
             sink=self._kind() if self._in_process and self._wild(0.1) else "",
             abandon=way != "app" and self._chance(0.1),
             patience_s=self._pick((0.0, 0.001, 0.005)) if way == "run_async" and self._chance(0.06) else None,
+            cargo=self._cargo_dice.choice(("", "list") if way == "app" else ("", "list", "array", "large")),
         )
 
     def _in_parts(self, stage: Stage) -> Stage:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
 
 import carpool
 from carpool import Model, Policy
@@ -64,6 +67,7 @@ class Sent(NamedTuple):
         token: The caller's own.
         do, kind, at: see `program.Item`.
         passed: How many stages it has passed.
+        cargo: What can be written to, full of its token; see `taken`.
     """
 
     token: int
@@ -71,11 +75,71 @@ class Sent(NamedTuple):
     kind: str = ""
     at: int = 0
     passed: int = 0
+    cargo: Any = None
 
     @property
     def order(self) -> str:
         """What the present stage is to do."""
         return self.do if self.at == self.passed else ""
+
+
+# -- cargo: models write over that of their items, and answer with the same memory again and again
+
+
+class Taken(NamedTuple):
+    """What is left of a cargo that a model has written over."""
+
+    is_list: bool
+    n: int
+
+
+_mine = threading.local()  # the memory that the models of a thread answer with
+
+LOST = -1
+"""The token of an answer whose item had a cargo that was not its own."""
+
+
+def new_cargo(kind: str, token: int) -> Any:
+    """A cargo of a kind: "list", "array" or "large"; None for ""."""
+    if not kind:
+        return None
+    return [token, token] if kind == "list" else _full(20_000 if kind == "large" else 3, token)
+
+
+def _full(n: int, token: int) -> Any:
+    return np.full(n, token)
+
+
+def holds(cargo: Any, token: int) -> bool:
+    """Whether nobody has written into a cargo."""
+    return cargo is None or (set(cargo) if type(cargo) is list else set(cargo.tolist())) == {token}
+
+
+def overwrite(cargo: Any, token: int) -> None:
+    """Fill a cargo with something else."""
+    cargo[:] = [token] * len(cargo) if type(cargo) is list else token
+
+
+def taken(x: Any) -> Any:
+    """An item whose cargo has been looked at and written over, so that whoever gets it again sees that."""
+    x = sent(x)
+    if type(x) is not Sent or x.cargo is None or type(x.cargo) is Taken:
+        return x
+    if not holds(x.cargo, x.token):
+        if not x.token:
+            raise RuntimeError("an example was given again after it was written over")
+        x = x._replace(token=LOST)
+    overwrite(x.cargo, LOST)
+    return x._replace(cargo=Taken(type(x.cargo) is list, len(x.cargo)))
+
+
+def loaded(x: Any, place: int) -> Any:
+    """An item or answer with a cargo, in the memory that this thread uses for all at this place."""
+    if type(x) is not Sent or type(x.cargo) is not Taken:
+        return x
+    memory = _mine.__dict__.setdefault((place, x.cargo), [0] * x.cargo.n if x.cargo.is_list else _full(x.cargo.n, 0))
+    overwrite(memory, x.token)
+    return x._replace(cargo=memory)
 
 
 class Stubborn:
@@ -170,20 +234,20 @@ def _obey(x: Any) -> None:
 
 
 def _results(xs: list[Any]) -> list[Any]:
-    results = [_result(x) for x in xs]
+    results = [_result(x, place) for place, x in enumerate(xs)]
     return results[1:] if any(x.order == "short" for x in xs) else results
 
 
-def _result(x: Any) -> Any:
+def _result(x: Any, place: int = 0) -> Any:
     if x.order == "return":
         return make(x.kind)
-    passed = Sent(x.token, x.do, x.kind, x.at, x.passed + 1)
+    passed = loaded(Sent(x.token, x.do, x.kind, x.at, x.passed + 1, x.cargo), place)
     return Stubborn(passed, "load") if x.order == "load" else passed
 
 
 def predict(xs: list[Any]) -> list[Any]:
     """A plain function over a batch."""
-    xs = list(map(sent, xs))
+    xs = list(map(taken, xs))
     for x in xs:
         order = x.order
         if order:
@@ -197,7 +261,7 @@ def predict(xs: list[Any]) -> list[Any]:
 
 async def predict_async(xs: list[Any]) -> list[Any]:
     """The same as a coroutine function."""
-    xs = list(map(sent, xs))
+    xs = list(map(taken, xs))
     for x in xs:
         order = x.order
         if order:
@@ -233,15 +297,15 @@ class _Hooked(Model):
         self.batched, self.setup_raises, self.teardown_raises = batched, setup_raises, teardown_raises
 
     def preprocess(self, x: Any) -> Any:
-        x = sent(x)
+        x = taken(x)
         if x.order == "pre":
             throw(x.kind)
-        return x
+        return loaded(x, -1)
 
     def postprocess(self, y: Any) -> Any:
         if y.do == "post" and y.at == y.passed - 1:
             throw(y.kind)
-        return y
+        return loaded(taken(y), -2)
 
 
 class Hooked(_Hooked):
@@ -287,14 +351,18 @@ class _Running:
     """A stream: its item, and how many parts it has had."""
 
     def __init__(self, x: Any, said: int = 0) -> None:
-        self.x, self.said = x, said
+        self.x, self.said = taken(x), said
 
-    def next(self) -> Any:
-        """The next part, or what stands in its place."""
+    def next(self, place: int = 0) -> Any:
+        """The next part, or what stands in its place; with a cargo, in the same memory again and again."""
         x, self.said = self.x, self.said + 1
-        if self.said <= n_parts(x.token):
+        if self.said > n_parts(x.token):
+            return carpool.Last(_result(x, place))
+        if x.cargo is None:
             return ("part", x.token, self.said)
-        return carpool.Last(_result(x))
+        part = _mine.__dict__.setdefault(place, [])
+        part[:] = "part", x.token, self.said
+        return part
 
 
 def _due(states: list[Any]) -> list[Any]:
@@ -303,13 +371,13 @@ def _due(states: list[Any]) -> list[Any]:
 
 
 def _parts(states: list[Any], due: list[Any]) -> list[Any]:
-    parts = [state.next() for state in states]
+    parts = [state.next(place) for place, state in enumerate(states)]
     return parts[1:] if any(x.order == "short" for x in due) else parts
 
 
 class _Parted(_Hooked):
     def postprocess(self, y: Any) -> Any:
-        return y if type(y) is tuple else super().postprocess(y)
+        return y if type(y) in (tuple, list) else super().postprocess(y)
 
     def collect(self, parts: list[Any]) -> Any:
         *first, last = parts
@@ -339,7 +407,10 @@ class StepsResuming(Steps):
 
     def resume(self, xs: list[Any], parts: list[list[Any]]) -> list[Any]:
         for x, said in zip(xs, parts, strict=True):
-            assert said == [("part", x.token, i + 1) for i in range(len(said))], said
+            assert list(map(tuple, said)) == [("part", x.token, i + 1) for i in range(len(said))], said
+            for part in said:
+                if type(part) is list:
+                    part.clear()
         return [_Running(x, len(said)) for x, said in zip(xs, parts, strict=True)]
 
 
@@ -389,6 +460,9 @@ PARTED = {
 """By the word of a program: the model, and that for a loop."""
 
 
+_EXAMPLE = Sent(0, cargo=[0, 0])
+
+
 def with_examples(model: type, examples: str) -> type:
     """The class with examples; it is always the same one, so that it can be found by name in a worker process."""
     if not examples:
@@ -396,7 +470,9 @@ def with_examples(model: type, examples: str) -> type:
     name = f"{model.__name__}_{examples}"
     if name not in globals():
         bad = {} if examples == "good" else {"do": "raise", "kind": examples}
-        globals()[name] = type(name, (model,), {"examples": (Sent(0), Sent(0, **bad)), "__module__": __name__})
+        globals()[name] = type(
+            name, (model,), {"examples": (_EXAMPLE, _EXAMPLE._replace(**bad)), "__module__": __name__}
+        )
     return globals()[name]
 
 

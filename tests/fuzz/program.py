@@ -253,6 +253,7 @@ class Service(_Value):
         abandon: Whether it is dropped without being closed; for tasks, whether the loop ends before it is closed, on
             another one.
         patience_s: After this time the start is cancelled, in a task.
+        cargo: What items and answers carry that models and callers write over: "list", "array", "large", or "".
     """
 
     stages: tuple[Stage, ...] = (Stage(),)
@@ -264,6 +265,7 @@ class Service(_Value):
     sink: str = ""
     abandon: bool = False
     patience_s: float | None = None
+    cargo: str = ""
 
 
 @_value

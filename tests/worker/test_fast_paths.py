@@ -78,7 +78,7 @@ def batch(format: int, payloads: list[Any], deadline: float = inf) -> Frame:
 def decoded(model: type[Model], frame: Frame) -> None:
     """What is read at once is what is read item by item, or nothing is read at once."""
     together = answerer_of(model)._decode_alike(frame, 0.0)
-    each = run_now(answerer_of(model)._decode_each(frame, 0.0, inf))
+    each = run_now(answerer_of(model)._decode_each(frame, 0.0, inf, []))
 
     if together is not None:
         assert [told(value) for value in together] == [told(value) for value in each]

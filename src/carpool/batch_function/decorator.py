@@ -186,10 +186,11 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
         `f.many(xs)` those for several, and `f.close()` ends it. Over a `def`, without `run_in`,
         `f.submit(x)` returns a `carpool.Ticket` without waiting.
 
-    Nothing is copied, neither what callers bring nor what the function returns. As in any call, an
-    array is read when the function runs (with `submit` that is later), and with `merge` when the
-    batch is made. So a caller that changes an array before the answer is there may get the answer
-    for the changed array. Parts of one output share its memory.
+    Nothing is copied, neither what callers bring nor what the function returns: it must neither
+    keep its output, to fill it again, nor write to its input. As in any call, an array is read when
+    the function runs (with `submit` that is later), and with `merge` when the batch is made. So a
+    caller that changes an array before the answer is there may get the answer for the changed
+    array. Parts of one output share its memory.
 
     Raises:
         ValueError: A setting is out of range.

@@ -13,15 +13,15 @@ event loop.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
 from carpool import faults
-from carpool.call.results import Failed, Trouble, as_results, none_failed, run_now
-from carpool.call.retry import Retrier
+from carpool.call.results import UNCHANGING, Again, Failed, Trouble, as_results, none_failed, run_now
+from carpool.call.retry import Pad, Retrier, padding_to
 from carpool.forms import STEPS_HOOKS, Form
 from carpool.model import AnyModel, Model, Traits
 from carpool.rows import ArrayRows, by_kind, stacking
@@ -66,11 +66,10 @@ class Invoker:
         self.retrier = retrier
         self._batched = batched
         self._before_next_call = before_next_call
-        self._sizes = allowed_batch_sizes
         self._calls = 0  # of the present batch
         if callable(model) and not isinstance(model, type | Model):
             self.instance: Any = None
-            self._predict: Callable[[Any], Any] = functools.partial(model, **kwargs) if kwargs else model
+            self._predict: Callable[[Any], Any] = partial(model, **kwargs) if kwargs else model
         else:
             self.instance = model(**kwargs) if isinstance(model, type) else model
             self._predict = self.instance.start if traits.form is Form.STEPS else self.instance.predict
@@ -79,6 +78,10 @@ class Invoker:
         self._predict = faults.before(in_predict, self._predict)
         self._preprocess = getattr(self.instance, "preprocess", None)
         self._postprocess = getattr(self.instance, "postprocess", None)
+        self._pad: Pad | None = None
+        if allowed_batch_sizes is not None:
+            own_item = partial(retrier.own, handed_on=self._preprocess is not None)
+            self._pad = padding_to(allowed_batch_sizes, own_item)
         has_hooks = self._preprocess is not None or self._postprocess is not None
         is_plain_call = batched and not has_hooks and allowed_batch_sizes is None
         self._only_predicts = is_plain_call and not traits.takes_array
@@ -93,11 +96,27 @@ class Invoker:
         await self._call_hook("teardown")
 
     async def preprocess(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """Return the values as `preprocess` leaves them, with `Failed` for each that fails."""
-        return values if self._preprocess is None else await self._for_each(self._preprocess, values, trouble)
+        """Return the values as `preprocess` leaves them, with `Failed` for each that fails. None of
+        them changes when it is called for others.
+        """
+        if self._preprocess is None:
+            return values
+        return await self._for_each(self._preprocess, values, trouble, handed_on=True, waits=True)
+
+    def may_call_again(self, n: int) -> bool:
+        """Report whether some of `n` items may be given to user code once more, after a call that
+        may have changed them.
+        """
+        return n > 1 and self._batched and (self.retrier.isolate_errors or self.retrier.retry_on_oom)
 
     async def run(
-        self, values: list[Any], trouble: list[Trouble], *, all_ok: bool = False, until: float = inf
+        self,
+        values: list[Any],
+        trouble: list[Trouble],
+        *,
+        all_ok: bool = False,
+        until: float = inf,
+        again: Again | None = None,
     ) -> list[Any]:
         """Run the hooks and `predict` over items. Return as many results, in the same order.
 
@@ -106,38 +125,50 @@ class Invoker:
             trouble: Whatever happens besides is appended to this.
             all_ok: Whether it is known that no item is `Failed`.
             until: The time from which nobody waits for the results.
+            again: Returns items as they came, for calls after the first; None to give the same
+                objects.
         """
         self._calls = 0
         if self._preprocess is not None:
-            values = await self._for_each(self._preprocess, values, trouble)
+            waits = not self._batched and len(values) > 1
+            values = await self._for_each(self._preprocess, values, trouble, handed_on=True, waits=waits)
             all_ok = False
         if self._batched:
-            results = await self._predict_batch(values, trouble, all_ok, until)
+            renew = None if again is None else self._renewing(values, again)
+            results = await self._predict_batch(values, trouble, all_ok, until, renew)
         else:
-            results = await self._for_each(self._counted(self._predict), values, trouble)
+            handed_on, waits = self._postprocess is not None, len(values) > 1
+            predict = self._counted(self._predict)
+            results = await self._for_each(predict, values, trouble, handed_on=handed_on, waits=handed_on and waits)
         results = _fail_returned_errors(results)
         if self._postprocess is None:
             return results
         postprocess: Callable[..., Any] = self._postprocess
+        if self._batched and len(results) > 1:  # they wait while it is called for one after the other
+            results = [y if type(y) is Failed else self.retrier.own(y, handed_on=True) for y in results]
         if not self.traits.postprocess_takes_x:
             return await self._for_each(postprocess, results, trouble)
         pairs = [y if type(y) is Failed else (y, x) for y, x in zip(results, values, strict=True)]
         return await self._for_each(lambda pair: postprocess(*pair), pairs, trouble)
 
-    def run_now(self, values: list[Any], trouble: list[Trouble], until: float = inf) -> list[Any]:
+    def run_now(
+        self, values: list[Any], trouble: list[Trouble], until: float = inf, again: Again | None = None
+    ) -> list[Any]:
         """Run items of which none has failed, where nothing waits.
 
         Fast path of `run`: the same outcome, see tests/call/test_fast_paths.py. A model without
         hooks is called directly.
         """
         if not self._only_predicts:
-            return run_now(self.run(values, trouble, all_ok=True, until=until))
+            return run_now(self.run(values, trouble, all_ok=True, until=until, again=again))
         self._calls = 1
-        results = self.retrier.call_now(self._predict, values, trouble, announced=self._counted, until=until)
+        results = self.retrier.call_now(
+            self._predict, values, trouble, announced=self._counted, until=until, again=again
+        )
         return _fail_returned_errors(results)
 
-    def run_array(self, whole: Any, trouble: list[Trouble], until: float = inf) -> Any:
-        """Run items that are the rows of one array, where nothing waits.
+    def run_array(self, whole: Any, trouble: list[Trouble], until: float, again: Again | None) -> Any:
+        """Run items that are the rows of one array, where nothing waits; `predict` may change it.
 
         Fast path of `run` with `ArrayRows`: the same outcome, see tests/worker/test_fast_paths.py.
         No row is looked at by itself.
@@ -149,8 +180,7 @@ class Invoker:
         self._calls = 1
         returned: Any
         try:
-            # predict may change what it gets, and a batch that is run again must be as it was
-            returned = self._predict(whole.copy() if whole.flags.writeable else whole)
+            returned = self._predict(whole)
             if type(returned) is type(whole) and returned.ndim > 1 and len(returned) == len(whole):
                 return returned
             if hasattr(returned, "__await__"):
@@ -163,7 +193,8 @@ class Invoker:
         returned = None
         items = ArrayRows(whole)
         try:
-            results = self.retrier.retry_now(stacking(self._counted(self._predict), items), items, trouble, why, until)
+            function = stacking(self._counted(self._predict), items)
+            results = self.retrier.retry_now(function, items, trouble, why, until, again)
         finally:
             del why  # it holds this frame
         return _fail_returned_errors(results)
@@ -175,15 +206,19 @@ class Invoker:
         trouble: list[Trouble],
         positions: Sequence[int],
         until: float,
+        again: Again | None = None,
     ) -> list[Any]:
         """Call `function` over all values at once; see `retry.Retrier.call`."""
         if not values:
             return []
-        return await self.retrier.call(self._counted(function), values, trouble, positions=positions, until=until)
+        call = self.retrier.call
+        return await call(self._counted(function), values, trouble, positions=positions, until=until, again=again)
 
     async def for_each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """Call `step`, which is user code, for each value that has not failed, by itself."""
-        return await self._for_each(self._counted(step), values, trouble)
+        """Call `step`, which is user code, for each value that has not failed, by itself. What it
+        returns is for the model's hooks.
+        """
+        return await self._for_each(self._counted(step), values, trouble, handed_on=True, waits=True)
 
     # -- inside
 
@@ -194,54 +229,103 @@ class Invoker:
             if hasattr(returned, "__await__"):
                 await self.retrier.resolve(returned)
 
-    async def _predict_batch(self, values: list[Any], trouble: list[Trouble], all_ok: bool, until: float) -> list[Any]:
-        predict, sizes = self._counted(self._predict), self._sizes
+    def _renewing(self, values: list[Any], again: Again) -> Again:
+        """Return what prepares items once more, by their positions, and puts them among the values,
+        since `postprocess` gets what the last call was given.
+        """
+
+        async def renew(positions: Sequence[int]) -> list[Any]:
+            fresh = await self.preprocess(await again(positions), [])
+            for position, value in zip(positions, fresh, strict=True):
+                values[position] = value
+            return fresh
+
+        return renew
+
+    async def _predict_batch(
+        self, values: list[Any], trouble: list[Trouble], all_ok: bool, until: float, again: Again | None
+    ) -> list[Any]:
+        predict, pad = self._counted(self._predict), self._pad
         if self.traits.takes_array:
-            return await self._predict_arrays(predict, values, trouble, until)
+            return await self._predict_arrays(predict, values, trouble, until, again)
+        call = self.retrier.call
         if all_ok or none_failed(values):
-            return await self.retrier.call(predict, values, trouble, sizes=sizes, until=until)
+            return await call(predict, values, trouble, pad=pad, until=until, again=again)
         positions = [i for i, value in enumerate(values) if type(value) is not Failed]
         if not positions:
             return values
         items = [values[i] for i in positions]
-        results = iter(await self.retrier.call(predict, items, trouble, sizes=sizes, positions=positions, until=until))
+        results = iter(await call(predict, items, trouble, pad=pad, positions=positions, until=until, again=again))
         return [v if type(v) is Failed else next(results) for v in values]
 
     async def _predict_arrays(
-        self, predict: Callable[[Any], Any], values: list[Any], trouble: list[Trouble], until: float
+        self,
+        predict: Callable[[Any], Any],
+        values: list[Any],
+        trouble: list[Trouble],
+        until: float,
+        again: Again | None,
     ) -> list[Any]:
         """Call `predict` with one array, or with one for each kind of items."""
+        call, pad = self.retrier.call, self._pad
         if type(values) is ArrayRows:
-            function = stacking(predict, values)
-            return await self.retrier.call(function, values, trouble, sizes=self._sizes, until=until)
+            return await call(stacking(predict, values), values, trouble, pad=pad, until=until, again=again)
         results = values[:]
         left = [i for i, value in enumerate(values) if type(value) is not Failed]
-        for kind in by_kind([values[i] for i in left]):
+        kinds = by_kind([values[i] for i in left])
+        for kind in kinds:
             positions = [left[i] for i in kind]
             items = [values[i] for i in positions]
             function = stacking(predict, items)
-            sizes = self._sizes
-            of_kind = await self.retrier.call(function, items, trouble, sizes=sizes, positions=positions, until=until)
+            of_kind = await call(function, items, trouble, pad=pad, positions=positions, until=until, again=again)
             for position, result in zip(positions, of_kind, strict=True):
-                results[position] = result
+                # the call for the next kind may fill the same memory again
+                results[position] = result if len(kinds) == 1 or type(result) is Failed else self.retrier.own(result)
         return results
 
-    async def _for_each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """Call `step` for each item that has not failed, by itself."""
+    async def _for_each(
+        self,
+        step: Callable[[Any], Any],
+        values: list[Any],
+        trouble: list[Trouble],
+        *,
+        handed_on: bool = False,
+        waits: bool = False,
+    ) -> list[Any]:
+        """Call `step` for each item that has not failed, by itself.
+
+        What a call has returned is copied before the next one, which may fill the same memory.
+
+        Args:
+            step: User code.
+            values: The items.
+            trouble: Whatever happens besides is appended to this.
+            handed_on: Whether what it returns only goes to the next hook.
+            waits: Whether user code is called before all of it is read, so that the last result is
+                copied, too.
+        """
         done: list[Any] = []
+        made = -1  # the position of the last result that may change
         for value in values:
             if type(value) is Failed:  # its `__class__` may be a trap
                 done.append(value)
                 continue
+            if made >= 0:
+                done[made] = self.retrier.own(done[made], handed_on)
+                made = -1
             try:
                 result = step(value)
                 if hasattr(result, "__await__"):
                     result = await self.retrier.resolve(result)
+                if type(result) not in UNCHANGING:
+                    made = len(done)
                 done.append(result)
             except BaseException as error:
                 if self.retrier.is_fatal(error):
                     raise
                 done.append(self.retrier.failed_alone(error, trouble))
+        if made >= 0 and waits:
+            done[made] = self.retrier.own(done[made], handed_on)
         return done
 
     def _counted(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -274,7 +358,7 @@ def _fail_returned_errors(results: list[Any]) -> list[Any]:
 
 def is_async(model: AnyModel | Model) -> bool:
     """Report whether `predict` or a hook of the model is `async def`."""
-    while isinstance(model, functools.partial):
+    while isinstance(model, partial):
         model = model.func
     if isinstance(model, type | Model):
         hooks = ("setup", "preprocess", "predict", "postprocess", "teardown", *STEPS_HOOKS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -13,6 +13,22 @@ from carpool.errors import ModelError
 from carpool.rows import ArrayRows
 
 T = TypeVar("T")
+
+UNCHANGING: Final = frozenset({int, float, str, bytes, bool, type(None)})
+"""Types of values that cannot change, so that nobody needs a copy of them."""
+
+
+class Own(Protocol):
+    """Returns a copy of a value that shares nothing with it that can change."""
+
+    def __call__(self, value: Any, handed_on: bool = False) -> Any:
+        """Return the copy; `handed_on` says that it only goes from one hook to the next."""
+
+
+Again = Callable[[Sequence[int]], Awaitable[list[Any]]]
+"""Returns items of a batch as they came, by their positions: `Failed` for those that cannot be
+prepared again.
+"""
 
 
 class Failed:
@@ -31,6 +47,11 @@ class Failed:
 def none_failed(values: Sequence[Any]) -> bool:
     """Report whether no value is `Failed`."""
     return Failed not in set(map(type, values))
+
+
+def as_it_is(value: Any, handed_on: bool = False) -> Any:
+    """Return the value itself: an `Own` for callers whose objects are handed on as they are."""
+    return value
 
 
 class Trouble(msgspec.Struct, array_like=True):

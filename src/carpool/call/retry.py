@@ -27,7 +27,17 @@ from math import inf
 from typing import Any, NamedTuple
 
 from carpool.call.oom import is_out_of_memory, release_memory
-from carpool.call.results import Failed, Trouble, as_results, is_bad_result, run_now
+from carpool.call.results import (
+    UNCHANGING,
+    Again,
+    Failed,
+    Own,
+    Trouble,
+    as_it_is,
+    as_results,
+    is_bad_result,
+    run_now,
+)
 from carpool.clock import Clock, monotonic
 from carpool.rows import first
 
@@ -46,6 +56,10 @@ MOST_RERUN_S = 60.0
 """The most of these seconds that can be saved up; a worker starts with as many."""
 
 
+Pad = Callable[[list[Any]], list[Any]]
+"""Returns items with more of them behind, that are there only to be as many as a call takes."""
+
+
 class Retrier:
     """Makes batch calls, and makes them again in parts where they fail.
 
@@ -58,10 +72,13 @@ class Retrier:
         is_ending: Whether the caller is in fact being ended; user code may raise the fatal errors
             by itself.
         may_wait: Whether there is an event loop on which async user code can wait.
+        own: Copies what one call of user code has made and others may change before it is read; of
+            an exception, its arguments are replaced by copies.
         clock: Monotonic seconds.
 
     Attributes:
         may_wait: Whether there is an event loop on which async user code can wait.
+        own: See there.
         most_probes: How many items of the next suspect batch are tried by themselves.
     """
 
@@ -74,6 +91,7 @@ class Retrier:
         fatal_errors: tuple[type[BaseException], ...] = (),
         is_ending: Callable[[], bool] = lambda: True,
         may_wait: bool = False,
+        own: Own = as_it_is,
         clock: Clock = monotonic,
     ) -> None:
         self.isolate_errors = isolate_errors
@@ -84,6 +102,7 @@ class Retrier:
         self._fatal_errors = fatal_errors
         self._is_ending = is_ending
         self.may_wait = may_wait
+        self.own = own
         self._budget_s = MOST_RERUN_S  # for running batches again; below zero it is overdrawn
         self._budget_at = clock()  # when that was worked out
         self._rerun_s = 0.0  # spent on running batches again since then
@@ -94,9 +113,10 @@ class Retrier:
         items: list[Any],
         trouble: list[Trouble],
         *,
-        sizes: Sequence[int] | None = None,
+        pad: Pad | None = None,
         positions: Sequence[int] | None = None,
         until: float = inf,
+        again: Again | None = None,
     ) -> list[Any]:
         """Return what `function` returns for the items, with a `Failed` in the place of each that
         fails.
@@ -105,16 +125,17 @@ class Retrier:
             function: Takes a list and returns as many results; may be async.
             items: At least one.
             trouble: Whatever happens besides is appended to this.
-            sizes: Each part is padded up to the next of these with its last item, and the surplus
+            pad: Adds items to each part until there are as many as `function` takes; the surplus
                 results are dropped.
             positions: The items' positions in their batch, if they are not all of it.
             until: The time from which nobody waits for the results.
+            again: Returns items as they came, for further calls; None to give the same objects.
         """
         n = len(items)
         part: Any
         returned: Any
         try:
-            part = items[:] if sizes is None else pad_to_size(items, sizes)
+            part = items[:] if pad is None else pad(items)
             returned = function(part)
             if hasattr(returned, "__await__"):
                 returned = await self.resolve(returned)
@@ -125,9 +146,9 @@ class Retrier:
             why = error
         # nothing of the failed call may take up memory while parts of it are run
         returned = part = None
-        retry = _Retry(self, function, items, trouble, sizes, range(n) if positions is None else positions, until)
+        where = range(n) if positions is None else positions
         try:
-            return await retry.run(why)
+            return await _Retry(self, function, items, trouble, pad, where, until, again).run(why)
         finally:
             del why  # it holds this frame
 
@@ -139,6 +160,7 @@ class Retrier:
         *,
         announced: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None = None,
         until: float = inf,
+        again: Again | None = None,
     ) -> list[Any]:
         """Make a call for a whole batch where nothing waits.
 
@@ -152,6 +174,7 @@ class Retrier:
             announced: Returns what takes the place of `function` where the call is made again in
                 parts; None if nothing does.
             until: The time from which nobody waits for the results.
+            again: See `call`.
         """
         returned: Any
         part: Any = items[:]
@@ -166,7 +189,8 @@ class Retrier:
             why = error
         returned = part = None
         try:
-            return self.retry_now(function if announced is None else announced(function), items, trouble, why, until)
+            function = function if announced is None else announced(function)
+            return self.retry_now(function, items, trouble, why, until, again)
         finally:
             del why
 
@@ -177,9 +201,10 @@ class Retrier:
         trouble: list[Trouble],
         why: BaseException,
         until: float,
+        again: Again | None,
     ) -> list[Any]:
         """Make a call for a whole batch again in parts, after it has raised `why`."""
-        return run_now(_Retry(self, function, items, trouble, None, range(len(items)), until).run(why))
+        return run_now(_Retry(self, function, items, trouble, None, range(len(items)), until, again).run(why))
 
     async def resolve(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of what user code returned to be awaited.
@@ -197,6 +222,7 @@ class Retrier:
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
         """Return the `Failed` of an item that was called by itself."""
+        self.own(error)
         if self.means_out_of_memory(error):
             release_memory(error)
             trouble.append(Trouble(out_of_memory=True))
@@ -248,16 +274,18 @@ class _Retry:
         function: Callable[[list[Any]], Any],
         items: list[Any],
         trouble: list[Trouble],
-        sizes: Sequence[int] | None,
+        pad: Pad | None,
         positions: Sequence[int],
         until: float,
+        again: Again | None,
     ) -> None:
         self._retrier = retrier
         self._function = function
         self._items = items
-        self._sizes = sizes
+        self._pad = pad
         self._positions = positions
         self._until = until
+        self._again = again
         self._began = retrier.clock()
         self._may_rerun = retrier.may_rerun()
         self._results: list[Any] = [None] * len(items)
@@ -301,13 +329,14 @@ class _Retry:
         part: Any
         returned: Any
         try:
-            part = self._items[begin:end]
-            if self._sizes is not None:
-                part = pad_to_size(part, self._sizes)
+            part = await self._items_of(begin, end)
+            if self._pad is not None:
+                part = self._pad(part)
             returned = self._function(part)
             if hasattr(returned, "__await__"):
                 returned = await self._retrier.resolve(returned)
-            self._results[begin:end] = as_results(returned, len(part))[:n]
+            # the next call may fill the same memory again
+            self._results[begin:end] = map(self._retrier.own, as_results(returned, len(part))[:n])
             self._fitted.append(_Part(begin, end))
         except BaseException as error:
             if self._retrier.is_fatal(error):
@@ -315,8 +344,23 @@ class _Retry:
             returned = part = None
             self._handle_failure(begin, end, error)
 
+    async def _items_of(self, begin: int, end: int) -> list[Any]:
+        """Return the items of a part as they came, since a call that failed may have changed them.
+
+        Raises: what it takes to prepare one of them again.
+        """
+        items = self._items[begin:end]
+        if self._again is None or UNCHANGING.issuperset(map(type, items)):
+            return items
+        items = await self._again(self._positions[begin:end])
+        for item in items:
+            if type(item) is Failed:
+                raise item.error
+        return items
+
     def _handle_failure(self, begin: int, end: int, error: BaseException) -> None:
         """Decide what becomes of a part whose call has raised."""
+        self._retrier.own(error)
         if not self._retrier.means_out_of_memory(error):
             self._raised.append(_FailedPart(begin, end, error))
             return
@@ -424,8 +468,10 @@ def padded_size(n: int, sizes: Sequence[int]) -> int:
     return sizes[i] if i < len(sizes) else n
 
 
-def pad_to_size(items: list[Any], sizes: Sequence[int]) -> list[Any]:
-    """Return the items, with the last one repeated until there are as many as the next allowed
-    size.
-    """
-    return items + items[-1:] * (padded_size(len(items), sizes) - len(items))
+def padding_to(sizes: Sequence[int], own: Callable[[Any], Any]) -> Pad:
+    """Return what adds copies of the last item until there are as many as the next allowed size."""
+
+    def pad(items: list[Any]) -> list[Any]:
+        return items + [own(items[-1]) for _ in range(padded_size(len(items), sizes) - len(items))]
+
+    return pad

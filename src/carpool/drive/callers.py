@@ -12,7 +12,8 @@ from carpool.errors import DeadlineExceeded, ModelError
 from carpool.foreign import as_model_error, text_of
 from carpool.request import DONE, Request
 from carpool.wire import scalars
-from carpool.wire.payload import dump, load, size_of
+from carpool.wire.memory import Memory
+from carpool.wire.payload import LARGE, Payload, detach, dump, load, size_of
 from carpool.wire.scalars import SCALARS, SHORT_SCALARS
 
 GRACE_S = 1.0
@@ -28,8 +29,15 @@ Weigh = Callable[[Request, Any], None]
 """Writes on a request what its item counts for: its size, its length and its key."""
 
 
-def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
+def request_for(x: Any, deadline: float, weigh: Weigh | None = None, memory: Memory | None = None) -> Request:
     """Return a caller's object as a request, which waits while the queue is full.
+
+    Args:
+        x: The object.
+        deadline: The time after which nobody waits for the answer.
+        weigh: Writes on the request what the item counts for.
+        memory: Where large buffers are copied to, so that the caller may change them; None if the
+            caller cannot, as its thread waits for the answer.
 
     Raises:
         Exception: What pickling or weighing the object raises.
@@ -46,6 +54,8 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
         nbytes = len(item)
     else:
         nbytes = scalars.BYTES if type(item) in SHORT_SCALARS else size_of(item)
+    if memory is not None and nbytes >= LARGE:
+        item = detach(item, memory)
     request = Request(item, deadline, None, nbytes)
     if weigh is not None:
         weigh(request, x)
@@ -58,6 +68,14 @@ def result_of(request: Request) -> Any:
     if request.error is not None:
         raise error_of(request)
     return load_result(request.result)
+
+
+def load_part(request: Request, payload: Payload) -> Any:
+    """Return a part as an object, which shares no memory with what is kept of it: its model may go
+    on from there elsewhere. Raises `ModelError` if it cannot be read.
+    """
+    is_kept = request.stream is not None and len(request.stream.kept) > 0
+    return load_result(detach(payload, Memory()) if is_kept else payload)
 
 
 def load_result(payload: object) -> Any:

@@ -2,8 +2,8 @@
 
 Threads are for models that release the GIL, tasks for `async def` models. They live the same life
 as a worker process (`worker/serve.py`) and exchange the same frames, which are handed over as they
-are. But they cannot be killed: one that hangs is left to itself, and what it sends later is not
-read.
+are; only what a model may go on changing is copied out of them, as a socket would do it. But they
+cannot be killed: one that hangs is left to itself, and what it sends later is not read.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.foreign import text_of
 from carpool.wire.frame import Frame, FrameError
+from carpool.wire.memory import Memory
+from carpool.wire.payload import detached
 from carpool.worker import affinity
 from carpool.worker.place import enter_context
 from carpool.worker.serve import serve
@@ -188,6 +190,7 @@ class _ThreadLink:
         self._loop = loop
         self._inbox = inbox
         self._hear = hear
+        self._memory = Memory()
         self.heard_at = 0.0
 
     async def receive(self) -> Frame | None:
@@ -199,6 +202,7 @@ class _ThreadLink:
         return not self._inbox.empty()
 
     def send(self, frame: Frame) -> None:
+        frame.payloads = detached(frame.payloads, self._memory)
         _call_soon(self._loop, self._hear, frame)
 
 
@@ -286,6 +290,7 @@ class _LoopLink:
         self._inbox = inbox
         self._news = news
         self._hear = hear
+        self._memory = Memory()
         self.heard_at = 0.0
 
     async def receive(self) -> Frame | None:
@@ -300,6 +305,7 @@ class _LoopLink:
         return bool(self._inbox)
 
     def send(self, frame: Frame) -> None:
+        frame.payloads = detached(frame.payloads, self._memory)
         self._hear(frame)
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from carpool.drive.aio import Driver
-from carpool.drive.callers import GRACE_S, NO_ANSWER, error_of, load_result, result_of, with_cause
+from carpool.drive.callers import GRACE_S, NO_ANSWER, error_of, load_part, result_of, with_cause
 from carpool.drive.loop_thread import LoopThread
 from carpool.errors import DeadlineExceeded
 from carpool.request import DONE, Request
@@ -132,7 +132,7 @@ class AsyncParts(AsyncIterator[T]):
         if self._unread.take(size_of(payload)):
             self._unread.is_paused = False
             self._driver.pause(self._request, False)
-        return cast(T, load_result(payload))
+        return cast(T, load_part(self._request, payload))
 
     def whole(self, parts: list[Any]) -> Any:
         """Return the whole answer, once all parts have been taken.
@@ -229,7 +229,7 @@ class ThreadParts(Iterator[T]):
         payload = self._parts.popleft()
         if self._unread.take(size_of(payload)):
             self._thread.post(self._go_on)
-        return cast(T, load_result(payload))
+        return cast(T, load_part(self._request, payload))
 
     def whole(self, parts: list[Any]) -> Any:
         """Return the whole answer, once all parts have been taken.

@@ -20,7 +20,7 @@ from carpool.errors import DeadlineExceeded
 from carpool.foreign import as_model_error
 from carpool.request import DONE, Request
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, detach
+from carpool.wire.payload import LARGE
 from carpool.wire.scalars import SCALARS
 
 _BYTES_IN_FLIGHT = 16 * 2**20  # of large items; more only pushes them out of the processor's cache
@@ -415,9 +415,7 @@ class _Raised:
 def _request_of(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> Request:
     """Return a copied item as a request, which is done if copying or weighing has failed."""
     try:
-        request = request_for(x, deadline, weigh)
-        if type(request.item) is list and request.nbytes >= LARGE:
-            request.item = detach(request.item, memory)
+        request = request_for(x, deadline, weigh, memory)
         request.bulk = True
         return request
     except Exception as error:

@@ -23,6 +23,7 @@ from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, without_mark
 from carpool.hints import schema
 from carpool.http_request import HTTPRequest
 from carpool.model import Model
+from carpool.worker.own import own
 
 _LONGEST_COMPLAINT = 200
 
@@ -308,6 +309,9 @@ def _answers(model: TableModel, predict: Callable[..., Any], items: list[Any]) -
         group.sort(key=lambda each: (order[id(each[1].frame)], each[1].begin))
         frame = library.join(_runs(library, [rows for _, rows in group]))
         _answer_group(predict(model, frame), len(frame), group, items, results)
+        if len(groups) > 1:  # the call for the next group may fill the same memory again
+            for index, _ in group:
+                results[index] = own(results[index])
     return results
 
 

@@ -43,6 +43,7 @@ from carpool.service.run_settings import RunSettings
 from carpool.service.running import Running
 from carpool.service.stream_window import window_of
 from carpool.service.weigh import weigher_of
+from carpool.wire.memory import Memory
 from carpool.worker import program
 
 _HOW_TO_CLOSE = "call close(), or use a block, `with service.run() as s:`"
@@ -72,6 +73,7 @@ class AsyncHandle:
         self._life = self._running.life
         self._journal = Journal(settings.journal_size) if settings.journal_size else None
         self._made: Assembly | None = None
+        self._memory = Memory()  # of items, on the service's loop
 
     def __repr__(self) -> str:
         return f"<AsyncHandle {self.in_short()}>"
@@ -280,8 +282,7 @@ class AsyncHandle:
         """Return the model's answer to one item. Waits while the queue is full.
 
         Args:
-            x: The item. Buffers of 64 KiB or more in it (arrays, mostly) are not copied: leave them
-                unchanged until the answer is there.
+            x: The item. It is copied, so you may change it while you await the answer.
             timeout_s: The longest time to wait, in seconds. It can only shorten the service's own.
             priority: From -100 to 100. Larger goes first, but each second that a request is passed
                 over counts as one level.
@@ -304,7 +305,7 @@ class AsyncHandle:
         loop = driver.loop
         if asyncio.get_running_loop() is not loop:
             self._refuse_other_loops()
-        request = self.new_request(x, timeout_s, priority)
+        request = self.new_request(x, timeout_s, priority, self._memory)
         caller = FutureCaller(loop)
         request.caller = caller
         driver.submit(request)
@@ -403,17 +404,18 @@ class AsyncHandle:
         """
         return [] if self._journal is None else self._journal.story(request_id)
 
-    def new_request(self, x: Any, timeout_s: float | None, priority: int) -> Request:
+    def new_request(self, x: Any, timeout_s: float | None, priority: int, memory: Memory | None = None) -> Request:
         """Make a request of an item. Raises what pickling or weighing the item raises.
 
         Args:
             x: The item.
             timeout_s: See `predict`.
             priority: See `predict`.
+            memory: See `request_for`.
         """
         wanted_s = optional_seconds("timeout_s", timeout_s)
         limit_s = self.service.timeout_s if wanted_s is None else min(wanted_s, self.service.timeout_s)
-        request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
+        request = request_for(x, self.running_driver.clock() + limit_s, self.weigh, memory)
         request.patient = self._waits
         if priority != 0:
             request.lane = Lane(valid_priority(priority), request.lane.key, 0)
@@ -429,9 +431,9 @@ class AsyncHandle:
             is_told_both: Whether the caller takes the whole answer as well, as the model makes it.
         """
         if not self.service.stages[-1].traits.in_parts:
-            return self.new_request(x, timeout_s, priority)
+            return self.new_request(x, timeout_s, priority, Memory())
         wanted_s = optional_seconds("timeout_s", timeout_s)
-        request = self.new_request(x, None, priority)
+        request = self.new_request(x, None, priority, Memory())
         request.stream = Stream(until=inf if wanted_s is None else self.running_driver.clock() + wanted_s)
         request.stream.is_told_both = is_told_both
         return request

@@ -123,8 +123,8 @@ class Handle:
         """Return the model's answer to one item, in any thread. Waits while the queue is full.
 
         Args:
-            x: The item. Buffers of 64 KiB or more in it (arrays, mostly) are not copied: leave them
-                unchanged until the answer is there.
+            x: The item. Large arrays in it are copied no earlier than they are sent: no other
+                thread may change them until the answer is there.
             timeout_s: The longest time to wait, in seconds. It can only shorten the service's own.
             priority: From -100 to 100. Larger goes first, but each second that a request is passed
                 over counts as one level.

@@ -18,7 +18,8 @@ from carpool import details
 from carpool.details import Detail
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.http_response import HTTPError
-from carpool.wire.payload import Payload, dump_within, load
+from carpool.wire.payload import Payload, load
+from carpool.wire.pickling import dumps
 
 LONGEST_CAUSE = 64 * 1024
 """The most bytes of a pickled exception; a larger one is reported as text only."""
@@ -72,7 +73,7 @@ _decoder = msgspec.msgpack.Decoder(FailureReport)
 def with_cause(report: FailureReport, error: BaseException) -> FailureReport:
     """Return the report with the exception itself added, if that can be pickled."""
     try:
-        cause = dump_within(error, LONGEST_CAUSE)
+        cause = dumps(error, longest=LONGEST_CAUSE)
         return msgspec.structs.replace(report, cause=cause, module=str(type(error).__module__))
     except BaseException:  # pickling runs the user's code
         return report

@@ -19,8 +19,10 @@ from typing import Any, Final
 import msgspec
 
 from carpool.wire import arrays, scalars
+from carpool.wire.arrays import Block
 from carpool.wire.memory import Memory
-from carpool.wire.scalars import LEAST_INT, LONGEST_TEXT, MOST_INT, SCALARS, SHORT_SCALARS, Scalar
+from carpool.wire.pickling import dumps
+from carpool.wire.scalars import LEAST_INT, LONGEST_TEXT, MOST_INT, SCALARS, SHORT_SCALARS, Scalar, Scalars
 
 Buffer = bytes | bytearray | memoryview
 Payload = Buffer | list[Buffer] | Scalar
@@ -73,7 +75,7 @@ def dump(value: Any) -> Payload:
         try:
             return scalars.pack(value)
         except (OverflowError, UnicodeError, msgspec.MsgspecError):
-            return pickle.dumps(value, 5)  # an integer of over 64 bits, or half a surrogate pair
+            return dumps(value)  # an integer of over 64 bits, or half a surrogate pair
     if kind is bytes and len(value) >= LARGE:
         return [b"", value]
     if kind is arrays._ndarray or (arrays._ndarray is None and "numpy" in sys.modules and kind is arrays.array_type()):
@@ -89,37 +91,8 @@ def dump(value: Any) -> Payload:
         buffers.append(raw)
         return False
 
-    head = pickle.dumps(value, 5, buffer_callback=keep_in_pickle)
+    head = dumps(value, keep_in_pickle)
     return [head, *buffers] if buffers else head
-
-
-def dump_within(value: object, longest: int) -> bytes:
-    """Return the pickle of `value`, of at most `longest` bytes.
-
-    Raises:
-        OverflowError: The pickle would be longer.
-        BaseException: Whatever pickling raises.
-    """
-    file = _BoundedFile(longest)
-    pickle.Pickler(file, 5).dump(value)
-    return b"".join(file.parts)
-
-
-class _BoundedFile:
-    """A file that takes `longest` bytes, so that pickling a larger object stops early."""
-
-    def __init__(self, longest: int) -> None:
-        self.parts: list[bytes] = []
-        self._left = longest
-
-    def write(self, data: Buffer) -> int:
-        """Take the next part of a pickle."""
-        n = _nbytes(data)
-        self._left -= n
-        if self._left < 0:
-            raise OverflowError("the pickle is longer than it may be")
-        self.parts.append(bytes(data))
-        return n
 
 
 def _packed_array(array: arrays.Array) -> Payload | None:
@@ -132,7 +105,7 @@ def _packed_array(array: arrays.Array) -> Payload | None:
 
 def load(payload: Payload) -> object:
     """Read what `dump` has made. Arrays share the memory of the payload's buffers, so a payload is
-    read only once.
+    read only once; what is to be read again is `detached` before.
     """
     kind: type = type(payload)
     if kind is bytes or kind in _BUFFERS:
@@ -147,20 +120,32 @@ def load(payload: Payload) -> object:
     return pickle.loads(head, buffers=buffers)
 
 
-def detach(payload: list[Buffer], memory: Memory) -> list[Buffer]:
-    """Return a payload that shares no memory with the object it was made of, which may change from
-    now on.
+def detached(payloads: Sequence[Payload], memory: Memory) -> Sequence[Payload]:
+    """Return payloads that share no memory with these, nor with the objects they were made of,
+    which may change from now on. What cannot change is not copied.
     """
-    head, *buffers = payload
-    return [head, *[_copied(buffer, memory) for buffer in buffers]]
+    if type(payloads) is Block:
+        elements = payloads.elements
+        own = _copied(elements, memory)
+        return payloads if own is elements else Block(payloads.head, own, len(payloads))
+    if type(payloads) is Scalars or list not in set(map(type, payloads)):
+        return payloads
+    return [detach(payload, memory) for payload in payloads]
+
+
+def detach(payload: Payload, memory: Memory) -> Payload:
+    """Return a payload that shares no memory with this one; see `detached`."""
+    if type(payload) is not list:  # reading it makes new objects
+        return payload
+    return [_copied(buffer, memory) for buffer in payload]
 
 
 def _copied(buffer: Buffer, memory: Memory) -> Buffer:
     if type(buffer) is bytes:
         return buffer
-    copy = memory.buffer(len(buffer))
-    memoryview(copy)[:] = buffer  # assigning to the bytearray itself would copy twice
-    return copy
+    fresh = memory.buffer(_nbytes(buffer))
+    memoryview(fresh)[:] = buffer  # assigning to the bytearray itself would copy twice
+    return fresh
 
 
 def size_of(payload: Payload) -> int:

@@ -8,13 +8,15 @@ sent, and its results are written as callers accept them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from math import inf
 from typing import Any
 
+import msgspec
+
 from carpool.call.invoke import Invoker
-from carpool.call.results import Failed, Trouble
+from carpool.call.results import Again, Failed, Trouble
 from carpool.clock import Clock, monotonic
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.hints import nesting, schema
@@ -25,10 +27,12 @@ from carpool.rows import ArrayRows
 from carpool.wire import arrays, payload
 from carpool.wire.arrays import Block
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
+from carpool.wire.memory import Memory
 from carpool.wire.outcome import FailureReport, Outcome, read_report
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW, adapted, without_adapter
 from carpool.wire.response import pack_response
 from carpool.wire.scalars import SCALARS, Scalars, are_scalars, as_scalars
+from carpool.worker.own import own
 from carpool.worker.program import MainProgram
 from carpool.worker.reports import Expired, FailureReports, outcome_of
 
@@ -97,6 +101,7 @@ class BatchAnswerer:
         self._after_predict = after_predict
         self._main = main
         self._same_process = same_process
+        self._memory = Memory()
         gives = traits.output_type
         self._taken = {JSON: traits.input_type, MSGPACK: traits.input_type} if is_first else {}  # types by format
         for i, adapter in enumerate(adapters):
@@ -152,8 +157,7 @@ class BatchAnswerer:
             if i >= len(at_least) and started - began >= _TIMING_S:
                 break
             troubles = len(self.trouble)
-            indices, results = await self._run_examples(begin, size)
-            took_s = clock() - started
+            indices, results, took_s = await self._run_examples(clock, begin, size)
             if len(self.trouble) == troubles:
                 best[size] = min(took_s, best.get(size, took_s))
             if i < len(at_least):
@@ -179,27 +183,38 @@ class BatchAnswerer:
         for i, (example, n) in [*enumerate(shapes), *enumerate(shapes)]:
             if i in best and clock() - began >= _TIMING_S:
                 break
-            troubles, started = len(self.trouble), clock()
-            await self._run_examples(example, n, step=0)
-            took_s = clock() - started
+            troubles = len(self.trouble)
+            _, _, took_s = await self._run_examples(clock, example, n, step=0)
             if len(self.trouble) == troubles:
                 best[i] = min(took_s, best.get(i, took_s))
         return sorted(best.items())
 
-    async def _run_examples(self, begin: int, size: int, step: int = 1) -> tuple[list[int], list[Any]]:
+    async def _run_examples(
+        self, clock: Clock, begin: int, size: int, step: int = 1
+    ) -> tuple[list[int], list[Any], float]:
         """Run `size` examples as one batch, beginning with one of them and starting over after the
         last; with a `step` of 0 it is the same one over and over. Return the positions of the
-        examples, and their results.
+        examples, their results, and the seconds that it took.
         """
         examples = self.traits.examples
         indices = [(begin + step * i) % len(examples) for i in range(size)]
-        results = await self._invoker.run([examples[i] for i in indices], self.trouble)
+
+        async def again(positions: Sequence[int]) -> list[Any]:
+            return self.examples([indices[i] for i in positions])
+
+        values, started = self.examples(indices), clock()
+        results = await self._invoker.run(values, self.trouble, again=again)
+        took_s = clock() - started
         for i, value in zip(indices, results, strict=True):
             if type(value) is Failed:
                 _, report = outcome_of(value.error)
                 text = f"example {i + 1} of {len(examples)} does not run through its model: {report.message}"
                 raise ExampleError(text, report.traceback)
-        return indices, results
+        return indices, results, took_s
+
+    def examples(self, indices: Iterable[int]) -> list[Any]:
+        """Return copies of examples, since the model may write to what it gets."""
+        return [own(self.traits.examples[i]) for i in indices]
 
     def check_examples(self) -> None:
         """Raise `ExampleError` if a client could not send one of the examples.
@@ -264,14 +279,15 @@ class BatchAnswerer:
     async def _answer(self, frame: Frame, started: float, reply: Frame) -> None:
         """Put outcomes and results of a batch into its reply."""
         until = max(frame.deadlines)
+        again = self._again(frame, until)
         alike = self._decode_alike(frame, started)
-        values = await self._decode_each(frame, started, until) if alike is None else alike
+        values = await self._decode_each(frame, started, until, self.trouble) if alike is None else alike
         if self._before_predict is not None:
             self._before_predict()
         if alike is None or self._invoker.retrier.may_wait:
-            results = await self._invoker.run(values, self.trouble, until=until)
+            results = await self._invoker.run(values, self.trouble, until=until, again=again)
         else:
-            results = self._invoker.run_now(values, self.trouble, until)
+            results = self._invoker.run_now(values, self.trouble, until, again)
         if self._after_predict is not None:
             self._after_predict()
         if not self._write_scalars(results, frame.accepts, reply):
@@ -290,14 +306,15 @@ class BatchAnswerer:
         is_plain = frame.formats.count(OBJECT) == frame.accepts.count(OBJECT) == n and min(frame.deadlines) > started
         if not (is_plain and self._invoker.runs_arrays):
             return False
+        until = max(frame.deadlines)
+        again = self._again(frame, until)
         try:
             whole = frame.payloads.array()  # type: ignore[attr-defined]
         except BaseException:
             return False
         if self._before_predict is not None:
             self._before_predict()
-        until = max(frame.deadlines)
-        results = self._invoker.run_array(whole, self.trouble, until)
+        results = self._invoker.run_array(whole, self.trouble, until, again)
         if self._after_predict is not None:
             self._after_predict()
         if type(results) is type(whole):
@@ -310,10 +327,13 @@ class BatchAnswerer:
         return True
 
     async def decode(self, frame: Frame) -> list[Any]:
-        """Return the values of items, with `Failed` for those that cannot be read or are late."""
+        """Return the values of items, with `Failed` for those that cannot be read or are late. The
+        items may be read again.
+        """
         now = monotonic()
+        frame = msgspec.structs.replace(frame, payloads=payload.detached(frame.payloads, self._memory))
         values = self._decode_alike(frame, now)
-        return await self._decode_each(frame, now, inf) if values is None else list(values)
+        return await self._decode_each(frame, now, inf, self.trouble) if values is None else list(values)
 
     async def encode(self, results: list[Any], accepts: bytes, reply: Frame) -> None:
         """Put outcomes and payloads of results into a reply."""
@@ -325,7 +345,29 @@ class BatchAnswerer:
 
     # -- reading items
 
-    async def _decode_each(self, frame: Frame, now: float, until: float) -> list[Any]:
+    def _again(self, frame: Frame, until: float) -> Again | None:
+        """Return what reads items of a batch once more, for calls after the first; None if there
+        will be none.
+
+        What the model is given must not share memory with what is read then, nor with what is not
+        this worker's: then the frame gets payloads of its own.
+        """
+        came, may_call_again = frame.payloads, self._invoker.may_call_again(len(frame.ids))
+        if (may_call_again or self._same_process) and OBJECT in frame.formats:
+            frame.payloads = payload.detached(came, self._memory)
+        return self._reading_again(frame, came, until) if may_call_again else None
+
+    def _reading_again(self, frame: Frame, came: Sequence[payload.Payload], until: float) -> Again:
+        async def again(positions: Sequence[int]) -> list[Any]:
+            payloads = list(came)
+            piece = Frame(FrameKind.BATCH, formats=bytes([frame.formats[i] for i in positions]))
+            piece.deadlines = [inf] * len(positions)
+            piece.payloads = payload.detached([payloads[i] for i in positions], self._memory)
+            return await self._decode_each(piece, 0.0, until, [])
+
+        return again
+
+    async def _decode_each(self, frame: Frame, now: float, until: float, trouble: list[Trouble]) -> list[Any]:
         """Return the values of a batch's items, with `Failed` for those that cannot be read or have
         expired.
         """
@@ -339,9 +381,9 @@ class BatchAnswerer:
             except BaseException as error:  # types may have validators, which are user code
                 values.append(Failed(self._as_reading_error(error, format, body)))
         if CUSTOM in frame.formats:
-            await self._decode_custom(frame.formats, values, until)
+            await self._decode_custom(frame.formats, values, until, trouble)
         for i in range(len(self._adapters) if max(frame.formats) > CUSTOM else 0):
-            values = await self._adapt(i, frame.formats, values)
+            values = await self._adapt(i, frame.formats, values, trouble)
         return values
 
     def _decode_alike(self, frame: Frame, now: float) -> list[Any] | None:
@@ -377,29 +419,29 @@ class BatchAnswerer:
                 raise
             return self._main.read_again(self._decoders[OBJECT], body, error)
 
-    async def _decode_custom(self, formats: bytes, values: list[Any], until: float) -> None:
+    async def _decode_custom(self, formats: bytes, values: list[Any], until: float, trouble: list[Trouble]) -> None:
         """Read items in the model's own format, with one call of its `decode` for all of them."""
         positions = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
         bodies = [values[i] for i in positions]
-        if self.traits.decodes_requests:
-            make = RequestMaker().make
-            bodies = [make(bytes(head), bytes(body)) for head, body in bodies]
-        decoded = await self._invoker.call_together(self._decode_bodies, bodies, self.trouble, positions, until)
+        decoded = await self._invoker.call_together(self._decode_bodies, bodies, trouble, positions, until)
         for i, value in zip(positions, decoded, strict=True):
             # an exception may be returned in the place of an item
             values[i] = Failed(_as_parser_error(value)) if issubclass(type(value), BaseException) else value
 
     def _decode_bodies(self, bodies: list[Any]) -> Any:
+        if self.traits.decodes_requests:
+            make = RequestMaker().make
+            bodies = [make(bytes(head), bytes(body)) for head, body in bodies]
         try:
             return self._invoker.instance.decode(bodies)
         except ValueError as error:
             raise _as_parser_error(error) from error
 
-    async def _adapt(self, i: int, formats: bytes, values: list[Any]) -> list[Any]:
+    async def _adapt(self, i: int, formats: bytes, values: list[Any], trouble: list[Trouble]) -> list[Any]:
         """Return the values, with those that are for one adapter made into items by it."""
         own = [adapted(format, i) for format in (JSON, MSGPACK, RAW)]
         places = [place for place, format in enumerate(formats) if format in own]
-        made = await self._invoker.for_each(self._adapters[i], [values[place] for place in places], self.trouble)
+        made = await self._invoker.for_each(self._adapters[i], [values[place] for place in places], trouble)
         values = values[:]
         for place, item in zip(places, made, strict=True):
             values[place] = item
@@ -426,6 +468,8 @@ class BatchAnswerer:
         if not has_custom and Response not in kinds:
             self._write(results, accepts, kinds, reply)
             return
+        if has_custom and len(set(accepts)) > 1:  # the others wait while `encode` is called for those of one format
+            results = [y if type(y) is Failed else own(y) for y in results]
         results = results[:]  # it may be a list of the model's own
         responses: dict[int, Response] = {}
         accepts = self._take_out_responses(results, accepts, responses)
@@ -541,9 +585,14 @@ class BatchAnswerer:
         values = [results[i] for i in positions]
         content_type = self.traits.produces[format - CUSTOM]
         encode = partial(self._encode_values, content_type)
-        bodies = await self._invoker.call_together(encode, values, self.trouble, positions, until)
+        kept = dict(zip(positions, map(own, values), strict=True)) if len(values) > 1 else {}
+
+        async def again(positions: Sequence[int]) -> list[Any]:
+            return [own(kept[i]) for i in positions]
+
+        bodies = await self._invoker.call_together(encode, values, self.trouble, positions, until, again)
         for i, body in zip(positions, bodies, strict=True):
-            results[i] = Failed(body) if issubclass(type(body), BaseException) else body
+            results[i] = Failed(body) if issubclass(type(body), BaseException) else own(body)
 
     def _encode_values(self, content_type: str, values: list[Any]) -> Any:
         encode = self._invoker.instance.encode

@@ -13,9 +13,11 @@ from typing import Any
 
 from carpool.call.results import as_results
 from carpool.parts import END, Last
+from carpool.worker.own import own_part
 
 Predict = Callable[[Any], Any]
 IsFatal = Callable[[BaseException], bool]
+Own = Callable[[Any], Any]
 
 
 class ItemGenerators:
@@ -24,11 +26,13 @@ class ItemGenerators:
     Args:
         predict: Makes one of an item.
         is_fatal: Whether an exception ends the worker instead of failing an item.
+        own: Copies a part before user code is called again, which may fill the same memory.
     """
 
-    def __init__(self, predict: Predict, is_fatal: IsFatal) -> None:
+    def __init__(self, predict: Predict, is_fatal: IsFatal, own: Own = own_part) -> None:
         self._predict = predict
         self._is_fatal = is_fatal
+        self._own = own
 
     def start(self, xs: list[Any]) -> list[Any]:
         """Make the generators; none of them has begun when this returns."""
@@ -36,7 +40,12 @@ class ItemGenerators:
 
     async def step(self, generators: list[Any]) -> list[Any]:
         """Return what each of them yields next, or the exception that it raises."""
-        return [await self._next(generator) for generator in generators]
+        parts: list[Any] = []
+        for generator in generators:
+            if parts:
+                parts[-1] = self._own(parts[-1])
+            parts.append(await self._next(generator))
+        return parts
 
     async def stop(self, generator: Any) -> None:
         """Close a generator."""
@@ -86,10 +95,12 @@ class BatchGenerators:
 
     Args:
         predict: Makes a generator of a list of items.
+        own: See `ItemGenerators`.
     """
 
-    def __init__(self, predict: Predict) -> None:
+    def __init__(self, predict: Predict, own: Own = own_part) -> None:
         self._predict = predict
+        self._own = own
 
     def start(self, xs: list[Any]) -> list[_Member]:
         """Make a generator of the items, which has not begun when this returns."""
@@ -124,7 +135,7 @@ class BatchGenerators:
         for place in group.alive:
             kept = group.kept[place]
             if not (kept and _is_end(kept[-1])):
-                kept.append(parts[place])
+                kept.append(self._own(parts[place]))
 
 
 def _is_end(part: Any) -> bool:

@@ -16,6 +16,7 @@ from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Validat
 from carpool.foreign import named_text_of, text_of
 from carpool.http_response import HTTPError, check_refusal
 from carpool.wire.outcome import FailureReport, Outcome, pack_report, with_cause
+from carpool.worker.own import own
 
 _LONGEST_LINE = 2 * 1024  # characters of one line of a traceback
 _HAVE_CAUSES = frozenset({Outcome.MODEL_ERROR, Outcome.BAD_RESULT})
@@ -67,6 +68,7 @@ class FailureReports:
             return outcome, body, body
         if self.causes is not None:
             _cut_own_frames(cause)
+            own(cause)
             return outcome, body, body
         return outcome, body, pack_report(with_cause(report, cause))
 

@@ -38,6 +38,7 @@ from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.worker import program, step_loop
 from carpool.worker.answer import BatchAnswerer, ExampleError
+from carpool.worker.own import own
 from carpool.worker.own_metrics import own_metrics
 from carpool.worker.quiet import hold_back_prints
 from carpool.worker.reports import FailureReports, clear_own_frames, describe
@@ -124,6 +125,7 @@ async def serve(
         fatal_errors=fatal_errors,
         is_ending=is_ending,
         may_wait=may_wait,
+        own=own,
     )
     answerer = await _load(link, setup, find_model, retrier, announcer, points, same_process)
     metrics = None if same_process else own_metrics(setup.stage, setup.place)

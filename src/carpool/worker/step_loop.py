@@ -17,6 +17,7 @@ So policies know how far apart parts really come.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
@@ -36,6 +37,7 @@ from carpool.wire.outcome import Outcome
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, size_of
 from carpool.worker.answer import BatchAnswerer, ExampleError, as_bytes
 from carpool.worker.generators import BatchGenerators, ItemGenerators
+from carpool.worker.own import own_part
 from carpool.worker.reports import FailureReports, clear_own_frames, outcome_of
 from carpool.worker.steps import Lineup, Measures, Out, PlainOuts, Row, Runner, StepModel
 
@@ -212,22 +214,11 @@ class StepAnswerer:
         """Return the streams that can be started, and the failures of the others."""
         if not joining:
             return [], []
-        n = len(joining)
-        items = Frame(
-            FrameKind.BATCH,
-            0,
-            [each.id for each in joining],
-            bytes([each.format for each in joining]),
-            bytes(n),
-            [each.deadline for each in joining],
-            [each.item for each in joining],
-        )
-        values = await self.batches.decode(items)
-        values = await self._invoker.preprocess(values, [])
+        values = await self._values_of(joining)
         rows: list[Row] = []
         outs: list[Out] = []
         for each, value in zip(joining, values, strict=True):
-            row = Row(each.id, value, each.accept, each.takes)
+            row = Row(each.id, value, each.accept, each.takes, again=partial(self._value_of, each))
             if type(value) is not Failed:
                 try:
                     row.raw = [payload.load(part) for part in each.parts]
@@ -239,6 +230,24 @@ class StepAnswerer:
             else:
                 rows.append(row)
         return rows, outs
+
+    async def _value_of(self, each: wire.Joining) -> Any:
+        (value,) = await self._values_of([each])
+        return value
+
+    async def _values_of(self, joining: list[wire.Joining]) -> list[Any]:
+        """Return the items of streams as `start` gets them, with `Failed` for those that fail."""
+        n = len(joining)
+        items = Frame(
+            FrameKind.BATCH,
+            0,
+            [each.id for each in joining],
+            bytes([each.format for each in joining]),
+            bytes(n),
+            [each.deadline for each in joining],
+            [each.item for each in joining],
+        )
+        return await self._invoker.preprocess(await self.batches.decode(items), [])
 
     # -- what goes back
 
@@ -337,10 +346,11 @@ class StepAnswerer:
         timings: list[wire.StepTiming] = []
         for places in [range(1), *[range(i, min(i + most, n)) for i in range(0, n, most)]]:
             until = monotonic() + _WARM_UP_S
-            values = await self._invoker.preprocess([examples[i] for i in places], [])
+            values = await self._invoker.preprocess(self.batches.examples(places), [])
+            rows: list[Row] = []
             for i, value in zip(places, values, strict=True):
                 self._check_example(i, value)
-            rows = [Row(i, value, OBJECT, wire.PARTS) for i, value in zip(places, values, strict=True)]
+                rows.append(Row(i, value, OBJECT, wire.PARTS, again=partial(self._example, i)))
             outs: Sequence[Out] = await self._runner.follow(_NO_ORDER, rows)
             measures, least_s = self.take_measures(), inf
             while True:
@@ -358,6 +368,11 @@ class StepAnswerer:
             if measures.started == len(rows) and least_s < inf:
                 timings.append(wire.StepTiming(len(rows), least_s, measures.start_s))
         return timings
+
+    async def _example(self, i: int) -> Any:
+        """Return an example as `start` gets it, or `Failed`."""
+        (value,) = await self._invoker.preprocess(self.batches.examples([i]), [])
+        return value
 
     def _check_example(self, i: int, value: Any) -> None:
         if type(value) is Failed:
@@ -450,9 +465,10 @@ def _as_unsendable(packed: Packed, error: FrameError) -> Packed:
 
 def _step_model(invoker: Invoker, retrier: Retrier) -> StepModel:
     """Return what is stepped: the model itself, or its generators."""
+    own = partial(own_part, handed_on=hasattr(invoker.instance, "postprocess"))
     form = invoker.traits.form
     if form is Form.STEPS:
         return invoker.instance  # type: ignore[no-any-return]
     if form is Form.GENERATOR:
-        return ItemGenerators(invoker.new_generator, retrier.is_fatal)
-    return BatchGenerators(invoker.new_generator)
+        return ItemGenerators(invoker.new_generator, retrier.is_fatal, own)
+    return BatchGenerators(invoker.new_generator, own)

@@ -16,7 +16,7 @@ Each method of the user's is called here, and guarded. What it raises ends as fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from carpool.call.oom import release_memory
@@ -28,6 +28,7 @@ from carpool.logger import logger
 from carpool.parts import END, Last
 from carpool.wire import order as wire
 from carpool.wire.scalars import SCALARS
+from carpool.worker.own import own, own_part
 
 
 class StepModel(Protocol):
@@ -49,6 +50,8 @@ class Row:
     Attributes:
         id: Its request's.
         item: Its item as `start` gets it.
+        again: Returns the item once more, as it came; None if it will not begin again.
+        is_given: Whether the model has been given the item, and may have changed it.
         accept: The encoding in which its caller wants parts, or the answer.
         takes: What its caller takes, see `wire/order.py`.
         state: What `start` or `resume` has returned.
@@ -63,11 +66,13 @@ class Row:
 
     __slots__ = (
         "accept",
+        "again",
         "apart",
         "apart_until",
         "begun",
         "begun_parts",
         "id",
+        "is_given",
         "item",
         "n_parts",
         "parts",
@@ -76,9 +81,19 @@ class Row:
         "takes",
     )
 
-    def __init__(self, id: int, item: Any, accept: int, takes: int, raw: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        id: int,
+        item: Any,
+        accept: int,
+        takes: int,
+        raw: Sequence[Any] = (),
+        again: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
         self.id = id
         self.item = item
+        self.again = again
+        self.is_given = False
         self.accept = accept
         self.takes = takes
         self.state: Any = None
@@ -293,10 +308,10 @@ class Runner:
         began = self._retrier.clock()
         n = len(rows)
         try:
-            items = [row.item for row in rows]
+            items = [await _item_of(row) for row in rows]
             if rows[0].raw:
                 model: Any = self._model
-                states = await self._call(model.resume, items, [list(row.raw) for row in rows])
+                states = await self._call(model.resume, items, [list(map(own, row.raw)) for row in rows])
             else:
                 states = await self._call(self._model.start, items)
             self._lineup = None
@@ -307,7 +322,7 @@ class Runner:
         except BaseException as error:
             if self._retrier.is_fatal(error):
                 raise
-            why = error
+            why = own(error)
         else:
             self.measures.started += n
             return []
@@ -332,7 +347,13 @@ class Runner:
 
     # -- stepping
 
-    async def _step(self, lineup: Lineup) -> Sequence[Out]:
+    async def _step(self, lineup: Lineup, more: bool = False) -> Sequence[Out]:
+        """Make one call of `step`.
+
+        Args:
+            lineup: Who is stepped.
+            more: Whether the model is called again before what has come of it is sent.
+        """
         began = self._retrier.clock()
         rows, n = lineup.rows, len(lineup.rows)
         try:
@@ -342,10 +363,14 @@ class Runner:
         except BaseException as error:
             if self._retrier.is_fatal(error):
                 raise
-            why = error
+            why = own(error)
         else:
             self.measures.stepped += n
             self.measures.step_s += self._retrier.clock() - began
+            # what is called meanwhile may fill the memory of the parts again: another step,
+            # `postprocess`, or `collect` and `stop` of a stream that has ended
+            if more or self._postprocess is not None or any(map(_is_end, parts)):
+                parts = [own_part(part, self._postprocess is not None) for part in parts]
             plain = self._take_plain(lineup, parts)
             if plain is not None:
                 return plain
@@ -369,7 +394,7 @@ class Runner:
         self._has_apart = halves.keys() != {0}
         outs: list[Out] = []
         for half in halves.values():
-            outs += await self._step(Lineup(half))
+            outs += await self._step(Lineup(half), more=True)
         return outs
 
     def _missed(self, row: Row) -> int:
@@ -403,7 +428,7 @@ class Runner:
                 outs += await self._begin(half)
                 half = [row for row in half if row.id in self._running]
                 self._set_apart(half, missed)
-                outs += await self._step(Lineup(half))
+                outs += await self._step(Lineup(half), more=True)
         return outs
 
     def _set_apart(self, half: list[Row], missed: dict[int, int]) -> None:
@@ -467,9 +492,10 @@ class Runner:
             await self._fail(row, part, outs)
             return
         value = part
+        raw = own(part) if self._can_resume else part
         if self._postprocess is not None:
             try:
-                value = await self._postprocessed(part, row)
+                value = own(await self._postprocessed(part, row))
             except BaseException as error:
                 if self._retrier.is_fatal(error):
                     raise
@@ -477,15 +503,15 @@ class Runner:
                 return
         row.n_parts += 1
         if self._can_resume:
-            row.raw.append(part)
+            row.raw.append(raw)
         if row.takes == wire.PARTS:
-            outs.append(Out(row, wire.LAST if is_last else wire.MORE, value, part))
+            outs.append(Out(row, wire.LAST if is_last else wire.MORE, value, raw))
             if is_last:
                 await self._stop(row)
             return
-        row.parts.append(value)
+        row.parts.append(own(value))
         if row.takes == wire.BOTH:
-            outs.append(Out(row, wire.MORE, value, part))
+            outs.append(Out(row, wire.MORE, value, raw))
         if is_last:
             await self._end(row, outs)
 
@@ -503,14 +529,15 @@ class Runner:
             row.n_parts += 1
         if self._can_resume:
             for row, part in zip(rows, parts, strict=True):
-                row.raw.append(part)
+                row.raw.append(own(part))
         return PlainOuts(lineup, parts)
 
     async def _refill(self, row: Row, outs: list[Out]) -> None:
         """Make the parts anew that another worker has given, since the whole answer needs them."""
         try:
             row.parts = [
-                each if self._postprocess is None else await self._postprocessed(each, row) for each in row.raw
+                own(each) if self._postprocess is None else own(await self._postprocessed(own(each), row))
+                for each in row.raw
             ]
         except BaseException as error:
             if self._retrier.is_fatal(error):
@@ -540,6 +567,7 @@ class Runner:
                 answer = self._collect(row.parts)
                 if hasattr(answer, "__await__"):
                     answer = await self._retrier.resolve(answer)
+                answer = own(answer)
             except BaseException as error:
                 if self._retrier.is_fatal(error):
                     raise
@@ -549,6 +577,7 @@ class Runner:
         outs.append(Out(row, wire.LAST, answer))
 
     async def _fail(self, row: Row, error: BaseException, outs: list[Out]) -> None:
+        own(error)
         await self._stop(row)
         outs.append(Out(row, wire.LAST, Failed(error)))
 
@@ -588,6 +617,21 @@ def _move(ids: Sequence[int], source: dict[int, Row], target: dict[int, Row]) ->
         row = source.pop(id, None)
         if row is not None:
             target[id] = row
+
+
+async def _item_of(row: Row) -> Any:
+    """Return the item of a row as it came. Raises what it takes to prepare it once more."""
+    if row.is_given and row.again is not None:
+        item = await row.again()
+        if type(item) is Failed:
+            raise item.error
+        row.item = own(item, handed_on=True)
+    row.is_given = True
+    return row.item
+
+
+def _is_end(part: Any) -> bool:
+    return part is END or type(part) is Last or issubclass(type(part), BaseException)
 
 
 def _halves(rows: list[Row]) -> tuple[list[Row], list[Row]]:
