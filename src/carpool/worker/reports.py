@@ -100,7 +100,8 @@ def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
         refusal = int(error.status), error.code, headers
         return Outcome.REFUSED, FailureReport(text_of(error), type(error).__name__, refusal=refusal)
     if isinstance(error, InvalidRequest):
-        return Outcome.INVALID, FailureReport(str(error) or text_of(error))
+        refusal = (413, "too_large", ()) if error.status == 413 else None
+        return Outcome.INVALID, FailureReport(str(error) or text_of(error), refusal=refusal)
     return Outcome.MODEL_ERROR, FailureReport(named_text_of(error), type(error).__name__, describe(error))
 
 
