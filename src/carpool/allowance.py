@@ -52,6 +52,7 @@ class Allowance:
         self.items = items
         self.nbytes = max(min(limit, max(ALWAYS, MOST_EXPANDED * nbytes)), _A_BYTE * nbytes)
         self.values = max(_A_BYTE * nbytes, self.nbytes // _A_BYTE)
+        self._of, self._most_bytes, self._most_values = nbytes, self.nbytes, self.values
 
     def check_items(self, n: float, what: str) -> None:
         """Raise `InvalidRequest` (413) if a body brings more items than it may.
@@ -62,7 +63,7 @@ class Allowance:
         """
         if n > self.items:
             text = f"{what} has more than {self.items:.0f} items, which is all that the queue holds"
-            raise _too_large(text, _SEVERAL)
+            raise too_large(f"{text}: {_SEVERAL}")
 
     def check_json_list(self, body: bytes | bytearray) -> None:
         """Raise `InvalidRequest` (413) if a list has more items than a body may bring, which is not
@@ -94,13 +95,13 @@ class Allowance:
             InvalidRequest: They are out of proportion to the body (413).
         """
         if n > self.values:
-            raise _too_large(f"{what} would become {_shown(n)} values, too many for its size", instead)
+            raise self._out_of_proportion(what, f"{self._most_values} values", instead)
         self.values -= n
 
     def take_bytes(self, n: int, what: str, instead: str = _SEVERAL) -> None:
         """Count bytes that are about to be made, as `take_values` counts values."""
         if n > self.nbytes:
-            raise _too_large(f"{what} would become {_shown(n)} bytes, too many for its size", instead)
+            raise self._out_of_proportion(what, f"{self._most_bytes} bytes", instead)
         self.nbytes -= n
 
     def take_array(self, shape: Sequence[int], what: str) -> None:
@@ -109,10 +110,5 @@ class Allowance:
         """
         self.take_values(sum(accumulate(shape, mul)), what, "give it fewer axes and rows")
 
-
-def _shown(n: int) -> str:
-    return str(n) if n < 2**63 else "over 2**63"
-
-
-def _too_large(text: str, instead: str) -> InvalidRequest:
-    return too_large(f"{text}: {instead}")
+    def _out_of_proportion(self, what: str, most: str, instead: str) -> InvalidRequest:
+        return too_large(f"{what} would be more than {most}, the most for a body of {self._of} bytes: {instead}")

@@ -37,7 +37,10 @@ def table_in(body: bytes) -> Any:
     try:
         for message in _messages(body):
             _count_buffers(message, allowance)
-        table = pa.ipc.open_stream(body).read_all()
+        stream = pa.ipc.open_stream(body)
+        for field in stream.schema:
+            _check_type(field.type)
+        table = stream.read_all()
         table.validate()
         allowance.take_values(table.num_rows, "the rows of the table", "send fewer rows")
         for column in table.columns:
@@ -130,58 +133,45 @@ def _count_buffers(message: Any, allowance: Allowance) -> None:
         allowance.take_bytes(length, "the columns of the table", "send fewer rows, or buffers that are not compressed")
 
 
-# -- columns, before anything is made of them
+# -- types of columns, before any is read
 
 
-def _count(column: Any, allowance: Allowance) -> None:
-    """Count what no buffer of a column shows: values without bytes, and bytes that several share.
+def _check_type(kind: Any, *, is_inside: bool = False) -> None:
+    """Raise `InvalidRequest` (400) for a type that is not read: its values take no bytes, share
+    those of others, or have no place in a frame.
 
-    Raises:
-        InvalidRequest: Its type is not read.
+    Args:
+        kind: The type of a column, or of what is inside its values.
+        is_inside: Whether it is the latter.
     """
     import pyarrow as pa
 
-    kind, types = column.type, pa.types
-    if isinstance(column, pa.ExtensionArray):
-        _count(column.storage, allowance)
-    elif types.is_dictionary(kind):
-        if not (types.is_primitive(kind.value_type) or _is_text(kind.value_type)):
-            raise _unread(kind)
-        allowance.take_values(len(column.dictionary), "the dictionaries of the columns")
-        allowance.take_bytes(column.dictionary.nbytes, "the dictionaries of the columns")
-        _count(column.dictionary, allowance)
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        _check_type(kind.storage_type, is_inside=is_inside)
     elif types.is_struct(kind) and kind.num_fields:
-        for i in range(kind.num_fields):
-            _count(column.field(i), allowance)
-    elif _is_list(kind):
-        _count(column.values, allowance)
-    elif _takes_no_bytes(kind):
-        allowance.take_values(len(column), "columns whose values take no bytes", "leave them out, or send fewer rows")
-    elif types.is_string_view(kind) or types.is_binary_view(kind):
-        _, views, *_ = column.buffers()
-        lengths = memoryview(views).cast("B").cast("I")[::4] if views is not None else ()
-        allowance.take_bytes(sum(lengths), "texts that share their bytes", "send each text by itself, or fewer rows")
-    elif not (types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind) or _is_text(kind)):
-        raise _unread(kind)
+        for field in kind:
+            _check_type(field.type, is_inside=True)
+    elif types.is_map(kind):
+        _check_type(kind.key_type, is_inside=True)
+        _check_type(kind.item_type, is_inside=True)
+    elif types.is_list(kind) or types.is_large_list(kind) or (types.is_fixed_size_list(kind) and kind.list_size > 0):
+        _check_type(kind.value_type, is_inside=True)
+    elif types.is_dictionary(kind) and not is_inside and _is_plain(kind.value_type):
+        pass
+    elif not (types.is_null(kind) or _is_plain(kind)):
+        text = f"columns of type {str(kind)[:_LONGEST_COMPLAINT]} are not read: send plain values"
+        raise InvalidRequest(text)
 
 
-def _is_list(kind: Any) -> bool:
+def _is_plain(kind: Any) -> bool:
+    """Report whether a value of a type is a number, a time, a text or bytes."""
     import pyarrow as pa
 
     types = pa.types
-    if types.is_fixed_size_list(kind):
-        return bool(kind.list_size)
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind)
-
-
-def _takes_no_bytes(kind: Any) -> bool:
-    """Report whether a value of a type, if none is missing, takes no bytes."""
-    import pyarrow as pa
-
-    types = pa.types
-    if types.is_fixed_size_binary(kind):
-        return not kind.byte_width
-    return types.is_null(kind) or types.is_struct(kind) or types.is_fixed_size_list(kind)
+    if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
+        return bool(kind.byte_width > 0)
+    return bool(types.is_primitive(kind) or types.is_decimal(kind)) or _is_text(kind)
 
 
 def _is_text(kind: Any) -> bool:
@@ -192,8 +182,33 @@ def _is_text(kind: Any) -> bool:
     return any(test(kind) for test in (*tests, types.is_binary, types.is_large_binary, types.is_binary_view))
 
 
-def _unread(kind: Any) -> InvalidRequest:
-    return InvalidRequest(f"columns of type {str(kind)[:_LONGEST_COMPLAINT]} are not read: send plain values")
+# -- columns, before anything is made of them
+
+
+def _count(column: Any, allowance: Allowance) -> None:
+    """Count what no buffer of a column shows: values without bytes, and bytes that several share.
+    Its type has been checked.
+    """
+    import pyarrow as pa
+
+    kind, types = column.type, pa.types
+    if isinstance(column, pa.ExtensionArray):
+        _count(column.storage, allowance)
+    elif types.is_dictionary(kind):
+        allowance.take_values(len(column.dictionary), "the dictionaries of the columns")
+        allowance.take_bytes(column.dictionary.nbytes, "the dictionaries of the columns")
+        _count(column.dictionary, allowance)
+    elif types.is_struct(kind):
+        for i in range(kind.num_fields):
+            _count(column.field(i), allowance)
+    elif types.is_nested(kind):
+        _count(column.values, allowance)
+    elif types.is_null(kind):
+        allowance.take_values(len(column), "columns of nulls", "leave them out, or send fewer rows")
+    elif types.is_string_view(kind) or types.is_binary_view(kind):
+        _, views, *_ = column.buffers()
+        lengths = memoryview(views).cast("B").cast("I")[::4] if views is not None else ()
+        allowance.take_bytes(sum(lengths), "texts that share their bytes", "send each text by itself, or fewer rows")
 
 
 def _count_references(column: Any, allowance: Allowance) -> None:

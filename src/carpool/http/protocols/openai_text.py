@@ -177,10 +177,10 @@ def _check_size(allowance: Allowance, parameters: dict[str, Any], prompts: int, 
     """Raise `InvalidRequest` (413) if a request would make too many items, or too large ones: each
     has a copy of all parameters but the other prompts.
     """
-    allowance.check_items(prompts * n, "`n` answers to each prompt" if n > 1 else "`prompt`")
+    allowance.check_items(prompts * n, "this request, with `n` answers to each prompt,")
     shared = len(_encode({**parameters, "prompt": None})) if prompts > 1 else 0
     copies = (nbytes + shared * (prompts - 1)) * n
-    allowance.take_bytes(copies, "the request, once for each answer,", "ask for fewer answers, or several times")
+    allowance.take_bytes(copies, "the request, once for each answer,", "ask for fewer answers at a time")
 
 
 def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
