@@ -90,7 +90,7 @@ class Parrot(Model):
     """Says the last message again."""
 
     def predict(self, chats: list[Chat]) -> list[str]:
-        return [chat.messages[-1].text[:10] for chat in chats]
+        return [chat.messages[-1].text for chat in chats]
 
 
 class MyCompletion(Completion, kw_only=True):
@@ -441,6 +441,7 @@ LIES: dict[tuple[str, str], list[Lie] | str] = {
     ("/v1/chat/completions", _JSON): [
         Lie("a chat times n", "", {"model": "parrot", "n": 128, "messages": _MESSAGES}),
         Lie("a chat times n, each with a seed", "", {"model": "parrot", "n": 128, "seed": 1, "messages": _MESSAGES}),
+        Lie("long stops", "", {"model": "parrot", "stop": ["x" * 45_000 + "y"], "messages": _MESSAGES}),
         Lie("many messages", "", {"model": "parrot", "messages": [{"role": "a"}] * 6000}),
     ],
     ("/v1/rerank", _JSON): [

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
-from pathlib import Path
 
 import pytest
 
@@ -22,6 +21,7 @@ from carpool.http.protocols.vertex import Vertex
 from tests.http.lies import CONTENT_TYPES, LIES, MODELS, MOST_BYTES, Lie, codings, services
 from tests.support.http.net import RunningServer, serving
 from tests.support.http.served import ask, fetched
+from tests.support.peaks import forget_peaks, peak_of
 from tests.support.waiting import PATIENCE_S
 
 MOST_MEMORY = 96 * 2**20
@@ -89,29 +89,14 @@ def test_it_takes_little(server: RunningServer, path: str, kind: str, coding: st
     if coding:
         headers["Content-Encoding"] = coding
     gc.collect()
-    before, began = forget_peak(), time.process_time()
+    before, began = forget_peaks([])["self"], time.process_time()
     with closing(HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
         connection.request("POST", path.format(lie.model), data, headers)
         response = connection.getresponse()
         body = response.read()
-    took_s, taken = time.process_time() - began, peak() - before
+    took_s, taken = time.process_time() - began, peak_of("self") - before
     assert response.status in (200, 400, 413, 415, 422) or b"bad_result" in body, (response.status, body[:500])
     assert len(body) <= 10 * MOST_BYTES
     assert took_s < MOST_CPU_S
     assert taken < MOST_MEMORY
     assert json.loads(ask(server.port, "/models/double/predict", 2).body) == 4
-
-
-def forget_peak() -> int:
-    """Have the system begin anew with the most memory of this process, and return what it is now."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pytest.skip("the system does not let us see the peak of memory")
-    return peak()
-
-
-def peak() -> int:
-    """The most bytes of memory that this process has had since."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

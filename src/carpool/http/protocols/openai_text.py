@@ -23,6 +23,7 @@ from carpool.wire.payload import OBJECT
 
 _MOST_CHOICES: Final = 128
 _MOST_STOPS: Final = 16
+_LONGEST_STOP: Final = 1000  # characters: each part is compared with every beginning of a stop
 _encode = msgspec.json.Encoder().encode
 CountTokens = Callable[[Any], int]
 
@@ -198,8 +199,8 @@ def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
         item: Any = msgspec.convert(parameters, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
-    if len(item.stop) > _MOST_STOPS or not all(item.stop):
-        raise InvalidRequest(f"`stop` must be up to {_MOST_STOPS} texts that are not empty")
+    if len(item.stop) > _MOST_STOPS or not all(0 < len(stop) <= _LONGEST_STOP for stop in item.stop):
+        raise InvalidRequest(f"`stop` must be up to {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters")
     if item.max_tokens is not None and item.max_tokens < 1:
         raise InvalidRequest(f"`max_tokens` must be at least 1, not {item.max_tokens}")
     if n == 1 or item.seed is None:
