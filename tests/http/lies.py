@@ -480,3 +480,65 @@ def codings() -> dict[str, list[Lie]]:
 
 
 __all__ = ["CONTENT_TYPES", "GZIP", "LIES", "MODELS", "MOST_BYTES", "NPY", "Lie", "codings", "services"]
+
+
+# -- sound bodies, for noise
+
+_KINDS_OF_COLUMNS = {
+    "numbers": [1.5, None],
+    "words": ["a", "bc"],
+    "lists": [[1], [2, 3]],
+    "records": [{"x": 1}, {"x": 2}],
+    "nulls": [None, None],
+    "pairs": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())),
+    "pixels": pa.array([[1, 2], [3, 4]], pa.list_(pa.uint8(), 2)),
+    "views": pa.array(["a" * 20, "b"]).cast(pa.string_view()),
+    "references": pa.array(["a", "b"]).dictionary_encode(),
+    "truths": [True, False],
+}
+
+SOUND: list[tuple[str, str, Lie]] = [
+    *(
+        (_PREDICT, "application/vnd.apache.arrow.stream", Lie(name, "table", column(values)))
+        for name, values in _KINDS_OF_COLUMNS.items()
+    ),
+    (
+        _PREDICT,
+        "application/vnd.apache.arrow.stream",
+        Lie("all", "table", arrow(pa.table(_KINDS_OF_COLUMNS), compression="zstd")),
+    ),
+    (_PREDICT, "text/csv", Lie("rows", "table", csv_of(["a", "b"], ["1", "x"], ["2", 'y"z']))),
+    (_PREDICT, "text/csv", Lie("old rows", "texts", b'a,b\r1,"x\r"\r2,3\r')),
+    (_PREDICT, _JSON, Lie("records", "table", [{"a": 1, "b": "x"}, {"a": 2}])),
+    (_PREDICT, _JSON, Lie("an array", "rows", [1, 2, 3])),
+    (_PREDICT, _MSGPACK, Lie("records", "table", msgspec.msgpack.encode([{"a": 1, "b": "x"}, {"a": 2}]))),
+    (_PREDICT, _MSGPACK, Lie("an array", "rows", msgspec.msgpack.encode([1, 2, 3]))),
+    (_PREDICT, "application/x-npy", Lie("an array", "any", saved(np.ones((2, 3), np.float32)))),
+    (_PREDICT + "/many", _JSON, Lie("items", "double", [1, 2, 3])),
+    (_PREDICT + "/many", _MSGPACK, Lie("items", "double", msgspec.msgpack.encode([1, 2, 3]))),
+    (_INFER, _JSON, Lie("rows", "any", infer(tensor([2, 2], data=[1, 2, 3, 4]), outputs=[{"name": "output"}]))),
+    (_INFER, _JSON, Lie("texts", "shout", infer(tensor([2], "BYTES", data=["a", "b"])))),
+    (_INFER, _RAW, binary("numbers", "any", [2, 2], "FP32", bytes(16))),
+    (_INFER, _RAW, binary("texts", "shout", [2], "BYTES", b"\x01\0\0\0a\x01\0\0\0b")),
+    ("/v1/models/{}:predict", _JSON, Lie("instances", "any", {"instances": [1, [2], {"b64": "YQ=="}]})),
+    ("/v1/models/{}:predict", _JSON, Lie("columns", "any", {"inputs": {"a": [1, 2], "b": [3, 4]}})),
+    ("/invocations", _JSON, Lie("rows", "", {"dataframe_split": {"columns": ["a"], "data": [[1], [2]]}})),
+    ("/invocations", "text/csv", Lie("rows", "", b"a\n1\n2\n")),
+    ("/v1/embeddings", _JSON, Lie("texts", "", {"model": "embed", "input": ["a", "b"], "dimensions": 1})),
+    (
+        "/v1/completions",
+        _JSON,
+        Lie("prompts", "", {"model": "author", "prompt": ["a", "b"], "n": 2, "seed": 3, "stop": ["c"]}),
+    ),
+    (
+        "/v1/chat/completions",
+        _JSON,
+        Lie("a chat", "", {"model": "parrot", "messages": _MESSAGES[:0], "n": 2, "max_tokens": 3}),
+    ),
+    (
+        "/v1/rerank",
+        _JSON,
+        Lie("documents", "", {"model": "score", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
+    ),
+]
+"""Bodies that say what they are: addresses and content types as in `LIES`."""
