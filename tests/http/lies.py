@@ -90,7 +90,7 @@ class Parrot(Model):
     """Says the last message again."""
 
     def predict(self, chats: list[Chat]) -> list[str]:
-        return [chat.messages[-1].text for chat in chats]
+        return ["".join(message.text for message in chat.messages[-1:]) for chat in chats]
 
 
 class MyCompletion(Completion, kw_only=True):

@@ -277,8 +277,10 @@ def of_results(name: str, values: list[Any]) -> Tensor:
         stacked = np.stack(arrays)
     except ValueError as error:
         raise _no_tensor(name, str(error)) from error
-    if stacked.dtype.kind == "U" or (stacked.dtype.kind == "O" and set(map(type, stacked.flat)) == {str}):
+    if stacked.dtype.kind == "U":
         return Tensor(name, "BYTES", stacked.astype(object))
+    if stacked.dtype.kind == "O" and {str} <= set(map(type, stacked.flat)) <= {str, bool, int, float}:
+        return Tensor(name, "BYTES", _objects([*map(str, stacked.flat)]).reshape(stacked.shape))
     return Tensor(name, datatype_of(name, stacked.dtype), stacked)
 
 
