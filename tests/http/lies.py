@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from carpool import Model, Service, Stage
-from carpool.frames import Pandas
+from carpool.frames import Pandas, Polars
 from carpool.http.compressed import _zstd
 from carpool.openai import Chat, Completion
 from tests.http.bad_input import FORM, GZIP, NPY, npy_header, part, saved
@@ -90,7 +90,7 @@ class Parrot(Model):
     """Says the last message again."""
 
     def predict(self, chats: list[Chat]) -> list[str]:
-        return ["".join(message.text for message in chat.messages[-1:]) for chat in chats]
+        return ["".join([message.text for message in chat.messages[-1:]]) for chat in chats]
 
 
 class MyCompletion(Completion, kw_only=True):
@@ -129,6 +129,13 @@ class Texts(Pandas):
         return [1.0] * len(frame)
 
 
+class Polar(Polars):
+    """Any columns, of the other library."""
+
+    def predict(self, frame: Any) -> list[float]:
+        return [1.0] * len(frame)
+
+
 MODELS: dict[str, Any] = {
     "double": Double,
     "any": Anything,
@@ -146,6 +153,7 @@ MODELS: dict[str, Any] = {
     "score": Score,
     "table": Table,
     "texts": Texts,
+    "polar": Polar,
 }
 
 
@@ -338,6 +346,10 @@ def _asked_again(lies: list[Lie], model: str) -> list[Lie]:
     return [lie._replace(model="") for lie in lies if lie.model == model]
 
 
+def _by_both_libraries(lies: list[Lie]) -> list[Lie]:
+    return [*lies, *(lie._replace(model="polar") for lie in lies)]
+
+
 _MESSAGES = [{"role": "user", "content": "x" * 90_000}]
 _JSON, _MSGPACK, _RAW = "application/json", "application/msgpack", "application/octet-stream"
 _LINES = "application/x-ndjson"
@@ -348,8 +360,8 @@ LIES: dict[tuple[str, str], list[Lie] | str] = {
         Lie("numbers that are texts", "rows", ONE_LONG_TEXT),
         Lie("numbers inside that are texts", "grids", [ONE_LONG_TEXT]),
         Lie("texts as an array", "words", ONE_LONG_TEXT, ("Accept: application/x-npy",)),
-        Lie("records of different columns", "table", UNLIKE_RECORDS),
-        Lie("a wide record", "table", [{f"c{i}": 1 for i in range(8000)}]),
+        *_by_both_libraries([Lie("records of different columns", "table", UNLIKE_RECORDS)]),
+        *_by_both_libraries([Lie("a wide record", "table", [{f"c{i}": 1 for i in range(8000)}])]),
         Lie("empty lists", "any", [[]] * 25_000),
         Lie("deep lists", "any", b"[" * 100_000),
         Lie("a number of many digits", "double", b"9" * 100_000),
@@ -390,8 +402,8 @@ LIES: dict[tuple[str, str], list[Lie] | str] = {
         Lie("line ends", "double", b"--XX\r\n\r\n" + b"\r" * 90_000),
         Lie("a deep list", "any", part(b"[" * 90_000)),
     ],
-    (_PREDICT, "text/csv"): SHEETS,
-    (_PREDICT, "application/vnd.apache.arrow.stream"): TABLES,
+    (_PREDICT, "text/csv"): _by_both_libraries(SHEETS),
+    (_PREDICT, "application/vnd.apache.arrow.stream"): _by_both_libraries(TABLES),
     (_PREDICT, _LINES): [Lie("a line in two bytes", "double", b"1\n" * 10_000)],
     (_PREDICT + "/many", _JSON): [
         Lie("many items", "double", MANY),

@@ -51,6 +51,7 @@ def server() -> Iterator[RunningServer]:
     with serving(App(*services(), protocols=protocols, accept_compressed=True)) as running:
         # what is loaded with the first table and tensor is no part of the measurement
         assert ask(running.port, "/models/table/predict", [{"a": 1}]).status == 200
+        assert ask(running.port, "/models/polar/predict", [{"a": 1}]).status == 200
         tensor = {"name": "input", "shape": [1, 1], "datatype": "FP32", "data": [1]}
         assert ask(running.port, "/v2/models/rows/infer", {"inputs": [tensor]}).status == 200
         yield running

@@ -334,7 +334,7 @@ def _tensors_of(asked: _Infer, binary: memoryview, allowance: Allowance) -> list
 def _timeout_s(parameters: dict[str, Any]) -> float:
     """Return the time-out of a request, which is in microseconds. Raises `InvalidRequest`."""
     timeout = parameters.get("timeout", 0)
-    if type(timeout) is not int or timeout < 0:
+    if type(timeout) is not int or not 0 <= timeout < 2**63:
         raise InvalidRequest(f"the parameter timeout must be a whole number of microseconds, not {timeout!r:.40}")
     return timeout / 1e6 or inf
 
