@@ -36,8 +36,8 @@ test-all: setup  ## run all tests with all cases in a quarter of an hour, FUZZ_M
 test-ray: setup  ## run the tests on a Ray cluster of three local nodes; they are skipped where Ray is not installed
 	$(BIN)/python -m pytest -m ray tests/on_ray
 
-fuzz: setup      ## noise for all that reads frames, FUZZ_EXAMPLES=20000 per test, then MINUTES=60 of random programs; SEED=, JOBS=2
-	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 -m "long or not long" tests/wire tests/drive/test_heard.py
+fuzz: setup      ## noise for all that reads frames or bodies, FUZZ_EXAMPLES=20000 per test, then MINUTES=60 of random programs; SEED=, JOBS=2
+	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 -m "long or not long" tests/wire tests/drive/test_heard.py tests/http/test_lies.py
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),2) $(if $(SEED),--seed $(SEED))
 
 lint: setup      ## ruff (style, format), mypy --strict, and both type checkers over all programs of the docs

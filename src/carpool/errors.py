@@ -63,6 +63,11 @@ class InvalidRequest(CarpoolError):
         self.code = code
 
 
+def too_large(message: str) -> InvalidRequest:
+    """Return the refusal of a body that is too large, or would become so (413)."""
+    return InvalidRequest(message, status=413, code="too_large")
+
+
 class ValidationError(CarpoolError, ValueError):
     """The item was read but does not fit the model's types (422).
 

@@ -34,6 +34,21 @@ def is_array_type(hint: Any) -> bool:
     return getattr(base, "__module__", "") == "numpy" and getattr(base, "__name__", "") == "ndarray"
 
 
+def as_array(value: Any) -> Any:
+    """Return a value as numpy has it, but with texts in lists as objects: numpy gives each text the
+    room of the longest one. Raises ValueError if lists have different lengths.
+    """
+    import numpy as np
+
+    level = value if isinstance(value, list | tuple) else ()
+    while level:
+        kinds = set(map(type, level))
+        if not kinds.isdisjoint((str, bytes)):
+            return np.array(value, object)
+        level = [each for inner in level if isinstance(inner, list | tuple) for each in inner]
+    return np.asarray(value)
+
+
 def first(results: list[Any], n: int) -> list[Any]:
     """Return the first `n` results, in a list that is not the model's own."""
     if type(results) is not ArrayRows:

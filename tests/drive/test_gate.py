@@ -118,6 +118,8 @@ NOISE = {
     "a request": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(100),
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(600),
     "no hello": bytes(64) + b"\x05\x00" + b"\x81\xa1x\x01\x00",
+    "a nested hello": bytes(64) + (3004).to_bytes(2, "little") + b"\x81\xa1x" + b"\x91" * 3000 + b"\x01",
+    "a hello of 4 GB": bytes(64) + b"\x05\x00" + b"\xdf\xff\xff\xff\xff",
     "a pickle": bytes(64) + b"\x20\x00" + b"\x80\x05cos\nsystem\n(S'touch /tmp/x'\ntR." + bytes(40),
     "a frame": b"cpl\x01\x04" + bytes(300),
 }

@@ -28,6 +28,22 @@ _BY_CODE: dict[str, Any] = {
     "stopped": carpool.Unavailable,
     "draining": carpool.Unavailable,
 }
+_MANY = b"[%b0]" % (b"0," * 70_000)
+_LIES = (
+    ("/predict/many", b"application/json", _MANY),
+    ("/predict/many", b"application/msgpack", b"\xdd\xff\xff\xff\xff"),
+    ("/v1/models/{}:predict", b"application/json", b'{"instances": %b}' % _MANY),
+    ("/v1/models/{}:predict", b"application/json", b'{"inputs": {"%b": [%b0]}}' % (b"x" * 50_000, b"0," * 1000)),
+    (
+        "/v2/models/{}/infer",
+        b"application/json",
+        b'{"inputs": [{"name": "input", "datatype": "FP32", "shape": [%d, 0], "data": []}]}' % 2**40,
+    ),
+    ("/v2/models/{}/infer", b"application/json", b'{"inputs": [], "outputs": [%b{}]}' % (b"{}," * 9000)),
+)
+"""Bodies that claim to be huge: by address, type and bytes. None of them reaches a queue."""
+_REFUSED = {400, 404, 413, 503}
+
 _PAGES = ("/", "/livez", "/readyz", "/metrics", "/openapi.json")
 
 
@@ -64,6 +80,8 @@ class Front:
         if timeout_s is not None:
             headers.append((b"x-request-timeout-ms", b"%d" % max(1, int(1000 * timeout_s))))
         self._asked += 1
+        if self._asked % 5 == 4:
+            await self._lie(*_LIES[self._asked // 5 % len(_LIES)])
         if self._asked % 5 in (1, 2, 3):
             way = (self._predict_in_a_list, self._predict_in_a_line, self._predict_by_a_protocol)[self._asked % 5 - 1]
             return await way(x, headers)
@@ -111,6 +129,13 @@ class Front:
             raise _ERRORS[status](body.decode())
         (answer,) = json.loads(body)["predictions"]
         return Sent(*answer)
+
+    async def _lie(self, path: str, kind: bytes, body: bytes) -> None:
+        """POST a body that claims to be huge, which is refused."""
+        path = path.format(self.app.endpoints[0].name)
+        status, told = await self._ask("POST", path, [(b"content-type", kind)], body)
+        if status not in _REFUSED:
+            raise AssertionError(f"a body that claims to be huge at {path} is answered {status}: {told[:200]!r}")
 
     async def stream(
         self, xs: Any, *, max_in_flight: int | None = None, return_exceptions: bool = False

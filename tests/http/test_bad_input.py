@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from carpool.openai import Chat
 from tests.http.bad_input import CASES, LARGEST_BODY, PROTOCOLS, Bad
 from tests.support.http.net import Client, RunningServer, serving
 from tests.support.http.served import Answer, Double, Rows, ask
+from tests.support.peaks import forget_peaks, peak_of
 
 MOST_MEMORY = 48 * 2**20
 """How much more memory the server or a worker may ever take for these requests. The largest body
@@ -106,25 +106,6 @@ GOOD: dict[str, tuple[str, Any]] = {
     "openai": ("/v1/embeddings", {"model": "embed", "input": "a"}),
     "rerank": ("/v1/rerank", {"query": "a", "documents": ["b"]}),
 }
-
-
-def forget_peaks(pids: list[int]) -> dict[str, int]:
-    """Have the system begin anew with the most memory of this process and of workers; return how
-    much they have now.
-    """
-    processes = ["self", *map(str, pids)]
-    for process in processes:
-        try:
-            Path(f"/proc/{process}/clear_refs").write_text("5")
-        except OSError:
-            pytest.skip("the system does not let us see the peak of memory")
-    return {process: peak_of(process) for process in processes}
-
-
-def peak_of(process: str) -> int:
-    """The most bytes of memory that a process has had since."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def test_nothing_is_left_out() -> None:

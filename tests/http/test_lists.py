@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from carpool import Service, Stage
+from carpool.allowance import Allowance
 from carpool.http.app import App
 from carpool.http.many import split
 from carpool.wire.payload import JSON, MSGPACK
@@ -134,13 +135,13 @@ def test_only_items_of_the_list_count(commas: str) -> None:
     """A list of as many items as the queue holds is taken, whatever commas its items have."""
     item = commas.encode()
     body = b" [" + b" , ".join([item] * 10) + b"]"
-    assert split(body, JSON, 10) == [item] * 10
+    assert split(body, JSON, Allowance(100, 10)) == [item] * 10
     with pytest.raises(Exception, match="more than 9 items"):
-        split(body, JSON, 9)
+        split(body, JSON, Allowance(100, 9))
     packed = msgspec.msgpack.encode([json.loads(item)] * 20)
-    assert len(split(packed, MSGPACK, 20)) == 20
+    assert len(split(packed, MSGPACK, Allowance(100, 20))) == 20
     with pytest.raises(Exception, match="more than 19 items"):
-        split(packed, MSGPACK, 19)
+        split(packed, MSGPACK, Allowance(100, 19))
 
 
 def test_a_list_is_admitted_whole_or_not_at_all() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carpool.wire import handshake
@@ -72,6 +72,22 @@ def test_a_hello_that_was_changed_is_not_believed(position: int, bit: int) -> No
     try:
         if handshake.hello_rest(head) != len(packed):
             return
+        claim = handshake.read_hello(head, packed)
+    except HandshakeError:
+        return
+    assert not handshake.is_proven(claim, TOKEN, NONCE)
+
+
+@given(st.binary(max_size=handshake.LONGEST_TEXT))
+@example(b"\x81\xa1x" + b"\x91" * 3000 + b"\x01")
+@example(b"\xdf\xff\xff\xff\xff")
+@example(b"\xdb\xff\xff\xff\xffa")
+def test_noise_is_no_hello(packed: bytes) -> None:
+    """Whatever else a stranger says of itself, nested ever so deep or said to be ever so long, is an
+    error of the handshake, or is not proven.
+    """
+    head = handshake.hello(ME, TOKEN, NONCE, OWN_NONCE)[: handshake.HELLO_HEAD_BYTES]
+    try:
         claim = handshake.read_hello(head, packed)
     except HandshakeError:
         return

@@ -14,6 +14,7 @@ from carpool.testing.wire import FRAMES, HOSTILE, data_of, header, plain, receiv
 from carpool.wire import frame as wire
 from carpool.wire.frame import MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, FrameError, FrameKind, FrameReader, encode
 from carpool.wire.payload import LARGE
+from tests.support.peaks import forget_peaks, peak_of
 from tests.support.properties import PROPERTY
 
 
@@ -75,6 +76,21 @@ def test_the_longest_table_takes_a_few_megabytes() -> None:
     receive(reader, data)
 
     assert 2_000_000 < len(reader.get_buffer()) < 4_000_000
+
+
+def test_memory_is_filled_by_what_comes_and_not_by_what_is_announced() -> None:
+    """Buffers of a gigabyte in all, small ones and large ones, take no memory before their bytes
+    come.
+    """
+    small = LARGE - 1
+    n = MAX_FRAME_BYTES // small
+    data = header(items=1, buffers=n, length=n * small) + struct.pack(f"<QB{n}II", 1, 0, *[small] * n, n)
+    large = header(items=1, buffers=1, length=MAX_FRAME_BYTES) + struct.pack("<QBI", 1, 0, MAX_FRAME_BYTES)
+    readers = [FrameReader(), FrameReader()]
+    before = forget_peaks([])["self"]
+    assert receive(readers[0], data) == receive(readers[1], large) == []
+    assert [reader.opening for reader in readers] == [FrameKind.REPLY] * 2
+    assert peak_of("self") - before < 32 * 2**20
 
 
 def test_a_length_at_the_limit_is_no_fault() -> None:

@@ -23,7 +23,7 @@ MIB = 2**20
 def cleared() -> Iterator[None]:
     """Fresh memory is cleared here, since what lies in it otherwise may be our own mark."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_uncleared", lambda _, nbytes: bytearray(nbytes))
+        patch.setattr(module, "uncleared", lambda _, nbytes: bytearray(nbytes))
         yield
 
 

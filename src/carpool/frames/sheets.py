@@ -7,8 +7,12 @@ lines end in the same way. Any other body is read alone.
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest, ValidationError
 
 NO_ROWS = "the table has no rows"
@@ -69,6 +73,57 @@ def as_sheet(body: bytes) -> Sheet | None:
     if header.count(b'"') % 2:
         return None  # the name of a column has two lines
     return Sheet(header, records if records.endswith(b"\n") else records + b"\n", len(lines) - 1)
+
+
+def check_size(body: bytes, sheet: Sheet | None) -> None:
+    """Count the cells of a body before it is read.
+
+    Readers fill short rows up to the width of the table, and compare each name that stands in the
+    header again with all others.
+
+    Args:
+        body: Without a byte order mark.
+        sheet: The body, if it is so plain that each row has all its cells.
+
+    Raises:
+        InvalidRequest: It would be out of proportion to its bytes (413).
+    """
+    allowance = Allowance(len(body))
+    if sheet is None:
+        _check_cells(body, allowance)
+    header = body if sheet is None else sheet.header
+    names: Sequence[bytes | str] = header.split(b",")
+    if sheet is None or b'"' in header:
+        names = _names_in(header)
+    repeated = len(names) - len(set(names))
+    if repeated:
+        text = "the names that stand in the header again"
+        allowance.take_values(repeated * len(names), text, "give each column a name of its own")
+
+
+def _check_cells(body: bytes, allowance: Allowance) -> None:
+    """Count the cells of a table of which each row may be shorter than the longest one."""
+    rows, width = body.count(b"\n") + body.count(b"\r") + 1, body.count(b",") + 1
+    if rows * width > allowance.values:
+        try:
+            widths = [len(record) for record in _records_in(body)]
+        except csv.Error:  # a field is too long for this reader
+            pass
+        else:
+            rows, width = len(widths), max(widths, default=0)
+    allowance.take_values(rows * width, "the table, with each row as wide as the widest,", "send rows of one width")
+
+
+def _names_in(body: bytes) -> list[str]:
+    """Return the names in the header, which is the first record that is not blank."""
+    try:
+        return next((record for record in _records_in(body) if any(map(str.strip, record))), [])
+    except csv.Error as error:
+        raise ValidationError(f"the header of the table cannot be read: {error}") from None
+
+
+def _records_in(body: bytes) -> Iterator[list[str]]:
+    return csv.reader(io.StringIO(body.decode("utf-8", "replace"), newline=""))
 
 
 def _outside_quotes(body: bytes) -> bytes | None:

@@ -9,17 +9,19 @@ not depend on the other requests of its batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from carpool.errors import CarpoolError, InvalidRequest, ModelError, ValidationError
+from carpool.allowance import Allowance
+from carpool.errors import CarpoolError, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of
+from carpool.frames.arrow import table_in
 from carpool.frames.libraries import Columns, Library
-from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, without_mark
+from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, check_size, without_mark
 from carpool.hints import schema
 from carpool.http_request import HTTPRequest
 from carpool.model import Model
@@ -109,14 +111,16 @@ class _Values(NamedTuple):
     """The rows of one request, before they are a frame.
 
     Attributes:
-        columns: The values of each column.
-        rows: How many rows there are.
+        records: One for each row.
+        names: The columns of the frame.
         is_single: Whether they were sent as one record.
+        allowance: What may still be made of the body.
     """
 
-    columns: dict[str, list[Any]]
-    rows: int
+    records: list[Any]
+    names: Collection[str]
     is_single: bool
+    allowance: Allowance
 
 
 class _Share(NamedTuple):
@@ -153,7 +157,7 @@ class _Records:
     def decode(self, kind: str, body: bytes) -> _Values:
         """Read a body of JSON or msgpack. Raises CarpoolError."""
         try:
-            return self._by_columns(self._decoders[kind](body))
+            return self._values(self._decoders[kind](body), Allowance(len(body)))
         except CarpoolError:
             raise
         except Exception as error:
@@ -163,23 +167,37 @@ class _Records:
     def convert(self, item: Any) -> FrameRows:
         """Make rows of an object that a Python caller has given. Raises ValidationError."""
         try:
-            values = self._by_columns(msgspec.convert(item, self._kind))
+            values = self._values(msgspec.convert(item, self._kind), Allowance(2**60))  # it is here already
         except msgspec.ValidationError as error:
             raise ValidationError(text_of(error)) from error
-        frame = self._library.from_records(values.columns, self._columns)
-        return FrameRows(frame, 0, values.rows, values.is_single)
+        return FrameRows(self.frame_of([values]), 0, len(values.records), values.is_single)
 
-    def _by_columns(self, found: Any) -> _Values:
-        """Return the values of one record, or of a list of them, by column."""
+    def _values(self, found: Any, allowance: Allowance) -> _Values:
+        """Return one record, or a list of them, with the names of their columns."""
         is_single = type(found) is not list
         records = [found] if is_single else found
         if self._columns is not None:
-            names = self._columns
+            return _Values(records, self._columns, is_single, allowance)
+        return _Values(records, dict.fromkeys(name for record in records for name in record), is_single, allowance)
+
+    def frame_of(self, lists: Sequence[_Values]) -> Any:
+        """Make one frame of the records of several requests, or of one if no columns are declared.
+
+        Raises:
+            InvalidRequest: It would be out of proportion to their bodies (413), as few records have
+                the same columns.
+        """
+        names = lists[0].names
+        for values in lists:
+            cells = len(values.records) * len(names)
+            values.allowance.take_values(cells, "the records, each with all columns,", "send those alike together")
+        records = [record for values in lists for record in values.records]
+        columns: dict[str, list[Any]]
+        if self._columns is not None:
             columns = {name: [getattr(record, f"c{i}") for record in records] for i, name in enumerate(names)}
         else:
-            seen = dict.fromkeys(name for record in records for name in record)
-            columns = {name: [record.get(name) for record in records] for name in seen}
-        return _Values(columns, len(records), is_single)
+            columns = {name: [record.get(name) for record in records] for name in names}
+        return self._library.from_records(columns, self._columns)
 
 
 class _Reading:
@@ -199,7 +217,7 @@ class _Reading:
             if kind == CSV:
                 self._add_csv(index, body)
             elif kind == ARROW:
-                frame = self._library.from_arrow(_arrow_table(body), self._columns)
+                frame = self._library.from_arrow(table_in(body), self._columns)
                 self._done[index] = FrameRows(frame, 0, len(frame))
             else:
                 self._lists.append((index, self._records.decode(kind, body)))
@@ -223,6 +241,7 @@ class _Reading:
         """Read a body of CSV, or put it with others of the same header."""
         body = without_mark(body)
         sheet = as_sheet(body)
+        check_size(body, sheet)
         if sheet is not None and self._columns is not None:
             self._sheets.setdefault(sheet.header, []).append((index, sheet))
             return
@@ -253,10 +272,8 @@ class _Reading:
 
     def _read_lists(self, lists: list[tuple[int, _Values]]) -> None:
         """Make one frame of the values of several requests."""
-        names = lists[0][1].columns
-        columns = {name: [value for _, values in lists for value in values.columns[name]] for name in names}
-        frame = self._library.from_records(columns, self._columns)
-        self._share(frame, [_Share(index, values.rows, values.is_single) for index, values in lists])
+        frame = self._records.frame_of([values for _, values in lists])
+        self._share(frame, [_Share(index, len(values.records), values.is_single) for index, values in lists])
 
     def _share(self, frame: Any, shares: list[_Share]) -> None:
         """Give each request its rows of a frame. Raises ValueError if the numbers differ."""
@@ -366,23 +383,9 @@ def _answer_group(
         begin = end
 
 
-def _arrow_table(body: bytes) -> Any:
-    import pyarrow as pa
-
-    try:
-        table = pa.ipc.open_stream(body).read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise InvalidRequest(f"the body is not an Arrow stream: {_first_line(error)}") from error
-    return table
-
-
 def _complaint(error: Exception) -> CarpoolError:
     """Return the error that a caller gets whose body alone could not be read."""
     if isinstance(error, CarpoolError):
         return error
-    return ValidationError(f"the table cannot be read: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return text_of(error).partition("\n")[0][:_LONGEST_COMPLAINT]
+    text = text_of(error).partition("\n")[0][:_LONGEST_COMPLAINT]
+    return ValidationError(f"the table cannot be read: {text}")

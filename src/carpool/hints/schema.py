@@ -22,7 +22,7 @@ from carpool.details import Detail, sanitized
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.hints import misfits, nesting
-from carpool.rows import is_array_type
+from carpool.rows import as_array, is_array_type
 
 T = TypeVar("T")
 
@@ -569,7 +569,7 @@ def _to_array(kind: Any, value: Any) -> Any:
     """Make a numpy array, of the dtype that the hint names, of nested lists of numbers."""
     import numpy as np
 
-    array = np.asarray(value)  # ragged lists raise ValueError here
+    array = as_array(value)  # ragged lists raise ValueError here
     if array.dtype.kind not in "biuf":
         raise ValueError("Expected an array of numbers")
     wanted = dtype_of(kind)

@@ -10,14 +10,12 @@ import importlib
 import zlib
 from typing import Any, Final
 
+from carpool.allowance import MOST_EXPANDED, Allowance
 from carpool.errors import InvalidRequest
 from carpool.http.codec import too_large
 
-MOST_EXPANDED: Final = 100
-"""How many times its size a body may expand to, beyond `_ALWAYS_EXPANDED`."""
-
-_ALWAYS_EXPANDED: Final = 2**20
 _WINDOW_BITS: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+_WINDOW_LOG: Final = 23  # 8 MiB: a frame says how much memory reading it takes, and HTTP allows that (RFC 9659)
 _ZSTD_MODULES: Final = ("compression.zstd", "backports.zstd")  # of Python from 3.14 on, and for those before
 
 
@@ -55,7 +53,7 @@ def expanded(body: bytes | bytearray, coding: bytes, limit: int) -> bytes:
     Raises:
         InvalidRequest: It is malformed (400), or too large, or expands too much (413).
     """
-    most = min(limit, max(_ALWAYS_EXPANDED, MOST_EXPANDED * len(body)))
+    most = min(limit, Allowance(len(body), limit=limit).nbytes)
     try:
         data, is_whole, has_more = _expanded_zstd(body, most) if coding == b"zstd" else _zlib(body, coding, most)
     except Exception as error:
@@ -77,6 +75,7 @@ def _zlib(body: bytes | bytearray, coding: bytes, most: int) -> tuple[bytes, boo
 
 
 def _expanded_zstd(body: bytes | bytearray, most: int) -> tuple[bytes, bool, bool]:
-    expander = _zstd().ZstdDecompressor()
+    zstd = _zstd()
+    expander = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
     data: bytes = expander.decompress(body, most + 1)
     return data, expander.eof, bool(expander.unused_data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from carpool.allowance import Allowance
 from carpool.clock import monotonic
 from carpool.core.roster import PlaceState
 from carpool.drive.output import LineSink
@@ -91,6 +92,10 @@ class Endpoint:
     def gives(self) -> Traits:
         """The traits of the last stage, which returns the results."""
         return self.service.stages[-1].traits
+
+    def allowance(self, nbytes: int) -> Allowance:
+        """Return what may be made of a body of so many bytes: items that the first queue holds."""
+        return Allowance(nbytes, self.service.stages[0].max_queue_size)
 
     def snapshot(self) -> ServiceSnapshot | None:
         """Return what the service has done so far; None while it is not running."""

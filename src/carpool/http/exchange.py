@@ -19,6 +19,7 @@ from carpool.request import Lane, Request
 from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
+    from carpool.allowance import Allowance
     from carpool.drive.aio import Driver
     from carpool.http.notes import Notes
     from carpool.service.declaration import Declaration
@@ -95,6 +96,9 @@ class ServedModel(Protocol):
     @property
     def service(self) -> Declaration:
         """The declaration of the service."""
+
+    def allowance(self, nbytes: int) -> Allowance:
+        """Return what may be made of a body of so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ error of its own in the answer, which is a list in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, compress, islice
 from typing import Any, Final
 
 import msgspec
 
-from carpool.errors import CarpoolError, InvalidRequest, ModelError
+from carpool.allowance import Allowance
+from carpool.errors import CarpoolError, ModelError
 from carpool.hints import nesting, schema
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems
@@ -18,10 +18,6 @@ from carpool.request import Request
 from carpool.wire.payload import JSON, MSGPACK
 from carpool.wire.response import CheckedResponse
 
-_MARKS = b'[]{},"'
-_NO_MARKS = bytes(set(range(256)) - set(_MARKS))
-_STEPS = bytes.maketrans(b"[{]},", b"\x01\x01\xff\xff\x00")  # +1 and -1, as signed bytes
-_COMMAS = bytes.maketrans(b"[{]},", b"\x00\x00\x00\x00\x01")
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {JSON: msgspec.json.encode, MSGPACK: msgspec.msgpack.encode}
 _CONTENT_TYPES: Final = {JSON: b"application/json", MSGPACK: b"application/msgpack"}
 _READERS: Final = {
@@ -89,22 +85,22 @@ def _error_entry(error: Exception, ask: Ask, head: Head) -> bytes:
     return _ENCODERS[ask.accept](entry)
 
 
-def split(body: bytes | bytearray, format: int, most: float) -> list[bytes]:
+def split(body: bytes | bytearray, format: int, allowance: Allowance) -> list[bytes]:
     """Return the items of a list, each as it was written.
 
     Args:
         body: The list.
         format: JSON or MSGPACK.
-        most: How many items it may have.
+        allowance: Says how many items it may have.
 
     Raises:
         InvalidRequest: The body is malformed (400), or the list is too long (413).
         ValidationError: It is no list.
     """
-    count_past = _msgpack_is_longer if format == MSGPACK else _json_is_longer
-    if count_past(body, most):
-        text = f"the list has more than {most:.0f} items, which is all that the queue holds: send several lists"
-        raise InvalidRequest(text, status=413, code="too_large")
+    if format == MSGPACK:
+        allowance.check_msgpack_list(body)
+    else:
+        allowance.check_json_list(body)
     try:
         return [bytes(item) for item in _READERS[format](body)]
     except BaseException as error:
@@ -112,23 +108,3 @@ def split(body: bytes | bytearray, format: int, most: float) -> list[bytes]:
         if not isinstance(ours, CarpoolError):
             raise
         raise ours from None
-
-
-def _json_is_longer(body: bytes | bytearray, most: float) -> bool:
-    """Report whether a list has more items, which is not to be found out by making an object of
-    each. It takes linear time.
-    """
-    if body.count(b",") < most:
-        return False
-    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    marks = b"".join(marks.split(b'"')[::2])  # those outside of strings
-    levels = compress(accumulate(memoryview(marks.translate(_STEPS)).cast("b")), marks.translate(_COMMAS))
-    commas = filter((1).__eq__, levels)  # between the items of the list
-    return next(islice(commas, int(most) - 1, None), None) is not None
-
-
-def _msgpack_is_longer(body: bytes | bytearray, most: float) -> bool:
-    """Report the same by the number of items with which a list begins."""
-    kind = body[:1]
-    digits = {b"\xdc": 2, b"\xdd": 4}.get(bytes(kind), 0)
-    return int.from_bytes(body[1 : 1 + digits], "big") > most

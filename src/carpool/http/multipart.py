@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from carpool.errors import InvalidRequest, ValidationError
+from carpool.errors import InvalidRequest, ValidationError, too_large
 from carpool.http.protocols.rows import fields_of
 from carpool.http.protocols.wording import value_in
 
@@ -87,7 +87,7 @@ class _Reader:
 
     def _begin(self) -> None:
         if len(self.parts) >= _MOST_PARTS:
-            raise InvalidRequest(f"the form has more than {_MOST_PARTS} parts", status=413, code="too_large")
+            raise too_large(f"the form has more than {_MOST_PARTS} parts")
         self._content, self._header_bytes = [], 0
         self._field = self._line = self._disposition = b""
 

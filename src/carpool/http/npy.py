@@ -10,7 +10,9 @@ import struct
 from math import prod
 from typing import Any, Final
 
+from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest, ModelError
+from carpool.rows import as_array
 
 NPY_TYPE: Final = b"application/x-npy"
 _MAGIC: Final = b"\x93NUMPY"
@@ -27,23 +29,25 @@ def array_in(body: bytes | bytearray) -> Any:
     """
     import numpy as np
 
-    descr, is_fortran, shape, at = _header_of(body)
-    dtype = np.dtype(descr)
+    dtype, is_fortran, shape, at = _header_of(body)
     if dtype.hasobject or dtype.kind not in "biufc":
-        raise InvalidRequest(f"the array is of dtype {descr!r}: only numbers and bools are read")
+        raise InvalidRequest(f"the array is of dtype {str(dtype)!r}: only numbers and bools are read")
     count = prod(shape)
     if count * dtype.itemsize != len(body) - at:
         raise InvalidRequest(
-            f"the array has {len(body) - at} bytes, but {descr} of shape {list(shape)} takes {count * dtype.itemsize}"
+            f"the array has {len(body) - at} bytes, but {dtype} of shape {list(shape)} takes {count * dtype.itemsize}"
         )
+    Allowance(len(body)).take_array(shape or (1,), "the array")
     memory = bytearray(memoryview(body)[at:])
     array = np.frombuffer(memory, dtype) if count else np.empty(0, dtype)
     array = array.reshape(shape, order="F" if is_fortran else "C")
     return array.astype(dtype.newbyteorder("="), order="C", copy=False)
 
 
-def _header_of(body: bytes | bytearray) -> tuple[str, bool, tuple[int, ...], int]:
+def _header_of(body: bytes | bytearray) -> tuple[Any, bool, tuple[int, ...], int]:
     """Return dtype, order and shape in a header, and where it ends. Raises `InvalidRequest`."""
+    import numpy as np
+
     if bytes(body[:6]) != _MAGIC or len(body) < 10 or body[6] not in (1, 2, 3):
         raise InvalidRequest("the body is not a .npy file")
     is_short = body[6] == 1
@@ -58,12 +62,13 @@ def _header_of(body: bytes | bytearray) -> tuple[str, bool, tuple[int, ...], int
         descr, is_fortran, shape = header["descr"], header["fortran_order"], header["shape"]
         is_fit = len(header) == 3 and isinstance(descr, str) and _DESCR.fullmatch(descr) and type(is_fortran) is bool
         is_fit = is_fit and type(shape) is tuple and len(shape) <= _MOST_AXES
-        is_fit = is_fit and all(type(n) is int and 0 <= n < 2**48 for n in shape)
+        is_fit = is_fit and all(type(n) is int and n >= 0 for n in shape) and prod(filter(None, shape)) < 2**48
+        dtype = np.dtype(descr) if is_fit else None
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError, UnicodeDecodeError):
         is_fit = False
     if not is_fit:
         raise InvalidRequest("the header of the .npy file is not one of an array of numbers or bools")
-    return descr, is_fortran, shape, at + length
+    return dtype, is_fortran, shape, at + length
 
 
 def as_npy(value: Any) -> bytes:
@@ -75,7 +80,8 @@ def as_npy(value: Any) -> bytes:
     import numpy as np
 
     try:
-        array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
+        array = as_array(value)
+        array = np.ascontiguousarray(array) if array.ndim else array
     except ValueError as error:
         raise ModelError(f"the result is not an array: {error}", code="bad_result") from error
     if array.dtype.kind not in "biufc":

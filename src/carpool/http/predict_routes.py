@@ -101,7 +101,7 @@ class PredictRoutes:
         assert driver is not None
         format = ask.format if ask.format < CUSTOM else without_adapter(ask.format)[0]
         try:
-            bodies = split(exchange.body, format, driver.pipeline.batchers[0].queue.max_size)
+            bodies = split(exchange.body, format, ask.endpoint.allowance(len(exchange.body)))
         except CarpoolError as error:
             exchange.respond(self._app.refuse(exchange.head, error))
             return

@@ -194,13 +194,10 @@ class ProtocolRoutes:
             starting = Unavailable(f"{model.name} is starting", code="starting")
             exchange.respond(self._responder.error(exchange.head, starting))
             return
-        most = driver.pipeline.batchers[0].queue.max_size
         try:
             if not exchange.has_room_at(model):
                 raise too_many_connections()
-            if len(submission.items) > most:
-                text = f"there are {len(submission.items)} items in this request, and the queue holds {most:.0f}:"
-                raise InvalidRequest(f"{text} send several requests", status=413, code="too_large")
+            model.allowance(exchange.nbytes).check_items(len(submission.items), "this request")
             lane = _lane(submission, model, ask, exchange.head.headers)
             terms = SubmissionTerms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
             kind = SubmittedItems if submission.parts is None else SubmittedStreams

@@ -32,7 +32,7 @@ from typing import Final
 import msgspec
 
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
-from carpool.wire.memory import Memory
+from carpool.wire.memory import Memory, uncleared
 from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
 from carpool.wire.scalars import SCALARS, Scalars, are_scalars, pack, unpack
 
@@ -614,7 +614,7 @@ class _Body:
             while self._at < len(lengths) and lengths[self._at] < LARGE:
                 self._at += 1
             self._run = lengths[first : self._at]
-            self.rest = self._shared = memoryview(bytearray(sum(self._run)))
+            self.rest = self._shared = memoryview(uncleared(None, sum(self._run)))
             if self.rest:
                 return
 

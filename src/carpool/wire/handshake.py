@@ -117,7 +117,7 @@ def read_hello(head: bytes, packed: bytes) -> Claim:
     nonce, proof, _ = _HELLO.unpack(head)
     try:
         return Claim(msgspec.msgpack.decode(packed, type=Hello), nonce, proof, packed)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except Exception:  # one that is nested too deep is a RecursionError
         raise HandshakeError("it does not introduce itself as a worker") from None
 
 

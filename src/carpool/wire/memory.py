@@ -20,9 +20,10 @@ _MOST_KEPT: Final = 32
 # a count of references proves something only where every thread sees all references at once
 _COUNTS_ARE_EXACT: Final = sys.version_info < (3, 13) or sys._is_gil_enabled()
 
-_uncleared = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+uncleared = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
     ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
 )
+"""Returns a bytearray with arbitrary content, given None and its length."""
 
 
 class Memory:
@@ -39,7 +40,7 @@ class Memory:
             if len(kept[i]) == nbytes and _COUNTS_ARE_EXACT and _references(kept, i) == _OURS:
                 kept.append(kept.pop(i))
                 return kept[-1]
-        fresh: bytearray = _uncleared(None, nbytes)
+        fresh: bytearray = uncleared(None, nbytes)
         if nbytes <= _MOST_KEPT_BYTES:
             self._keep(fresh)
         return fresh

@@ -16,7 +16,7 @@ import msgspec
 
 from carpool import details
 from carpool.details import Detail
-from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError, too_large
 from carpool.http_response import HTTPError
 from carpool.wire.payload import Payload, load
 from carpool.wire.pickling import dumps
@@ -54,7 +54,7 @@ class FailureReport(msgspec.Struct, array_like=True, frozen=True):
         details: What is wrong with an item that does not fit.
         cause: The exception itself, pickled; empty if it does not travel.
         module: The module of its class.
-        refusal: Status, code and headers of an `HTTPError`.
+        refusal: Status, code and headers of an `HTTPError`, or of a body that is too large.
     """
 
     message: str
@@ -114,7 +114,8 @@ def unpack_error(outcome: int, payload: Payload, cause: BaseException | None = N
     """
     report = read_report(payload)
     if outcome == Outcome.INVALID:
-        return InvalidRequest(report.message)
+        is_too_large = report.refusal is not None and report.refusal[0] == 413
+        return too_large(report.message) if is_too_large else InvalidRequest(report.message)
     if outcome == Outcome.INVALID_ITEM:
         return ValidationError(report.message, details=details.sanitized(report.details))
     if outcome == Outcome.EXPIRED:

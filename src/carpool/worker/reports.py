@@ -102,7 +102,8 @@ def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
         refusal = int(error.status), error.code, headers
         return Outcome.REFUSED, FailureReport(text_of(error), type(error).__name__, refusal=refusal)
     if isinstance(error, InvalidRequest):
-        return Outcome.INVALID, FailureReport(str(error) or text_of(error))
+        too_large = (413, "too_large", ()) if error.status == 413 else None
+        return Outcome.INVALID, FailureReport(str(error) or text_of(error), refusal=too_large)
     return Outcome.MODEL_ERROR, FailureReport(named_text_of(error), type(error).__name__, describe(error))
 
 

@@ -21,6 +21,7 @@ from carpool.http.exchange import HttpResponse
 from carpool.wire.payload import OBJECT
 
 if TYPE_CHECKING:
+    from carpool.allowance import Allowance
     from carpool.http.codec import Formats
     from carpool.model import Traits
     from carpool.observe.snapshot import ServiceSnapshot
@@ -55,6 +56,9 @@ class ModelOfApp(Protocol):
     @property
     def problem(self) -> str | None:
         """Why the service could not answer now; None if it could."""
+
+    def allowance(self, nbytes: int) -> Allowance:
+        """Return what may be made of a body of so many bytes; whoever reads one counts first."""
 
     def snapshot(self) -> ServiceSnapshot | None:
         """Return what the service has done so far; None while it is not running."""

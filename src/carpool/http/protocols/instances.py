@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
 
+from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import JSON_TYPE, HttpResponse
 from carpool.http.protocols.base import ModelOfApp, Submission
-from carpool.http.protocols.wording import as_response, listed_in, value_in
+from carpool.http.protocols.wording import as_response, listed_in, members_of, value_in
 from carpool.http_request import pack_head
 from carpool.wire.payload import CUSTOM
 
+_WRONG_INPUTS = "inputs must be a list of items, or an object with a list for each field of them"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -35,7 +38,21 @@ def of_instances(model: ModelOfApp, instances: bytes, key: str = "predictions") 
     Raises:
         InvalidRequest: It is no list.
     """
-    return of_items(model, listed_in(instances), partial(as_list, key))
+    return of_items(model, listed_in(instances, allowance_of(model, instances)), partial(as_list, key))
+
+
+def allowance_of(model: ModelOfApp, body: bytes | bytearray) -> Allowance:
+    """Return what may be made of a body that lists items: of a model of tables they are the rows of
+    one table, which is one item.
+    """
+    allowance = model.allowance(len(body))
+    if _takes_tables(model):
+        allowance.items = inf
+    return allowance
+
+
+def _takes_tables(model: ModelOfApp) -> bool:
+    return getattr(model.service.stages[0].model, "is_table", False)
 
 
 def of_items(model: ModelOfApp, items: Sequence[bytes], respond: Callable[[list[Any]], HttpResponse]) -> Submission:
@@ -48,9 +65,10 @@ def of_items(model: ModelOfApp, items: Sequence[bytes], respond: Callable[[list[
     """
     sent_as, wanted_as = model.formats.choose(JSON_TYPE, JSON_TYPE)
     plain = [without_b64(item) for item in items]
-    if getattr(model.service.stages[0].model, "is_table", False):
+    if _takes_tables(model):
         body = as_body(model, b"[%b]" % b",".join(plain), sent_as)
-        return Submission(model, [body], lambda results: respond(listed_in(results[0])), sent_as, wanted_as)
+        rows = Allowance(0)  # without a limit: they are the answers of our own worker
+        return Submission(model, [body], lambda results: respond(listed_in(results[0], rows)), sent_as, wanted_as)
     return Submission(model, [as_body(model, item, sent_as) for item in plain], respond, sent_as, wanted_as)
 
 
@@ -68,22 +86,49 @@ def as_body(model: ModelOfApp, body: bytes | bytearray, format: int, content_typ
     return [pack_head(b"/predict", b"", [(b"content-type", content_type)]), body]
 
 
-def of_columns(model: ModelOfApp, inputs: bytes) -> Submission:
-    """Submit items that are given column by column: an object of lists, or a list; the answer is
-    `{"outputs": ...}` in the same form.
+def of_inputs(
+    model: ModelOfApp, inputs: bytes, key: str, respond: Callable[[list[Any]], HttpResponse] | None = None
+) -> Submission:
+    """Submit items that are a list, or are given column by column: an object of lists.
+
+    Args:
+        model: Gets the items.
+        inputs: The list or object.
+        key: What the answer calls the list of results.
+        respond: Makes the response of the results of columns; None for a list of them.
 
     Raises:
         InvalidRequest: It is something else, or the columns have different lengths.
     """
-    columns = value_in(inputs)
-    if isinstance(columns, list):
-        return of_items(model, listed_in(inputs), partial(as_list, "outputs"))
-    if not isinstance(columns, dict) or not columns or not all(isinstance(each, list) for each in columns.values()):
-        raise InvalidRequest("inputs must be a list of items, or an object with a list for each field of them")
-    if len({len(each) for each in columns.values()}) != 1:
+    if inputs.lstrip()[:1] == b"[":
+        return of_instances(model, inputs, key)
+    if inputs.lstrip()[:1] != b"{":
+        raise InvalidRequest(_WRONG_INPUTS)
+    allowance = allowance_of(model, inputs)
+    columns = members_of(inputs)
+    if not columns or not all(each.lstrip()[:1] == b"[" for each in columns.values()):
+        raise InvalidRequest(_WRONG_INPUTS)
+    lists = [listed_in(each, allowance) for each in columns.values()]
+    if len(set(map(len, lists))) != 1:
         raise InvalidRequest("the lists in inputs have different lengths")
-    rows = [_encode(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-    return of_items(model, rows, _as_columns)
+    items = records_of(list(columns), [[*map(msgspec.Raw, row)] for row in zip(*lists, strict=True)], allowance)
+    return of_items(model, items, respond or partial(as_list, key))
+
+
+def records_of(names: Sequence[str], rows: Sequence[Sequence[Any]], allowance: Allowance) -> list[bytes]:
+    """Return rows as JSON objects, each with all names.
+
+    Args:
+        names: Of the fields.
+        rows: The values of each, in the order of the names.
+        allowance: What may be made of the body in which each name stands once.
+
+    Raises:
+        InvalidRequest: The objects would be out of proportion to the body (413).
+    """
+    repeated = sum(len(_encode(name)) for name in names) * len(rows)
+    allowance.take_bytes(repeated, "the names of the columns, once in each row,", "give them shorter names")
+    return [_encode(dict(zip(names, row, strict=True))) for row in rows]
 
 
 def as_list(key: str, results: list[bytes]) -> HttpResponse:
@@ -91,7 +136,7 @@ def as_list(key: str, results: list[bytes]) -> HttpResponse:
     return HttpResponse(200, b'{"%b": [%b]}' % (key.encode(), b", ".join(results)))
 
 
-def _as_columns(results: list[bytes]) -> HttpResponse:
+def as_columns(results: list[bytes]) -> HttpResponse:
     """Return results by field if they are objects of the same fields; else as a list."""
     values = [_decode(result) for result in results]
     if values and all(isinstance(value, dict) and value.keys() == values[0].keys() for value in values):

@@ -15,7 +15,7 @@ from carpool.http.protocols.base import (
     ShownError,
     Submission,
 )
-from carpool.http.protocols.instances import of_columns, of_instances
+from carpool.http.protocols.instances import as_columns, of_inputs, of_instances
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.wording import members_of, versions_of, without_details
 
@@ -55,4 +55,4 @@ class _Predict:
             raise InvalidRequest('the body must be an object with either "instances" or "inputs"')
         if "instances" in members:
             return of_instances(self._model, members["instances"])
-        return of_columns(self._model, members["inputs"])
+        return of_inputs(self._model, members["inputs"], "outputs", as_columns)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols import statistics
@@ -231,7 +232,9 @@ class _ServedTables:
         """Submit the rows of a request's tensors."""
         inputs, _ = self._tables()
         asked, binary = _parts_of(request, inputs)
-        tensors = _tensors_of(asked, binary)
+        if len({output.name for output in asked.outputs}) != len(asked.outputs):
+            raise InvalidRequest("an output is asked for twice: name each one once")
+        tensors = _tensors_of(asked, binary, self._model.allowance(len(request.body)))
         items = items_of(inputs, tensors)
         return Submission(
             self._model,
@@ -304,7 +307,7 @@ def _raw(inputs: TensorTable, nbytes: int) -> _Infer:
     return _Infer([tensor], parameters={"binary_data_output": True})
 
 
-def _tensors_of(asked: _Infer, binary: memoryview) -> list[Tensor]:
+def _tensors_of(asked: _Infer, binary: memoryview, allowance: Allowance) -> list[Tensor]:
     """Return the tensors of a request. Raises `InvalidRequest`."""
     if not 0 < len(asked.inputs) <= _MOST_INPUTS:
         raise InvalidRequest(f"a request has 1 to {_MOST_INPUTS} inputs, not {len(asked.inputs)}")
@@ -313,14 +316,15 @@ def _tensors_of(asked: _Infer, binary: memoryview) -> list[Tensor]:
     for each in asked.inputs:
         size = each.parameters.get("binary_data_size")
         if size is None:
-            tensors.append(from_json(each.name, each.datatype, each.shape, each.data))
+            tensors.append(from_json(each.name, each.datatype, each.shape, each.data, allowance))
             continue
         if each.data is not None or type(size) is not int or not 0 <= size <= len(binary) - at:
             raise InvalidRequest(
                 f"input {each.name!r} has binary_data_size {size!r:.40}: it must be a number of bytes that follow the"
                 f" JSON, of which {len(binary) - at} are left, and the input has no data besides"
             )
-        tensors.append(from_binary(each.name, each.datatype, each.shape, binary[at : at + size]))
+        data = binary[at : at + size]
+        tensors.append(from_binary(each.name, each.datatype, each.shape, data, allowance))
         at += size
     if at != len(binary):
         raise InvalidRequest(f"{len(binary) - at} bytes follow the JSON that belong to no input")
@@ -330,7 +334,7 @@ def _tensors_of(asked: _Infer, binary: memoryview) -> list[Tensor]:
 def _timeout_s(parameters: dict[str, Any]) -> float:
     """Return the time-out of a request, which is in microseconds. Raises `InvalidRequest`."""
     timeout = parameters.get("timeout", 0)
-    if type(timeout) is not int or timeout < 0:
+    if type(timeout) is not int or not 0 <= timeout < 2**63:
         raise InvalidRequest(f"the parameter timeout must be a whole number of microseconds, not {timeout!r:.40}")
     return timeout / 1e6 or inf
 

@@ -115,6 +115,7 @@ def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission
     if not _gives_vectors(model.gives.output_type):
         raise unfit(f"the model {model.name} returns no vectors, so it has no embeddings")
     inputs = _inputs(asked.input)
+    model.allowance(len(request.body)).check_items(len(inputs), "`input`")
     _check_inputs(model, inputs)
     if asked.dimensions is not None:
         _check_dimensions(model, asked.dimensions)
@@ -242,6 +243,7 @@ def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolReq
             f" {request.path}"
         )
     wishes, parameters = Wishes.read(members)
-    submission = submission_of(model, form, kind, wishes, parameters, partial(count_tokens, model), int(time.time()))
+    count, now, nbytes = partial(count_tokens, model), int(time.time()), len(request.body)
+    submission = submission_of(model, form, kind, wishes, parameters, count, now, nbytes)
     respond = submission.respond
     return replace(submission, respond=lambda results: with_id(request, respond(results)))

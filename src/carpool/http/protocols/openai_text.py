@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest, ModelError
 from carpool.hints import schema
 from carpool.http.exchange import HttpResponse
@@ -22,6 +23,7 @@ from carpool.wire.payload import OBJECT
 
 _MOST_CHOICES: Final = 128
 _MOST_STOPS: Final = 16
+_LONGEST_STOP: Final = 1000  # characters: each part is compared with every beginning of a stop
 _encode = msgspec.json.Encoder().encode
 CountTokens = Callable[[Any], int]
 
@@ -49,9 +51,9 @@ class TextForm:
         """Return the content of a choice of a chunk."""
         raise NotImplementedError
 
-    def prompts(self, parameters: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the parameters for each prompt: a request may have several."""
-        raise NotImplementedError
+    def prompts(self, parameters: dict[str, Any]) -> list[Any]:
+        """Return the prompts of a request that has several; empty if it does not."""
+        return []
 
     def prompt_tokens(self, item: Any, count: CountTokens) -> int:
         """Return how many tokens an item has before it is answered."""
@@ -71,11 +73,9 @@ class CompletionForm(TextForm):
     def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
         return {"text": text, "logprobs": None}
 
-    def prompts(self, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    def prompts(self, parameters: dict[str, Any]) -> list[Any]:
         prompt = parameters.get("prompt")
-        if isinstance(prompt, list) and prompt and not all(type(each) is int for each in prompt):
-            return [{**parameters, "prompt": each} for each in prompt]
-        return [parameters]
+        return prompt if isinstance(prompt, list) and not all(type(each) is int for each in prompt) else []
 
     def prompt_tokens(self, item: Any, count: CountTokens) -> int:
         return count(item.prompt)
@@ -95,9 +95,6 @@ class ChatForm(TextForm):
     def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if is_first else {}
         return {"delta": {**role, **({"content": text} if text or is_first else {})}, "logprobs": None}
-
-    def prompts(self, parameters: dict[str, Any]) -> list[dict[str, Any]]:
-        return [parameters]
 
     def prompt_tokens(self, item: Any, count: CountTokens) -> int:
         messages: list[Message] = item.messages
@@ -147,6 +144,7 @@ def submission_of(
     parameters: dict[str, Any],
     count: CountTokens,
     created: int,
+    nbytes: int,
 ) -> Submission:
     """Return what a request asks of a model.
 
@@ -158,11 +156,15 @@ def submission_of(
         parameters: All else in its body.
         count: Counts tokens.
         created: The time, in seconds since 1970.
+        nbytes: The length of the body.
 
     Raises:
-        InvalidRequest: The parameters do not fit.
+        InvalidRequest: The parameters do not fit, or would be too many items.
     """
-    items = [item for each in form.prompts(parameters) for item in _items_of(kind, each, wishes.n)]
+    prompts = form.prompts(parameters)
+    _check_size(model.allowance(nbytes), parameters, len(prompts) or 1, wishes.n, nbytes)
+    told = ({**parameters, "prompt": each} for each in prompts) if prompts else [parameters]
+    items = [item for each in told for item in _items_of(kind, each, wishes.n)]
     about = About(form, form.prefix + secrets.token_hex(12), created, model.name)
     n = sum(form.prompt_tokens(item, count) for item in items[:: wishes.n])
     stops = items[0].stop if items else []
@@ -170,6 +172,16 @@ def submission_of(
         return Submission(model, items, partial(_respond, about, n, stops), sent_as=OBJECT)
     writer = Chunks(about, len(items), n, stops, tells_usage=wishes.stream_options.include_usage)
     return Submission(model, items, partial(_respond, about, n, stops), sent_as=OBJECT, parts=writer)
+
+
+def _check_size(allowance: Allowance, parameters: dict[str, Any], prompts: int, n: int, nbytes: int) -> None:
+    """Raise `InvalidRequest` (413) if a request would make too many items, or too large ones: each
+    has a copy of all parameters but the other prompts.
+    """
+    allowance.check_items(prompts * n, "this request, with `n` answers to each prompt,")
+    shared = len(_encode({**parameters, "prompt": None})) if prompts > 1 else 0
+    copies = (nbytes + shared * (prompts - 1)) * n
+    allowance.take_bytes(copies, "the request, once for each answer,", "ask for fewer answers at a time")
 
 
 def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
@@ -187,8 +199,8 @@ def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
         item: Any = msgspec.convert(parameters, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
-    if len(item.stop) > _MOST_STOPS or not all(item.stop):
-        raise InvalidRequest(f"`stop` must be up to {_MOST_STOPS} texts that are not empty")
+    if len(item.stop) > _MOST_STOPS or not all(0 < len(stop) <= _LONGEST_STOP for stop in item.stop):
+        raise InvalidRequest(f"`stop` must be up to {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters")
     if item.max_tokens is not None and item.max_tokens < 1:
         raise InvalidRequest(f"`max_tokens` must be at least 1, not {item.max_tokens}")
     if n == 1 or item.seed is None:

@@ -75,7 +75,12 @@ def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submissio
     make_pair = pair_maker(model.takes.input_type)
     if make_pair is None:
         raise unfit(f"the model {model.name} takes no pairs of texts, so it cannot rerank")
-    documents = [_text_of(each) for each in asked.documents or asked.texts or ()]
+    given = asked.documents or asked.texts or ()
+    allowance = model.allowance(len(request.body))
+    allowance.check_items(len(given), "this request")
+    repeated = len(given) * len(asked.query.encode())
+    allowance.take_bytes(repeated, "the query, once beside each document,", "send fewer documents")
+    documents = [_text_of(each) for each in given]
     if not documents:
         raise InvalidRequest("there are no documents")
     items = [_pack(make_pair(asked.query, document)) for document in documents]

@@ -153,7 +153,10 @@ def _column(name: str, kind: Any, example: Any) -> TensorColumn:
     if kind is Any:
         datatype, is_array = "FP64", isinstance(example, np.ndarray)
         if example is not None:
-            datatype = of_results(name, [example]).datatype
+            try:
+                datatype = of_results(name, [example]).datatype
+            except ModelError:
+                raise ValueError(f"{name} is {type(example).__name__}, which is no row of a tensor") from None
         return TensorColumn(name, datatype, shape, kind, None, is_array=is_array, is_scalar=False)
     scalar, lengths = _scalar_in(kind)
     if scalar is None:

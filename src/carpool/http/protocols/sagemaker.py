@@ -20,9 +20,17 @@ from carpool.http.protocols.base import (
     ShownError,
     Submission,
 )
-from carpool.http.protocols.instances import as_body, as_list, of_instances, of_items
+from carpool.http.protocols.instances import (
+    allowance_of,
+    as_body,
+    as_list,
+    of_inputs,
+    of_instances,
+    of_items,
+    records_of,
+)
 from carpool.http.protocols.rows import fields_of
-from carpool.http.protocols.wording import as_response, members_of, read, without_details
+from carpool.http.protocols.wording import as_response, listed_in, members_of, read, without_details
 from carpool.version import __version__
 
 _TEXT: Final = b"text/plain; charset=utf-8"
@@ -33,11 +41,12 @@ _NEUTRAL: Final = (b"null", b"{}")
 
 class _Split(msgspec.Struct):
     columns: list[str]
-    data: list[list[msgspec.Raw]]
+    data: msgspec.Raw
     index: list[Any] | None = None
 
 
 _read_split = msgspec.json.Decoder(_Split).decode
+_read_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -119,23 +128,20 @@ class _Invocations:
             raise InvalidRequest('the model takes no "params": put what it needs into the rows')
         if form == "dataframe_split":
             return of_items(self._model, self._records(members[form]), partial(as_list, "predictions"))
-        if form == "inputs" and members[form].lstrip()[:1] == b"{":
-            columns = read(msgspec.json.Decoder(dict[str, list[msgspec.Raw]]).decode, members[form])
-            rows = zip(*columns.values(), strict=False)
-            if len({len(each) for each in columns.values()}) != 1:
-                raise InvalidRequest("the lists in inputs have different lengths")
-            items = [_encode(dict(zip(columns, row, strict=True))) for row in rows]
-            return of_items(self._model, items, partial(as_list, "predictions"))
+        if form == "inputs":
+            return of_inputs(self._model, members[form], "predictions")
         return of_instances(self._model, members[form])
 
     def _records(self, split: bytes) -> list[bytes]:
         """Return the rows of a `dataframe_split`: objects, or lists if the model takes these."""
+        allowance = allowance_of(self._model, split)
         table = read(_read_split, split)
-        if not all(len(row) == len(table.columns) for row in table.data):
+        rows = [read(_read_row, row) for row in listed_in(bytes(table.data), allowance)]
+        if not all(len(row) == len(table.columns) for row in rows):
             raise InvalidRequest("a row of dataframe_split has another number of values than there are columns")
         if not self._fields and self._model.takes.input_type is not Any and not self._model.takes.accepts:
-            return [_encode(row if len(row) > 1 or self._is_list else row[0]) for row in table.data]
-        return [_encode(dict(zip(table.columns, row, strict=True))) for row in table.data]
+            return [_encode(row if len(row) > 1 or self._is_list else row[0]) for row in rows]
+        return records_of(table.columns, rows, allowance)
 
     @property
     def _is_list(self) -> bool:
@@ -143,8 +149,12 @@ class _Invocations:
 
     def _of_csv(self, body: bytes | bytearray) -> Submission:
         """Submit the lines of a CSV table, whose header may be missing where rows are numbers."""
+        allowance = allowance_of(self._model, body)
+        lines: list[list[str]] = []
         try:
-            lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig")), strict=True) if line]
+            for line in filter(None, csv.reader(io.StringIO(body.decode("utf-8-sig")), strict=True)):
+                lines.append(line)
+                allowance.check_items(len(lines) - 1, "the table")  # the first one may be its header
         except (UnicodeDecodeError, csv.Error) as error:
             raise InvalidRequest(f"the body is not valid CSV in UTF-8: {error}") from None
         if not lines:

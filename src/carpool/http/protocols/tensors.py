@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
+from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest, ModelError
+from carpool.rows import as_array
 from carpool.wire.payload import LARGE
 
 DTYPES: Final = {
@@ -34,6 +36,7 @@ DTYPES: Final = {
 
 _DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items() if name not in ("BF16", "BYTES", "BOOL")}
 _MOST_AXES = 32
+_MOST_ELEMENTS = 2**48
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -69,7 +72,7 @@ def check_shape(name: str, datatype: str, shape: Sequence[int]) -> int:
         raise InvalidRequest(
             f"input {name!r} has the unknown datatype {datatype[:40]!r}: it is one of {', '.join(DTYPES)}"
         )
-    if not shape or len(shape) > _MOST_AXES or min(shape) < 0:
+    if not 0 < len(shape) <= _MOST_AXES or min(shape) < 0 or prod(filter(None, shape)) > _MOST_ELEMENTS:
         raise InvalidRequest(
             f"input {name!r} has the shape {list(shape)[:_MOST_AXES]}: give 1 to {_MOST_AXES} lengths, the first of"
             " which is the number of rows"
@@ -77,25 +80,34 @@ def check_shape(name: str, datatype: str, shape: Sequence[int]) -> int:
     return prod(shape)
 
 
-def from_binary(name: str, datatype: str, shape: Sequence[int], data: memoryview) -> Tensor:
+def _take(name: str, shape: Sequence[int], allowance: Allowance) -> None:
+    """Count the rows of a tensor whose data is there, and what is in them. Raises
+    `InvalidRequest` (413).
+    """
+    allowance.check_items(shape[0], f"input {name!r}")
+    allowance.take_array(shape, f"input {name!r}")
+
+
+def from_binary(name: str, datatype: str, shape: Sequence[int], data: memoryview, allowance: Allowance) -> Tensor:
     """Return a tensor that came as binary data: a view of it, where it holds numbers.
 
     Raises:
-        InvalidRequest: The data does not fit the datatype and shape.
+        InvalidRequest: The data does not fit the datatype and shape, or has too many rows.
     """
     import numpy as np
 
     count = check_shape(name, datatype, shape)
     if datatype == "BYTES":
-        array = np.empty(count, object)
-        array[:] = _texts_in(name, data, count)
-        return Tensor(name, datatype, array.reshape(shape))
+        texts = _texts_in(name, data, count)
+        _take(name, shape, allowance)
+        return Tensor(name, datatype, _objects(texts).reshape(shape))
     dtype = np.dtype(DTYPES[datatype]).newbyteorder("<")
     if count * dtype.itemsize != len(data):
         raise InvalidRequest(
             f"input {name!r} has {len(data)} bytes of data, but {datatype} of shape {list(shape)} takes"
             f" {count * dtype.itemsize}"
         )
+    _take(name, shape, allowance)
     if datatype == "BOOL":  # any byte other than 0 is true, and a bool that is no 0 or 1 would be neither
         return Tensor(name, datatype, (np.frombuffer(data, np.uint8) != 0).reshape(shape))
     array = np.frombuffer(data, dtype) if count else np.empty(0, dtype)
@@ -117,38 +129,45 @@ def _texts_in(name: str, data: memoryview, count: int) -> list[bytes]:
             )
         texts.append(bytes(data[at : at + length]))
         at += length
-    if len(texts) != count:
-        raise InvalidRequest(f"input {name!r} has {len(texts)} elements, but its shape takes {count}")
+    _check_count(name, len(texts), count)
     return texts
 
 
-def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tensor:
+def _check_count(name: str, found: int, count: int) -> None:
+    if found != count:
+        raise InvalidRequest(f"input {name!r} has {found} elements, but its shape takes {count}")
+
+
+def _objects(values: Sequence[Any]) -> Any:
+    """Return an array of objects: numpy would give each text the room of the longest one."""
+    import numpy as np
+
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: Any, allowance: Allowance) -> Tensor:
     """Return a tensor that came as a list, flat or nested.
 
     Raises:
-        InvalidRequest: The list does not fit the datatype and shape.
+        InvalidRequest: The list does not fit the datatype and shape, or has too many rows.
     """
     import numpy as np
 
     count = check_shape(name, datatype, shape)
+    is_text = datatype == "BYTES"
     if datatype == "BF16":
         raise InvalidRequest(f"input {name!r} is BF16, which JSON cannot express: send it as binary data")
     if not isinstance(data, list):
         raise InvalidRequest(f"input {name!r} has no list of data")
-    if datatype == "BYTES":
-        flat = _flattened(name, data)
-        if len(flat) != count:
-            raise InvalidRequest(f"input {name!r} has {len(flat)} elements, but its shape takes {count}")
-        array = np.empty(count, object)
-        array[:] = flat
-        return Tensor(name, datatype, array.reshape(shape))
-    try:
-        given = np.array(data)
-    except ValueError:
-        raise InvalidRequest(f"the lists of input {name!r} have different lengths") from None
-    if given.size != count:
-        raise InvalidRequest(f"input {name!r} has {given.size} elements, but its shape takes {count}")
-    return Tensor(name, datatype, _narrowed(name, datatype, given).reshape(shape))
+    flat = _flattened(name, data)
+    _check_count(name, len(flat), count)
+    if not set(map(type, flat)) <= ({str} if is_text else {bool, int, float}):
+        raise InvalidRequest(f"input {name!r} is {datatype}, but its data has other values than that")
+    _take(name, shape, allowance)
+    array = _objects(flat) if is_text else _narrowed(name, datatype, np.array(flat))
+    return Tensor(name, datatype, array.reshape(shape))
 
 
 def _narrowed(name: str, datatype: str, given: Any) -> Any:
@@ -173,16 +192,16 @@ def _narrowed(name: str, datatype: str, given: Any) -> Any:
 
 
 def _flattened(name: str, data: list[Any]) -> list[Any]:
-    """Return the texts in nested lists. Raises `InvalidRequest`."""
+    """Return what is in nested lists. Raises `InvalidRequest`."""
     level = data
     for _ in range(_MOST_AXES):
         if not level or not isinstance(level[0], list):
             break
         if not all(isinstance(each, list) for each in level):
             raise InvalidRequest(f"the lists of input {name!r} are not nested alike")
+        if len(set(map(len, level))) > 1:
+            raise InvalidRequest(f"the lists of input {name!r} have different lengths")
         level = [each for inner in level for each in inner]
-    if not all(isinstance(each, str) for each in level):
-        raise InvalidRequest(f"input {name!r} is BYTES, but its data has other values than texts")
     return level
 
 
@@ -246,22 +265,22 @@ def of_results(name: str, values: list[Any]) -> Tensor:
     if isinstance(values[0], str | bytes | bytearray | memoryview):
         if not all(isinstance(each, str | bytes | bytearray | memoryview) for each in values):
             raise _no_tensor(name, "some are texts and others are not")
-        array = np.empty(len(values), object)
-        array[:] = [each if isinstance(each, str) else bytes(each) for each in values]
-        return Tensor(name, "BYTES", array)
+        return Tensor(name, "BYTES", _objects([each if isinstance(each, str) else bytes(each) for each in values]))
     try:
-        arrays = [np.asarray(each) for each in values]
+        arrays = [as_array(each) for each in values]
         if len({each.shape for each in arrays}) > 1:
             raise _no_tensor(name, "they have different shapes; ask for one row at a time")
         dtype = arrays[0].dtype
         is_large = arrays[0].nbytes * len(arrays) >= LARGE
-        if is_large and dtype.kind != "U" and all(each.dtype == dtype for each in arrays):
+        if is_large and dtype.kind not in "UO" and all(each.dtype == dtype for each in arrays):
             return Tensor(name, datatype_of(name, dtype), None, arrays)  # whoever writes it copies the rows once
         stacked = np.stack(arrays)
     except ValueError as error:
         raise _no_tensor(name, str(error)) from error
     if stacked.dtype.kind == "U":
         return Tensor(name, "BYTES", stacked.astype(object))
+    if stacked.dtype.kind == "O" and {str} <= set(map(type, stacked.flat)) <= {str, bool, int, float}:
+        return Tensor(name, "BYTES", _objects([*map(str, stacked.flat)]).reshape(stacked.shape))
     return Tensor(name, datatype_of(name, stacked.dtype), stacked)
 
 

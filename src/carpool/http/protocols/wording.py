@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from carpool.allowance import Allowance
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.hints import nesting, schema
 from carpool.http.exchange import HttpResponse
@@ -18,9 +19,9 @@ T = TypeVar("T")
 BAD_REQUEST: Final = 400
 UNPROCESSABLE: Final = 422
 _encode = msgspec.json.Encoder().encode
-_read_members = nesting.bounded(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, nesting.is_deep_json)
-_read_value = nesting.bounded(msgspec.json.Decoder().decode, nesting.is_deep_json)
-_read_list = nesting.bounded(msgspec.json.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_json)
+_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_read_value = msgspec.json.Decoder().decode
+_read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def as_response(value: object, status: int = 200) -> HttpResponse:
@@ -31,7 +32,8 @@ def as_response(value: object, status: int = 200) -> HttpResponse:
 def read(decode: Callable[[Any], T], body: bytes | bytearray) -> T:
     """Return what a decoder of JSON reads. Raises `InvalidRequest` if it cannot."""
     try:
-        return decode(body)
+        result: T = nesting.bounded(decode, nesting.is_deep_json)(body)
+        return result
     except BaseException as error:
         ours = schema.as_our_error(error, "JSON", Any, b"")
         if isinstance(ours, InvalidRequest):
@@ -46,8 +48,9 @@ def members_of(body: bytes | bytearray | memoryview) -> dict[str, bytes]:
     return {name: bytes(raw) for name, raw in read(_read_members, bytes(body)).items()}
 
 
-def listed_in(body: bytes) -> list[bytes]:
+def listed_in(body: bytes, allowance: Allowance) -> list[bytes]:
     """Return the elements of a JSON list, each as it was written. Raises `InvalidRequest`."""
+    allowance.check_json_list(body)
     return [bytes(raw) for raw in read(_read_list, body)]
 
 
