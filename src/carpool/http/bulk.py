@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.exchange import Ask, Exchange, HttpResponse
 from carpool.http.items import ExchangeItems
-from carpool.http.many import entry_of
+from carpool.http.many import entry_of, error_entry
 from carpool.http.streaming import HttpStream
 from carpool.request import DONE, NEW, Request
-from carpool.wire.payload import CUSTOM, LARGE, without_adapter
+from carpool.wire import entries
+from carpool.wire.payload import CUSTOM, JSON, LARGE, without_adapter
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
@@ -145,9 +146,9 @@ class BulkItems(ExchangeItems):
         self.break_off_with(self._ask.responder.error(self._exchange.head, error))
 
     def break_off_with(self, response: HttpResponse) -> None:
-        """Do the same with the body of an error response as the last line."""
+        """Do the same with what an error response says."""
         if self._broken is None and not self._has_ended:
-            self._broken = bytes(response.body) + b"\n"
+            self._broken = error_entry(response, JSON, is_last=True) + b"\n"
             self._has_input_ended = True
             self._forget_lines()
             self._pieces.clear()
@@ -355,17 +356,15 @@ class BulkItems(ExchangeItems):
     def _written(self, answered: list[BulkItem]) -> bytes:
         """Return the lines of answers, and keep the items that can be used again."""
         results = [item.result for item in answered]
-        if set(map(type, results)) != {bytes}:  # nearly all are bytes; what has failed has no result
+        if set(map(type, results)) == {bytes}:  # nearly all are bytes; what has failed has no result
+            lines = entries.of_results(results)  # type: ignore[arg-type]
+        else:
             ask, head = self._ask, self._exchange.head
-            results = [
-                result if type(result) is bytes else entry_of(item, ask, head)
-                for item, result in zip(answered, results, strict=True)
-            ]
+            lines = b"".join([entry_of(item, ask, head) + b"\n" for item in answered])
             answered = [item for item in answered if type(item.result) is bytes]
         if self._are_used_again and not self._driver.pipeline.has_untold_answers:
             self._spare += answered
-        results.append(b"")
-        return b"\n".join(results)  # type: ignore[arg-type]
+        return lines
 
 
 Piece = bytes | HttpResponse | None

@@ -192,6 +192,8 @@ class Connection(PartWriter):
                     self.app.route_raised(exchange, error)
                 if head.ask is None:
                     self._note_page(exchange)
+                if data and self.ignoring_input:
+                    return
 
     def has_room_at(self, model: ServedModel | None, owed: int = 0) -> bool:
         """Count this connection for the model that it asks now, and report whether there is room.
@@ -208,6 +210,8 @@ class Connection(PartWriter):
             return True
         has_room = self._state.shares.take(self, model)
         self.counted_for = model if has_room else None
+        if owed and not has_room:
+            self.ignoring_input = True  # it ends with the answer to this request
         return has_room
 
     def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
@@ -367,8 +371,8 @@ class Connection(PartWriter):
 
     def _give(self) -> None:
         """Give the app the requests that it may have, and write refusals whose turn it is."""
-        if self._is_giving:
-            return  # called by an answer given at once: the loop below goes on
+        if self._is_giving or self._transport.is_closing():
+            return  # called by an answer given at once: the loop below goes on; or nothing can be answered any more
         queue = self._queue
         self._is_giving = True
         try:
