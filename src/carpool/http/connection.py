@@ -225,6 +225,7 @@ class Connection(PartWriter):
     def bulk_started(self, head: HttpHead) -> None:
         """Take a bulk request from the reader, and let the app have it in its turn."""
         self._bulk = HttpExchange(self, head)
+        self._bulk.held = 0
         self._bulk.item = []  # pieces that come before the app has it
         self._queue.add(self._bulk)
         self._give()
@@ -248,6 +249,14 @@ class Connection(PartWriter):
         """Read on, as there is room for more of a bulk request."""
         if self.is_reading_paused:
             self._regulate()
+
+    def hold(self, exchange: HttpExchange, nbytes: int) -> None:
+        """Count how many bytes of the body of a bulk request are in memory."""
+        self._state.bodies.hold(exchange, nbytes)
+
+    def break_off_as_slow(self, exchange: HttpExchange) -> None:
+        """End a bulk request that comes too slowly."""
+        feed_bulk(exchange, self.app.refuse(exchange.head, Refusal(408, "request_timeout")))
 
     def leave_body_unread(self) -> None:
         """Read no further: the rest of the bulk request cannot be told from what follows it."""

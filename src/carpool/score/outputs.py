@@ -155,9 +155,7 @@ class ParquetFile:
         if not self._mark:
             good = [value for value, answer in zip(values, answers, strict=True) if not answer.is_error]
             self._mark = _mark_beside(name for value in good if isinstance(value, dict) for name in value)
-        rows = [
-            self._row(value, is_error=answer.is_error) for value, answer in zip(values, answers, strict=True)
-        ]
+        rows = [self._row(value, is_error=answer.is_error) for value, answer in zip(values, answers, strict=True)]
         if self._writer is None:
             table = self._arrow.Table.from_pylist(rows)
             if self._mark not in table.column_names or table.schema.field(self._mark).type == self._arrow.null():
