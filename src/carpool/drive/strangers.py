@@ -53,4 +53,5 @@ class Strangers(Generic[T]):
             self._of_source.pop(source, None)
 
     def _next_to_go(self) -> T:
-        return next(iter(max(self._of_source.values(), key=len)))
+        source = max(self._of_source, key=lambda each: len(self._of_source[each]))
+        return next(iter(self._of_source[source]))
