@@ -412,7 +412,7 @@ class RequestReader:
         if coding is not None:
             if version == "1.0":
                 raise Refusal(400, "bad_http")
-            if coding.lower() != b"chunked" or self._parser.should_upgrade():
+            if coding.lower() != b"chunked":
                 raise Refusal(501, "not_implemented")
         if version == "1.1" and headers.get(b"expect", b"100-continue").lower() != b"100-continue":
             raise Refusal(417, "expectation_failed")
