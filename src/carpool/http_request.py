@@ -43,6 +43,11 @@ class Headers(Mapping[str, str]):
 
 
 _NONE: Final = Headers()
+_OF_THE_BODY: Final = frozenset(
+    name.encode()
+    for name in ("content-type", "content-length", "content-encoding", "transfer-encoding", "content-digest", "digest")
+)
+"""The headers that say something of a body, which is not that of an item in it."""
 
 
 @final
@@ -99,6 +104,20 @@ class _RequestHead(msgspec.Struct, array_like=True):
 def pack_head(path: bytes, query: bytes, fields: Sequence[Field]) -> bytes:
     """Pack all of a request but its body, for a worker."""
     return _encoder.encode(_RequestHead(path, query, list(fields)))
+
+
+def pack_item_head(path: bytes, query: bytes, fields: Sequence[Field], content_type: bytes) -> bytes:
+    """Pack the head that one of the items in a body has: that of the request, but for what it says
+    of the body as a whole.
+
+    Args:
+        path: Of the request.
+        query: Of the request.
+        fields: Of the request.
+        content_type: Of the item.
+    """
+    kept = [field for field in fields if field[0] not in _OF_THE_BODY]
+    return pack_head(path, query, [(b"content-type", content_type), *kept])
 
 
 class RequestMaker:

@@ -17,7 +17,7 @@ import msgspec
 
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
-from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of
+from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of, with_error, with_errors
 from carpool.frames.libraries import Columns, Library
 from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, without_mark
 from carpool.hints import schema
@@ -346,6 +346,7 @@ def _answer_group(
     Callers that gave frames get a part of it, and all others get plain values. Raises ModelError.
     """
     found = rows_of(answer)
+    what = "predict of a table"
     if found != n:
         text = f"predict of a table of {n} rows must return as many answers, but returned {found}"
         raise ModelError(text, code="bad_result")
@@ -356,7 +357,9 @@ def _answer_group(
         if type(items[index]) is FrameRows or isinstance(items[index], list | Mapping):
             if values is None:
                 values = plain(answer)
-            results[index] = values[begin] if rows.is_single else values[begin:end]
+            results[index] = with_error(values[begin]) if rows.is_single else with_errors(values[begin:end], what)
+        elif type(answer) is list:
+            results[index] = with_errors(answer[begin:end], what)
         else:
             results[index] = cut(answer, begin, end)
         begin = end

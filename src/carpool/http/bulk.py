@@ -256,14 +256,15 @@ class BulkItems(ExchangeItems):
         use one again. All that a first stage changes of a request it has answered is set here.
         """
         ask, spare, n = self._ask, self._spare, len(lines)
+        packed = ask.packed if ask.format == CUSTOM else b""
         deadline, lane = self._driver.clock() + ask.timeout_s, ask.lane
         while len(spare) < n:
             spare.append(self._new_item())
         new = spare[-n:]
         del spare[-n:]
         for item, line, nbytes in zip(new, lines, map(len, lines), strict=True):
-            item.item = line
-            item.nbytes = nbytes
+            item.item = [packed, line] if packed else line
+            item.nbytes = nbytes + len(packed)
             item.deadline = item.due = deadline
             item.lane = lane
             item.id = item.losses = 0
@@ -355,10 +356,13 @@ class BulkItems(ExchangeItems):
     def _written(self, answered: list[BulkItem]) -> bytes:
         """Return the lines of answers, and keep the items that can be used again."""
         results = [item.result for item in answered]
-        if set(map(type, results)) != {bytes}:  # nearly all are bytes; what has failed has no result
-            ask, head = self._ask, self._exchange.head
+        ask = self._ask
+        is_written_by_model = ask.accept >= CUSTOM
+        # nearly all are bytes; what has failed has no result
+        if is_written_by_model or set(map(type, results)) != {bytes}:
+            head = self._exchange.head
             results = [
-                result if type(result) is bytes else entry_of(item, ask, head)
+                result if type(result) is bytes and not is_written_by_model else entry_of(item, ask, head)
                 for item, result in zip(answered, results, strict=True)
             ]
             answered = [item for item in answered if type(item.result) is bytes]

@@ -7,8 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from carpool.errors import ModelError
 from carpool.http.exchange import Exchange
 from carpool.request import Request
+from carpool.wire.payload import MSGPACK
 
 if TYPE_CHECKING:
     from carpool.http.exchange import ServedModel
@@ -103,3 +107,21 @@ class ExchangeItems:
     def _answer(self) -> None:
         """Answer the exchange, as all items are done."""
         raise NotImplementedError
+
+
+def as_entry(body: bytes, format: int) -> bytes:
+    """Return an answer that a model has written itself as it stands among others, on one line.
+
+    Raises:
+        ModelError: It is not one value in this format, so that it would be taken for several.
+    """
+    try:
+        if format == MSGPACK:
+            msgspec.msgpack.decode(body)
+            return body
+        body.decode()
+        return msgspec.json.format(body, indent=-1)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = "msgpack" if format == MSGPACK else "JSON"
+        text = f"the model wrote an answer that is not one value of {what}: {error}"
+        raise ModelError(text, code="bad_result") from None

@@ -12,10 +12,11 @@ import msgspec
 
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.hints import nesting, schema
+from carpool.http.codec import TYPES_OF_ENTRIES, format_of_entries
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
-from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.request import Request
-from carpool.wire.payload import JSON, MSGPACK
+from carpool.wire.payload import CUSTOM, JSON, MSGPACK
 from carpool.wire.response import CheckedResponse
 
 _MARKS = b'[]{},"'
@@ -23,7 +24,6 @@ _NO_MARKS = bytes(set(range(256)) - set(_MARKS))
 _STEPS = bytes.maketrans(b"[{]},", b"\x01\x01\xff\xff\x00")  # +1 and -1, as signed bytes
 _COMMAS = bytes.maketrans(b"[{]},", b"\x00\x00\x00\x00\x01")
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {JSON: msgspec.json.encode, MSGPACK: msgspec.msgpack.encode}
-_CONTENT_TYPES: Final = {JSON: b"application/json", MSGPACK: b"application/msgpack"}
 _READERS: Final = {
     JSON: nesting.bounded(msgspec.json.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_json),
     MSGPACK: nesting.bounded(msgspec.msgpack.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_msgpack),
@@ -44,7 +44,10 @@ class ItemList(ExchangeItems):
     def __init__(self, exchange: Exchange, ask: Ask, bodies: Sequence[bytes], deadline: float, patient: bool) -> None:
         super().__init__(exchange, ask.endpoint)
         self._ask = ask
-        self.items = [ExchangeItem(self, body, deadline, len(body)) for body in bodies]
+        packed = ask.packed
+        self.items = [
+            ExchangeItem(self, [packed, body] if packed else body, deadline, len(packed) + len(body)) for body in bodies
+        ]
         for item in self.items:
             item.format = ask.format
             item.accept = ask.accept
@@ -55,7 +58,7 @@ class ItemList(ExchangeItems):
         if self.refusal is not None:
             self._exchange.respond(self._ask.responder.error(self._exchange.head, self.refusal))
             return
-        body = _ENCODERS[self._ask.accept](
+        body = _ENCODERS[_format_of_answer(self._ask)](
             [msgspec.Raw(entry_of(item, self._ask, self._exchange.head)) for item in self.items]
         )
         self._exchange.respond(HttpResponse(200, body, self._ask.content_type))
@@ -72,13 +75,26 @@ def entry_of(item: Request, ask: Ask, head: Head) -> bytes:
     result = item.result
     if item.error is not None:
         return _error_entry(item.error, ask, head)
+    format = _format_of_answer(ask)
     if type(result) is not CheckedResponse:
-        return bytes(result)  # type: ignore[call-overload,no-any-return]
-    if result.content_type and result.content_type not in (ask.content_type, _CONTENT_TYPES[ask.accept]):
+        body: bytes = bytes(result)  # type: ignore[call-overload]
+        if ask.accept < CUSTOM:
+            return body
+    elif result.content_type and result.content_type not in (ask.content_type, TYPES_OF_ENTRIES[format]):
         kind = result.content_type.decode("latin-1")
         text = f"the answer is of type {kind}, which a list cannot hold: ask for it by itself"
         return _error_entry(ModelError(text, code="bad_result"), ask, head)
-    return bytes(result.body) or _ENCODERS[ask.accept](None)
+    else:
+        body = bytes(result.body) or _ENCODERS[format](None)
+    try:
+        return as_entry(body, format)
+    except ModelError as error:
+        return _error_entry(error, ask, head)
+
+
+def _format_of_answer(ask: Ask) -> int:
+    """Return in what the list of the answers is written: JSON or MSGPACK."""
+    return ask.accept if ask.accept < CUSTOM else format_of_entries(ask.content_type)
 
 
 def _error_entry(error: Exception, ask: Ask, head: Head) -> bytes:
@@ -86,7 +102,7 @@ def _error_entry(error: Exception, ask: Ask, head: Head) -> bytes:
     response = ask.responder.error(head, error)
     entry = msgspec.json.decode(response.body)
     entry["error"]["status"] = response.status
-    return _ENCODERS[ask.accept](entry)
+    return _ENCODERS[_format_of_answer(ask)](entry)
 
 
 def split(body: bytes | bytearray, format: int, most: float) -> list[bytes]:

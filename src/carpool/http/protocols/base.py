@@ -27,14 +27,20 @@ if TYPE_CHECKING:
     from carpool.service.declaration import Declaration
 
 
+_LONGEST_NAMES = 200
+
+
 class ModelOfApp(Protocol):
     """A model of the app as protocols see it.
 
     Attributes:
         name: Of the service.
+        is_first: Whether it answers where no model is named: at `/predict`, and at the addresses of
+            protocols that know one model.
     """
 
     name: str
+    is_first: bool
 
     @property
     def service(self) -> Declaration:
@@ -146,8 +152,11 @@ class Submission:
         respond: Makes the response of the results, in the same order, in the form that `wanted_as`
             says. If an item has failed, it is not called, and the first failure is answered.
         sent_as: How items are written: OBJECT for Python objects, JSON or MSGPACK for the bytes of
-            each, RAW where the item is bytes or a text, CUSTOM for the model's own format.
+            each, RAW where the item is bytes or a text, CUSTOM for a body as `model.formats` says
+            that the model's own `decode` reads it.
         wanted_as: How results are wanted: OBJECT for Python objects, JSON for the bytes of each.
+            Where a `decode` of the model's own reads JSON or msgpack, or an `encode` writes it,
+            items and results pass through that, and what is anything else is refused (415, 406).
         is_partial: Whether `respond` takes a `ShownError` in the place of a result.
         timeout_s: How long the answer may take; the service's own limit counts besides.
         priority: Of the items; None for that of the request's headers.
@@ -178,6 +187,9 @@ class ProtocolRoute(NamedTuple):
         model: The model that is asked, if the path says it.
         replaces: Whether it stands in the place of an address that every app has.
         summary: What it does, for the OpenAPI document.
+        sent_as: As what its items are sent, as in `Submission`; CUSTOM if the body decides.
+        wanted_as: As what its results are wanted; CUSTOM if the request decides. The address of a
+            model is listed only if it does not go past the model's own `decode` and `encode`.
         reads: The content types of bodies that it takes, for the document.
         writes: The content types of good answers, for the document.
         is_alias: Whether another address does the same, so that lists of addresses leave it out.
@@ -191,6 +203,8 @@ class ProtocolRoute(NamedTuple):
     model: ModelOfApp | None = None
     replaces: bool = False
     summary: str = ""
+    sent_as: int = OBJECT
+    wanted_as: int = OBJECT
     reads: Sequence[str] = ("application/json",)
     writes: Sequence[str] = ("application/json",)
     is_alias: bool = False
@@ -210,7 +224,7 @@ class HttpProtocol:
     """The names of further headers that it reads, in lower case."""
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterable[ProtocolRoute]:
-        """Yield the addresses for the models of an app; the first model is the usual one."""
+        """Yield the addresses for the models of an app."""
         raise NotImplementedError
 
     def error(self, error: ShownError) -> HttpResponse:
@@ -221,6 +235,52 @@ class HttpProtocol:
         """Return an error response of the app in the words of this protocol."""
         written = self.error(shown_in(response))
         return written._replace(headers=(*response.headers, *written.headers))
+
+
+def model_asked(models: Sequence[ModelOfApp], name: str | None, fits: Callable[[ModelOfApp], bool]) -> ModelOfApp:
+    """Return the model that a body asks: the one that it names, or else the only one that fits.
+
+    Args:
+        models: Those of the app.
+        name: As the request names it; None if it names none.
+        fits: Reports whether a model can be asked at this address.
+
+    Raises:
+        InvalidRequest: There is no model of that name (404); or none is named, and there is none
+            that fits (404) or several (400).
+    """
+    if name is not None:
+        for model in models:
+            if model.name == name:
+                return model
+        text = f"The model {name[:100]!r} does not exist; there is {_names(models)}"
+        raise InvalidRequest(text, status=404, code="model_not_found")
+    fitting = [model for model in models if fits(model)]
+    if not fitting:
+        raise unfit("there is no model that can be asked at this address")
+    if len(fitting) > 1:
+        raise InvalidRequest(f'say which model: "model" may be one of {_names(fitting)}')
+    return fitting[0]
+
+
+def first_of(models: Sequence[ModelOfApp]) -> ModelOfApp | None:
+    """Return the model that is asked where none can be named; None if that has been removed."""
+    return next((model for model in models if model.is_first), None)
+
+
+def nobody_is_first(models: Sequence[ModelOfApp]) -> Answering:
+    """Return what answers where the first model did, after that has been removed: 404."""
+
+    def refuse(request: ProtocolRequest) -> HttpResponse:
+        text = f"the first service, which answered here, was removed; there is {_names(models)}"
+        raise unfit(f"{text}, at /models/NAME/predict")
+
+    return refuse
+
+
+def _names(models: Sequence[ModelOfApp]) -> str:
+    names = ", ".join(model.name for model in models)
+    return names if len(names) <= _LONGEST_NAMES else f"{names[:_LONGEST_NAMES]}..."
 
 
 def unfit(reason: str) -> InvalidRequest:

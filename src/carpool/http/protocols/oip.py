@@ -47,24 +47,24 @@ class _Tensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
     data: Any = None
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class _Infer(msgspec.Struct):
     inputs: list[_Tensor]
-    id: str = ""
-    parameters: dict[str, Any] = {}
-    outputs: list[_Output] = []
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    outputs: list[_Output] | None = None
 
 
 class _Index(msgspec.Struct):
-    ready: bool = False
+    ready: bool | None = False
 
 
 _read_infer = msgspec.json.Decoder(_Infer).decode
@@ -238,8 +238,8 @@ class _ServedTables:
             items.values,
             partial(self._respond, asked),
             sent_as=items.sent_as,
-            timeout_s=_timeout_s(asked.parameters),
-            priority=_priority(asked.parameters),
+            timeout_s=_timeout_s(_given(asked.parameters)),
+            priority=_priority(_given(asked.parameters)),
         )
 
     def _tables(self) -> tuple[TensorTable, TensorTable | None]:
@@ -249,7 +249,7 @@ class _ServedTables:
 
     def _respond(self, asked: _Infer, results: list[Any]) -> HttpResponse:
         tensors = {tensor.name: tensor for tensor in tensors_of(self._outputs, results)}
-        for output in asked.outputs:
+        for output in asked.outputs or ():
             if output.name not in tensors:
                 known = ", ".join(map(repr, tensors))
                 raise InvalidRequest(f"the model has no output {output.name!r}: its outputs are {known}")
@@ -311,7 +311,7 @@ def _tensors_of(asked: _Infer, binary: memoryview) -> list[Tensor]:
     tensors: list[Tensor] = []
     at = 0
     for each in asked.inputs:
-        size = each.parameters.get("binary_data_size")
+        size = _given(each.parameters).get("binary_data_size")
         if size is None:
             tensors.append(from_json(each.name, each.datatype, each.shape, each.data))
             continue
@@ -325,6 +325,11 @@ def _tensors_of(asked: _Infer, binary: memoryview) -> list[Tensor]:
     if at != len(binary):
         raise InvalidRequest(f"{len(binary) - at} bytes follow the JSON that belong to no input")
     return tensors
+
+
+def _given(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the parameters that are not null."""
+    return {name: value for name, value in (parameters or {}).items() if value is not None}
 
 
 def _timeout_s(parameters: dict[str, Any]) -> float:
@@ -345,7 +350,7 @@ def _priority(parameters: dict[str, Any]) -> int | None:
 
 def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], memory: Memory) -> HttpResponse:
     """Return the response with these tensors."""
-    all_binary = asked.parameters.get("binary_data_output") is True
+    all_binary = _given(asked.parameters).get("binary_data_output") is True
     described: list[dict[str, Any]] = []
     binary: list[bytes | memoryview] = []
     for tensor, wish in outputs:
@@ -354,9 +359,10 @@ def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], m
             "datatype": tensor.datatype,
             "shape": tensor.shape,
         }
-        if wish.parameters.get("classification"):
+        parameters = _given(wish.parameters)
+        if parameters.get("classification"):
             raise InvalidRequest(f"output {tensor.name!r} is asked for as a classification, which is not supported")
-        if wish.parameters.get("binary_data", all_binary) is True:
+        if parameters.get("binary_data", all_binary) is True:
             data = to_binary(tensor)
             entry["parameters"] = {"binary_data_size": sum(map(len, data))}
             binary += data
