@@ -101,23 +101,19 @@ class _RequestHead(msgspec.Struct, array_like=True):
     fields: list[Field]
 
 
-def pack_head(path: bytes, query: bytes, fields: Sequence[Field]) -> bytes:
-    """Pack all of a request but its body, for a worker."""
-    return _encoder.encode(_RequestHead(path, query, list(fields)))
-
-
-def pack_item_head(path: bytes, query: bytes, fields: Sequence[Field], content_type: bytes) -> bytes:
-    """Pack the head that one of the items in a body has: that of the request, but for what it says
-    of the body as a whole.
+def pack_head(path: bytes, query: bytes, fields: Sequence[Field], content_type: bytes | None = None) -> bytes:
+    """Pack all of a request but its body, for a worker.
 
     Args:
         path: Of the request.
         query: Of the request.
-        fields: Of the request.
-        content_type: Of the item.
+        fields: Its headers.
+        content_type: That of one item in the body, which gets the headers of the request but for
+            those that say something of the body as a whole; None where the body is the item.
     """
-    kept = [field for field in fields if field[0] not in _OF_THE_BODY]
-    return pack_head(path, query, [(b"content-type", content_type), *kept])
+    if content_type is not None:
+        fields = [(b"content-type", content_type), *[field for field in fields if field[0] not in _OF_THE_BODY]]
+    return _encoder.encode(_RequestHead(path, query, list(fields)))
 
 
 class RequestMaker:

@@ -9,22 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
-from carpool.foreign import text_of
+from carpool.errors import CarpoolError
 
 BODILESS: Final = frozenset({204, 205, 304})
 """Statuses of responses that have no body."""
 
-MODEL_MESSAGES: Final = {
-    "model_error": "The model raised an error.",
-    "bad_result": "The model returned a result that does not fit its declaration.",
-}
-"""What clients are told of a model's error, by its code, in the place of its own text."""
-
-_LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
-_LONGEST_LIST = 1000  # that of a 415, which lists what is read, and of a 406
-_LISTING = ("unsupported_media_type", "not_acceptable")
-_OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, which tells clients nothing
 _LONGEST_FIELDS = 16 * 1024
 _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -195,19 +184,3 @@ def check_content_type(kind: Any) -> None:
         raise TypeError(f"content_type must be text, not {kind!r:.80}")
     if not _CONTENT_TYPE.fullmatch(kind):
         raise ValueError(f"content_type must be one like 'text/csv', not {kind!r:.80}")
-
-
-def text_for_clients(error: Exception, *, debug: bool = False) -> str | None:
-    """Return the text of an error if clients may read it; else None.
-
-    Args:
-        error: Of any kind.
-        debug: Whether clients may read all texts.
-    """
-    if not (debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError)):
-        return None
-    text = text_of(error)
-    if isinstance(error, ModelError):
-        text = text.removeprefix(f"{error.type_name}: ")
-    most = _LONGEST_LIST if getattr(error, "code", "") in _LISTING else _LONGEST_MESSAGE
-    return _OBJECT_ADDRESS.sub("", text[:most])

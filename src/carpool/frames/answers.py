@@ -17,9 +17,9 @@ from carpool.call import chunks
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error, text_of
 from carpool.hints import schema
-from carpool.http_response import MODEL_MESSAGES, text_for_clients
 from carpool.logger import logger
 from carpool.observe.log import printable
+from carpool.observe.outcomes import MODEL_MESSAGES, text_for_clients
 
 CSV: Final = "text/csv"
 JSON: Final = "application/json"

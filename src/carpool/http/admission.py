@@ -30,7 +30,6 @@ from carpool.http.predict_routes import PredictRoutes
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.routes import Route, Routes, what_is_there
 from carpool.http.streaming import BULK
-from carpool.http_request import pack_head, pack_item_head
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.wire.payload import CUSTOM, OBJECT
@@ -191,6 +190,7 @@ class HeadAdmission:
             format, accept = address.choose(sent, wanted)
             framing = formats.framing(wanted)
         timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
+        entry = TYPES_OF_ENTRIES[format_of_entries(sent)] if is_bulk or address.is_list else None
         wants_head = formats.wants_heads and format == CUSTOM
         return Ask(
             endpoint=endpoint,
@@ -200,7 +200,7 @@ class HeadAdmission:
             timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
             lane=_lane_of(endpoint, headers, usual),
             content_type=formats.types.get(accept, JSON_TYPE),
-            packed=_packed(head, sent, has_items=is_bulk or address.is_list) if wants_head else b"",
+            packed=formats.packed(head, entry) if wants_head else b"",
             framing=framing,
             stream_s=inf if timeout is None else _seconds(timeout),
             is_bulk=is_bulk,
@@ -211,13 +211,6 @@ def count_refusal(endpoint: ServedModel, error: CarpoolError) -> None:
     """Count a refused request for its model."""
     if endpoint.driver is not None:
         endpoint.driver.refused(error)
-
-
-def _packed(head: Head, sent: bytes | None, *, has_items: bool) -> bytes:
-    """Return the head of a request for a worker, or that which each of its items has."""
-    if not has_items:
-        return pack_head(head.path, head.query, head.fields)
-    return pack_item_head(head.path, head.query, head.fields, TYPES_OF_ENTRIES[format_of_entries(sent)])
 
 
 def _seconds(text: bytes) -> float:

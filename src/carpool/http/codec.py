@@ -23,11 +23,12 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.foreign import text_of
-from carpool.http.exchange import REQUEST_ID, HttpResponse
+from carpool.http.exchange import REQUEST_ID, Head, HttpResponse
 from carpool.http.streaming import BY_TYPE, PLAIN, Framing
-from carpool.http_response import MODEL_MESSAGES, HTTPError, text_for_clients
+from carpool.http_request import pack_head
+from carpool.http_response import HTTPError
 from carpool.model import Traits
-from carpool.observe.outcomes import reason_of
+from carpool.observe.outcomes import MODEL_MESSAGES, reason_of, text_for_clients
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
 _JSON = b"application/json"
@@ -220,9 +221,8 @@ class Formats:
         self._text_in = first.input_type is str
         self._text_out = last.output_type is str
         self._parts_are_raw = last.in_parts and last.part_type is bytes
-        self.owns_input = any(self._is_read_here(kind) for kind in self._accepts)
-        written = [_kind(kind) for kind in self._produces.values()]
-        self.owns_output = any(_is_json(kind) or self._is_written_here(kind) for kind in written)
+        self.owns_input = any(map(_is_known_here, self._accepts))
+        self.owns_output = any(_is_known_here(_kind(kind)) for kind in self._produces.values())
         if of_entries:
             self._raw_in = self._raw_out = self._text_in = self._text_out = False
             entries = frozenset(TYPES_OF_ENTRIES.values())
@@ -315,9 +315,24 @@ class Formats:
                 return PLAIN
         return None
 
-    def reads_itself(self, kind: bytes) -> bool:
-        """Report whether the model's own `decode` reads a content type."""
-        return kind in self._accepts
+    def packed(self, head: Head, entry: bytes | None = None) -> bytes:
+        """Return the head of a request for the model's own `decode`.
+
+        It gets no content type that the model does not name: other names of JSON and msgpack are
+        replaced by the usual one.
+
+        Args:
+            head: Of the request.
+            entry: The content type of each item in the body; None where the body is the item.
+        """
+        sent = head.headers.get(b"content-type")
+        if entry is None and sent is not None and not self.reads_itself(sent):
+            entry = _usual_name(_kind(sent))
+        return pack_head(head.path, head.query, head.fields, entry)
+
+    def reads_itself(self, content_type: bytes) -> bool:
+        """Report whether the model names a content type that its own `decode` reads."""
+        return _kind(content_type) in self._accepts
 
     @property
     def readable(self) -> list[str]:
@@ -346,7 +361,7 @@ class Formats:
         content_type = content_type or _JSON
         kind, _, parameters = content_type.partition(b";")
         kind = kind.strip().lower()
-        if kind in self._accepts:
+        if kind in self._accepts or (_usual_name(kind) in self._accepts and _is_utf8(parameters)):
             return CUSTOM
         if not self.owns_input:
             if _is_json(kind):
@@ -363,15 +378,11 @@ class Formats:
             return _RAW_TYPES.fullmatch(kind) is not None
         return self._text_in and _TEXT_TYPES.fullmatch(kind) is not None and _is_utf8(parameters)
 
-    def _is_read_here(self, kind: bytes) -> bool:
-        """Report whether carpool itself makes items of bodies of a type, if the model does not."""
-        return _is_json(kind) or kind in _MSGPACK_TYPES or kind in _MADE_HERE or self._reads_as_it_is(kind, b"")
-
-    def _is_written_here(self, kind: bytes) -> bool:
-        """Report whether carpool itself writes answers of a type, if the model does not."""
-        if kind in _JSON_TYPES or kind in _MSGPACK_TYPES or kind in _MADE_HERE:
+    def _could_be_written(self, wish: bytes) -> bool:
+        """Report whether carpool would write answers of a type, if the model did not write them."""
+        if wish in _JSON_TYPES or wish in _MSGPACK_TYPES or wish in _MADE_HERE or wish in BY_TYPE:
             return True
-        return (kind == _OCTETS and (self._raw_out or self._parts_are_raw)) or (kind == _TEXT and self._text_out)
+        return (wish == _OCTETS and (self._raw_out or self._parts_are_raw)) or (wish == _TEXT and self._text_out)
 
     def _unread(self, kind: bytes = b"") -> InvalidRequest:
         """Return the refusal of what the model does not read."""
@@ -407,8 +418,10 @@ class Formats:
         for wish in wishes(accept):
             if wish in self._produced:
                 return self._produced[wish]
+            if self.owns_output and _usual_name(wish) in self._produced:
+                return self._produced[_usual_name(wish)]
             if self.owns_output:
-                is_refused = is_refused or wish in BY_TYPE or self._is_written_here(wish)
+                is_refused = is_refused or self._could_be_written(wish)
             elif wish in _JSON_TYPES:
                 return JSON
             elif wish in _MSGPACK_TYPES:
@@ -421,8 +434,7 @@ class Formats:
         if is_refused:
             raise self._unwritten()
         if self._produces:
-            usual = _JSON if read == JSON else _MSGPACK if read == MSGPACK else sent
-            return self._produced.get(sent, self._produced.get(usual, min(self._produces)))
+            return self._produced.get(sent, self._produced.get(_usual_name(sent), min(self._produces)))
         if read == RAW and (self._raw_out or (self._text_in and self._text_out)):
             return RAW
         return MSGPACK if read == MSGPACK else JSON
@@ -430,7 +442,17 @@ class Formats:
 
 def format_of_entries(content_type: bytes | None) -> int:
     """Return in what each entry of a list, or each line, of a body is written: JSON or MSGPACK."""
-    return MSGPACK if _kind(content_type or _JSON) in _MSGPACK_TYPES else JSON
+    return MSGPACK if _kind(content_type or b"") in _MSGPACK_TYPES else JSON
+
+
+def _usual_name(kind: bytes) -> bytes:
+    """Return by which name the content type of JSON, or of msgpack, is known; others have one."""
+    return _JSON if _is_json(kind) else _MSGPACK if kind in _MSGPACK_TYPES else kind
+
+
+def _is_known_here(kind: bytes) -> bool:
+    """Report whether carpool itself can read, or write, values of any kind as a content type."""
+    return _is_json(kind) or kind in _MSGPACK_TYPES or kind in _MADE_HERE
 
 
 def _is_json(kind: bytes) -> bool:

@@ -28,7 +28,6 @@ from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, ShownError, Submission
 from carpool.http.streaming import SSE
 from carpool.http.submitted import SubmissionTerms, SubmittedItems, SubmittedStreams
-from carpool.http_request import pack_head, pack_item_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
@@ -241,9 +240,7 @@ def _past_no_border(submission: Submission, model: Endpoint, head: Head) -> Subm
         raise InvalidRequest(text, status=error.status, code=error.code) from None
     items, respond = submission.items, submission.respond
     if sent_as == CUSTOM and formats.wants_heads:
-        kind = TYPES_OF_ENTRIES.get(submission.sent_as)
-        pack = pack_head if kind is None else partial(pack_item_head, content_type=kind)
-        packed = pack(head.path, head.query, head.fields)
+        packed = formats.packed(head, TYPES_OF_ENTRIES.get(submission.sent_as))
         items = [[packed, item] for item in items]
     if wanted_as != submission.wanted_as:
         respond = partial(_respond_with_entries, submission)

@@ -237,13 +237,20 @@ class HttpProtocol:
         return written._replace(headers=(*response.headers, *written.headers))
 
 
-def model_asked(models: Sequence[ModelOfApp], name: str | None, fits: Callable[[ModelOfApp], bool]) -> ModelOfApp:
+def model_asked(
+    models: Sequence[ModelOfApp],
+    name: str | None,
+    fits: Callable[[ModelOfApp], bool],
+    *,
+    must_be_named: bool = False,
+) -> ModelOfApp:
     """Return the model that a body asks: the one that it names, or else the only one that fits.
 
     Args:
         models: Those of the app.
         name: As the request names it; None if it names none.
         fits: Reports whether a model can be asked at this address.
+        must_be_named: Whether it is not to be found out which one is meant.
 
     Raises:
         InvalidRequest: There is no model of that name (404); or none is named, and there is none
@@ -258,7 +265,7 @@ def model_asked(models: Sequence[ModelOfApp], name: str | None, fits: Callable[[
     fitting = [model for model in models if fits(model)]
     if not fitting:
         raise unfit("there is no model that can be asked at this address")
-    if len(fitting) > 1:
+    if len(fitting) > 1 or must_be_named:
         raise InvalidRequest(f'say which model: "model" may be one of {_names(fitting)}')
     return fitting[0]
 

@@ -105,7 +105,7 @@ def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission
     if unknown:
         raise InvalidRequest(f"Unrecognized request argument supplied: {min(unknown)[:100]}")
     asked = struct_of(members, _Embeddings)
-    model = model_asked(models, name_in(members), _embeds)
+    model = model_asked(models, name_in(members), _embeds, must_be_named=True)
     if not _gives_vectors(model.gives.output_type):
         raise unfit(f"the model {model.name} returns no vectors, so it has no embeddings")
     inputs = _inputs(asked.input)
@@ -231,7 +231,7 @@ def _is_taken(form: TextForm, model: ModelOfApp) -> bool:
 def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolRequest) -> Submission:
     """Submit what is to be completed."""
     members = members_of(request.body)
-    model = model_asked(models, name_in(members), partial(_is_asked, form))
+    model = model_asked(models, name_in(members), partial(_is_asked, form), must_be_named=True)
     kind = model.takes.input_type
     if not _is_taken(form, model):
         raise unfit(
