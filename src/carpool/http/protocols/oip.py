@@ -33,7 +33,7 @@ from carpool.http.protocols.wording import as_response, read, versions_of, witho
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE
+from carpool.wire.payload import LARGE, OBJECT
 
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"
@@ -181,10 +181,10 @@ class _ServedTables:
         )
 
     def fits(self) -> bool:
-        """Report whether tensors make items of the model."""
+        """Report whether tensors make items of the model, and its results make tensors."""
         if not self._has_looked:
             self._look()
-        return self._inputs is not None
+        return self._inputs is not None and self._model.formats.holds(OBJECT, OBJECT)
 
     def ready(self, request: ProtocolRequest) -> HttpResponse:
         """Tell whether the model can answer."""
@@ -229,6 +229,7 @@ class _ServedTables:
 
     def infer(self, request: ProtocolRequest) -> Submission:
         """Submit the rows of a request's tensors."""
+        self._model.formats.of_made(OBJECT, OBJECT)  # raises
         inputs, _ = self._tables()
         asked, binary = _parts_of(request, inputs)
         tensors = _tensors_of(asked, binary)
@@ -244,7 +245,7 @@ class _ServedTables:
 
     def _tables(self) -> tuple[TensorTable, TensorTable | None]:
         if not self.fits() or self._inputs is None:
-            raise unfit(self._misfit)
+            raise unfit(self._misfit or f"tensors would go past the decode or encode of {self._model.name}")
         return self._inputs, self._outputs
 
     def _respond(self, asked: _Infer, results: list[Any]) -> HttpResponse:
