@@ -213,7 +213,7 @@ class Formats:
         self, first: Traits, last: Traits, others_read: Sequence[str] = (), *, of_entries: bool = False
     ) -> None:
         self._others_read = others_read
-        self._accepts = frozenset(kind.lower().encode() for kind in first.accepts)
+        self._accepts = frozenset(_kind(kind.encode()) for kind in first.accepts)
         self._produces = {CUSTOM + i: kind.encode() for i, kind in enumerate(last.produces)}
         self.wants_heads = first.decodes_requests
         self._raw_in = first.input_type is bytes

@@ -121,7 +121,7 @@ def as_entry(body: bytes, format: int) -> bytes:
             return body
         body.decode()
         return msgspec.json.format(body, indent=-1)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except Exception as error:  # the bytes are the model's, and may be anything
         what = "msgpack" if format == MSGPACK else "JSON"
         text = f"the model wrote an answer that is not one value of {what}: {error}"
         raise ModelError(text, code="bad_result") from None
