@@ -392,3 +392,57 @@ def check_what_is_listed(
                 assert answer.status_code == 200, (way, answer.content)
             if answer.status_code == 200 and own.accepts:
                 assert {sent, codec._usual_name(sent.encode()).decode()} & {*reads, *lines}, way
+
+
+def test_a_client_of_ours_asks_a_model_that_reads_and_writes_json_alone() -> None:
+    """`carpool.AsyncClient`, which sends msgpack, sends JSON to a model whose own `decode` reads nothing else."""
+    seen: list[Any] = []
+    subject = SUBJECTS["item"]
+
+    async def ask() -> None:
+        app = App(
+            carpool.Service(carpool.Stage(model_of(subject, BORDERS["both"], seen), run_in="thread"), name="asked")
+        )
+        async with carpool.AsyncClient(app, headers={"x-tenant": str(OURS)}) as client:
+            assert [await client.predict(subject.body) for _ in range(2)] == [{"encoded": 1}] * 2
+            assert [each async for each in client.predict_many([subject.body] * 3)] == [{"encoded": 1}] * 3
+            with pytest.raises(carpool.CarpoolError, match="encode of its own"):
+                [part async for part in client.predict_stream(subject.body)]
+        await app.stop()
+
+    asyncio.run(ask())
+    assert seen == [OURS] * 5
+
+
+def test_an_answer_that_is_no_single_value_of_json_stays_that_item_s_error() -> None:
+    """What `encode` writes stands among other answers only if it is one value of JSON, so it is never taken for two."""
+
+    class Loose(carpool.Model):
+        produces = JSON
+
+        def predict(self, x: str) -> str:
+            return x
+
+        def encode(self, results: list[str]) -> list[bytes]:
+            return [result.encode() for result in results]
+
+    bad = ["1], 2, [3", "1\n2", "", "{", '"\\ud800', "NaN"]
+
+    async def ask() -> None:
+        app = App(carpool.Service(carpool.Stage(Loose, run_in="thread"), name="loose"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            items = ["[1,\n 2]", *bad, "3"]
+            many = (await client.post("/predict/many", json=items)).json()
+            lines = "".join(json.dumps(item) + "\n" for item in items)
+            bulk = (await client.post("/predict", content=lines, headers={"content-type": LINES})).text.splitlines()
+            for answers in (many, [json.loads(line) for line in bulk]):
+                assert (answers[0], answers[-1], len(answers)) == ([1, 2], 3, len(items))
+                assert {answer["error"]["code"] for answer in answers[1:-1]} == {"bad_result"}
+            good = await client.post("/v1/models/loose:predict", json={"instances": ["1", "[2,\n3]"]})
+            assert good.json() == {"predictions": [1, [2, 3]]}
+            for each in bad:
+                answer = await client.post("/v1/models/loose:predict", json={"instances": ["1", each]})
+                assert answer.status_code == 500
+        await app.stop()
+
+    asyncio.run(ask())
