@@ -97,10 +97,9 @@ def _error_in(value: Any) -> BaseException | None:
     if issubclass(kind, BaseException):
         return value  # type: ignore[no-any-return]
     inside = value.values() if kind is dict else value if kind in (list, tuple) else ()
-    for each in inside:
-        if type(each) not in _SCALARS and (error := _error_in(each)) is not None:
-            return error
-    return None
+    if set(map(type, inside)) <= _SCALARS:
+        return None
+    return next((error for error in map(_error_in, inside) if error is not None), None)
 
 
 def _as_carpool_error(error: BaseException, what: str) -> CarpoolError:

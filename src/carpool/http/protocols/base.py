@@ -187,14 +187,14 @@ class ProtocolRoute(NamedTuple):
         model: The model that is asked, if the path says it.
         replaces: Whether it stands in the place of an address that every app has.
         summary: What it does, for the OpenAPI document.
-        sent_as: As what its items are sent, as in `Submission`; CUSTOM if the body decides.
-        wanted_as: As what its results are wanted; CUSTOM if the request decides. The address of a
-            model is listed only if it does not go past the model's own `decode` and `encode`.
         reads: The content types of bodies that it takes, for the document.
         writes: The content types of good answers, for the document.
         is_alias: Whether another address does the same, so that lists of addresses leave it out.
         fits: Reports whether the address fits the models, and is listed; None if it always does. It
             is called when somebody asks for a list.
+        sent_as: As what its items are sent, as in `Submission`; CUSTOM if the body decides.
+        wanted_as: As what its results are wanted; CUSTOM if the request decides. The address of a
+            model is listed only if it does not go past the model's own `decode` and `encode`.
     """
 
     method: str
@@ -203,12 +203,12 @@ class ProtocolRoute(NamedTuple):
     model: ModelOfApp | None = None
     replaces: bool = False
     summary: str = ""
-    sent_as: int = OBJECT
-    wanted_as: int = OBJECT
     reads: Sequence[str] = ("application/json",)
     writes: Sequence[str] = ("application/json",)
     is_alias: bool = False
     fits: Callable[[], bool] | None = None
+    sent_as: int = OBJECT
+    wanted_as: int = OBJECT
 
 
 class HttpProtocol:
