@@ -51,8 +51,8 @@ def cut(answer: Any, begin: int, end: int) -> Any:
 
 def plain(answer: Any) -> list[Any]:
     """Return the answers as plain Python values: a dict for each row of a frame."""
-    if type(answer) is list:
-        return answer
+    if isinstance(answer, list | tuple):
+        return list(answer)
     if hasattr(answer, "to_dicts"):  # a frame of polars
         return answer.to_dicts()  # type: ignore[no-any-return]
     if hasattr(answer, "iloc") and answer.ndim == 2:  # a frame of pandas

@@ -275,7 +275,7 @@ def _over_items(predict: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     def over_items(self: TableModel, items: Any) -> Any:
         if type(items) is not list:
             (result,) = _answers(self, predict, [items])
-            if isinstance(result, Exception):
+            if issubclass(type(result), BaseException):
                 raise result
             return result
         return _answers(self, predict, items)
@@ -358,8 +358,8 @@ def _answer_group(
             if values is None:
                 values = plain(answer)
             results[index] = with_error(values[begin]) if rows.is_single else with_errors(values[begin:end], what)
-        elif type(answer) is list:
-            results[index] = with_errors(answer[begin:end], what)
+        elif isinstance(answer, list | tuple):
+            results[index] = with_errors(list(answer[begin:end]), what)
         else:
             results[index] = cut(answer, begin, end)
         begin = end

@@ -257,6 +257,7 @@ class BulkItems(ExchangeItems):
         """
         ask, spare, n = self._ask, self._spare, len(lines)
         packed = ask.packed if ask.format == CUSTOM else b""
+        n_packed = len(packed)
         deadline, lane = self._driver.clock() + ask.timeout_s, ask.lane
         while len(spare) < n:
             spare.append(self._new_item())
@@ -264,7 +265,7 @@ class BulkItems(ExchangeItems):
         del spare[-n:]
         for item, line, nbytes in zip(new, lines, map(len, lines), strict=True):
             item.item = [packed, line] if packed else line
-            item.nbytes = nbytes + len(packed)
+            item.nbytes = nbytes + n_packed
             item.deadline = item.due = deadline
             item.lane = lane
             item.id = item.losses = 0

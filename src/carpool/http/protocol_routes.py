@@ -231,6 +231,8 @@ def _past_no_border(submission: Submission, model: Endpoint, head: Head) -> Subm
         InvalidRequest: They cannot.
     """
     formats = model.formats
+    if not (formats.owns_input or formats.owns_output or formats.wants_heads):
+        return submission
     try:
         # `encode` does not write parts
         wanted_as = submission.wanted_as if submission.parts is None or not formats.owns_output else OBJECT
