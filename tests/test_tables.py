@@ -372,6 +372,88 @@ def test_answers_in_the_format_of_the_request_or_of_the_wish() -> None:
         assert (nan.status, json.loads(nan.body)["error"]["code"]) == (500, "bad_result")
 
 
+SECRET = "/srv/secret"
+ROW_ERRORS: dict[str, Any] = {
+    "a list": lambda f: [ValueError(SECRET) if x < 0 else x for x in f["a"]],
+    "a list of records": lambda f: [{"y": ValueError(SECRET) if x < 0 else x} for x in f["a"]],
+    "records and exceptions": lambda f: [ValueError(SECRET) if x < 0 else {"y": x, "error": "mine"} for x in f["a"]],
+    "rows": lambda f: [[x, [ValueError(SECRET)] if x < 0 else x] for x in f["a"]],
+    "a series": lambda f: pd.Series([ValueError(SECRET) if x < 0 else x for x in f["a"]], dtype=object),
+    "an array": lambda f: pd.Series([ValueError(SECRET) if x < 0 else x for x in f["a"]], dtype=object).to_numpy(),
+    "a frame": lambda f: pd.DataFrame({"y": [KeyError(SECRET) if x < 0 else x for x in f["a"]]}),
+    "an error of ours": lambda f: [carpool.HTTPError("too small", status=409) if x < 0 else x for x in f["a"]],
+    "an item that does not fit": lambda f: [ValidationError("too small") if x < 0 else x for x in f["a"]],
+}
+
+
+@pytest.mark.parametrize("answer", ROW_ERRORS)
+def test_a_row_s_error_is_that_row_s_in_every_format(answer: str) -> None:
+    """An exception in the place of a row's answer is that row's error, by its code and a text of our own; the other
+    rows of its request have their answers, whatever the format, and so have other requests.
+    """
+
+    class Strict(Pandas):
+        columns: ClassVar[dict[str, Any]] = {"a": "float64"}
+
+        def predict(self, frame: Any) -> Any:
+            return ROW_ERRORS[answer](frame)
+
+    told = {
+        "an error of ours": {"code": "refused", "message": "too small", "status": 409},
+        "an item that does not fit": {"code": "invalid_item", "message": "too small", "status": 422},
+    }.get(answer, {"code": "model_error", "message": "The model raised an error.", "status": 500})
+    column, values = f"{told['code']}: {told['message']}", [1.0, 2.0]
+    records = json.dumps([{"a": x} for x in (1, -1, 2)]).encode()
+    with (
+        serving(App(Service(Stage(Strict, max_batch_size=16, run_in="thread"), name="strict"))) as server,
+        Client(server.port) as client,
+    ):
+
+        def ask(body: bytes, sent: str, wanted: str, path: str = "/predict") -> bytes:
+            got = client.ask(post(body, path, f"Content-Type: {sent}", f"Accept: {wanted}"))
+            assert got.status == 200 and SECRET.encode() not in got.body, got
+            return got.body
+
+        for rows in (
+            json.loads(ask(records, JSON, JSON)),
+            msgspec.msgpack.decode(ask(records, JSON, MSGPACK)),
+            json.loads(ask(b'{"instances": %b}' % records, JSON, JSON, "/v1/models/strict:predict"))["predictions"],
+            json.loads(ask(b"[%b]" % records, JSON, JSON, "/predict/many"))[0],
+        ):
+            assert rows[1] == {"error": told}
+            assert [str(x) in json.dumps(row) for x, row in zip(values, rows[::2], strict=True)] == [True, True]
+        sheet = list(csv.DictReader(io.StringIO(ask(b"a\n1\n-1\n2\n", CSV, CSV).decode())))
+        table = pa.ipc.open_stream(ask(b"a\n1\n-1\n2\n", CSV, ARROW)).read_all().to_pylist()
+        for lines, nothing in ((sheet, ""), (table, None)):
+            of_errors = list(lines[0])[-1]
+            assert of_errors == ("carpool_error" if answer == "records and exceptions" else "error")
+            assert [line[of_errors] for line in lines] == [nothing, column, nothing]
+            assert {line for name, line in lines[1].items() if name != of_errors} == {nothing}
+            assert [float(next(iter(line.values()))) for line in lines[::2]] == values
+        assert b"model_error" not in ask(b"a\n1\n2\n", CSV, CSV)
+        alone = client.ask(post(b'{"a": -1}', "/predict"))
+        assert (alone.status, SECRET.encode() in alone.body) == (told["status"], False)
+        assert json.loads(alone.body)["error"]["code"] == told["code"]
+
+
+def test_python_callers_find_the_errors_of_rows_in_their_places() -> None:
+    """A caller in Python gets a row's error in the place of its answer, and of a single record as its own."""
+
+    class Strict(Pandas):
+        columns: ClassVar[dict[str, Any]] = {"a": "float64"}
+
+        def predict(self, frame: Any) -> Any:
+            return [ValueError(SECRET) if x < 0 else x for x in frame["a"]]
+
+    with Service(Stage(Strict, max_batch_size=16, run_in="thread")).run() as s:
+        for given in ([{"a": 1.0}, {"a": -1.0}], pd.DataFrame({"a": [1.0, -1.0]})):
+            good, bad = s.predict(given)
+            assert good == 1.0 and isinstance(bad, ModelError) and SECRET in str(bad)
+        with pytest.raises(ModelError, match=SECRET) as found:
+            s.predict({"a": -1.0})
+        assert isinstance(found.value.__cause__, ValueError)
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [

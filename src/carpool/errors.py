@@ -47,7 +47,8 @@ class CarpoolError(Exception):
 
 
 class InvalidRequest(CarpoolError):
-    """The request could not be read: bad syntax (400), unknown content type (415), too large (413).
+    """The request could not be read: bad syntax (400), unknown content type (415), too large (413);
+    or nothing has the name that it gives (404), or writes what it accepts (406).
 
     Attributes:
         status: The HTTP status of the case at hand.

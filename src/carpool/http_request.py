@@ -43,6 +43,11 @@ class Headers(Mapping[str, str]):
 
 
 _NONE: Final = Headers()
+_OF_THE_BODY: Final = frozenset(
+    name.encode()
+    for name in ("content-type", "content-length", "content-encoding", "transfer-encoding", "content-digest", "digest")
+)
+"""The headers that say something of a body, which is not that of an item in it."""
 
 
 @final
@@ -96,8 +101,18 @@ class _RequestHead(msgspec.Struct, array_like=True):
     fields: list[Field]
 
 
-def pack_head(path: bytes, query: bytes, fields: Sequence[Field]) -> bytes:
-    """Pack all of a request but its body, for a worker."""
+def pack_head(path: bytes, query: bytes, fields: Sequence[Field], content_type: bytes | None = None) -> bytes:
+    """Pack all of a request but its body, for a worker.
+
+    Args:
+        path: Of the request.
+        query: Of the request.
+        fields: Its headers.
+        content_type: That of one item in the body, which gets the headers of the request but for
+            those that say something of the body as a whole; None where the body is the item.
+    """
+    if content_type is not None:
+        fields = [(b"content-type", content_type), *[field for field in fields if field[0] not in _OF_THE_BODY]]
     return _encoder.encode(_RequestHead(path, query, list(fields)))
 
 

@@ -72,10 +72,13 @@ class Model:
     """Items for warm-up, health check and OpenAPI, as `preprocess` (else `predict`) takes them."""
 
     accepts: ClassVar[Sequence[str]] = ()
-    """The content types that `decode` reads."""
+    """The content types that `decode` reads; with JSON or msgpack among them, it reads all."""
 
     produces: ClassVar[str | Sequence[str] | None] = None
-    """The content type that `encode` writes, or several; `encode` then gets one as an argument."""
+    """The content type that `encode` writes, or several; `encode` then gets one as an argument.
+
+    With JSON or msgpack among them, no answer is written without it.
+    """
 
     def setup(self) -> Awaitable[None] | None:
         """Prepare for `predict`: load weights, for example. Runs once in each worker."""

@@ -189,6 +189,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         ("/admin/scale", {"workers": 1_000_000}, 400, "10,000 that a stage may have"),
         ("/admin/scale", {}, 400, "workers"),
         ("/admin/scale", {"workers": 1, "stage": "x"}, 400, "has no stage 'x'"),
+        ("/admin/scale", {"workers": 1, "stage": ""}, 400, "has no stage ''"),
+        ("/admin/scale", {"workers": 1, "service": ""}, 400, "there is no service ''; there is Tell"),
         ("/admin/scale", {"workers": 1, "service": "x"}, 400, "there is no service 'x'; there is Tell"),
         ("/admin/scale", {"workers": 1, "typo": 2}, 400, "typo"),
         ("/admin/scale", {"workers": [2, 1]}, 400, "more workers at least than at most"),

@@ -162,6 +162,10 @@ def test_a_running_server(place: Path) -> None:
             "--resume needs an --out that is a file",
         ),
         (("program:none", "--in", "rows.ndjson", "--out", "o"), "has no attribute 'none'"),
+        (
+            ("program:numbers", "--in", "rows.ndjson", "--out", "o", "--model", "flats"),
+            "is the service double, not 'flats'",
+        ),
         (("program:numbers", "--in", "bad.csv", "--out", "o"), "another number of fields"),
     ],
 )

@@ -76,7 +76,7 @@ def test_lines_are_those_of_single_results(several: list[Any]) -> None:
 )
 def test_what_a_model_writes_itself_is_one_line(value: Any, write: Any) -> None:
     """A body in any layout becomes an entry on one line that reads as the same value."""
-    entry = entries.of_body(write(value), JSON)
+    entry = entries.of_result(entries.value_in(write(value), JSON))
     assert result_of(json.loads(entry)) == json.loads(write(value))
     assert not {b"\n", b"\r"} & {entry[i : i + 1] for i in range(len(entry))} and not entries.is_error(entry)
 
@@ -85,14 +85,14 @@ def test_what_a_model_writes_itself_is_one_line(value: Any, write: Any) -> None:
 def test_what_is_not_one_value_of_json_is_refused(body: bytes) -> None:
     """It would shift all answers after it."""
     with pytest.raises(ValueError, match=r"not one value|utf-8"):
-        entries.of_body(body, JSON)
+        entries.value_in(body, JSON)
 
 
 @pytest.mark.parametrize("body", [b"", b"\x01\x02", b"\x91", b"\xc1"])
 def test_what_is_not_one_value_of_msgpack_is_refused(body: bytes) -> None:
     """It would shift all answers after it."""
     with pytest.raises(ValueError, match="not one value"):
-        entries.of_body(body, MSGPACK)
+        entries.value_in(body, MSGPACK)
 
 
 def test_an_error_is_an_error() -> None:

@@ -50,7 +50,7 @@ def score(
     resume:
         Go on where an earlier run was ended, by whatever.
     model:
-        The name of the model, of a server that has several.
+        The name of the model, of a server that has several; of a service it is the service's own.
     in_format:
         The format of the rows, where the name of the file does not say it.
     out_format:
@@ -68,7 +68,10 @@ def score(
         if target.startswith(("http://", "https://")):
             scorer = ServerScorer(target, model, carpool.Client)
         else:
-            scorer = ServiceScorer(find_service(target))
+            service = find_service(target)
+            if model not in (None, service.name):
+                raise ValueError(f"{target} is the service {service.name}, not {model!r}: leave --model out")
+            scorer = ServiceScorer(service)
         status = run_job(Job(source, out, errors, in_format, out_format, resume), scorer)
     except (ImportError, ValueError, TypeError, OSError) as error:
         fail(str(error))

@@ -18,6 +18,7 @@ from carpool.client.bunches import ThreadInput, in_bunches
 from carpool.client.duplex import Duplex, Target
 from carpool.client.messages import (
     EVENTS_TYPE,
+    JSON_TYPE,
     LINES_TYPE,
     MSGPACK_TYPE,
     SERVER_READINESS,
@@ -33,7 +34,7 @@ from carpool.client.messages import (
     result_in,
 )
 from carpool.clock import monotonic
-from carpool.errors import CarpoolError, DeadlineExceeded, StartupError, Unavailable
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, StartupError, Unavailable
 from carpool.service.checks import optional_seconds, valid_priority
 
 T = TypeVar("T")
@@ -98,6 +99,7 @@ class AsyncClient:
         self._readiness_path = readiness_address_of(model)
         self._timeout_s = optional_seconds("timeout_s", timeout_s) or 30.0
         self._retries = retries
+        self._sends_json = False  # the model reads no msgpack
         self.budget = RetryBudget()
         self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key is not None else {})}
         limits = httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS)
@@ -189,9 +191,7 @@ class AsyncClient:
             TypeError: The item cannot be written.
         """
         until = monotonic() + self._limit_s(timeout_s)
-        body = packed(x)
-        headers = self._request_headers(priority, MSGPACK_TYPE, MSGPACK_TYPE)
-        answer = await self._ask(body, headers, until)
+        answer = await self._ask_item(x, f"{MSGPACK_TYPE}, {JSON_TYPE}", until, priority)
         try:
             return result_in(answer.content, answer.headers.get("content-type", ""), as_type)
         finally:
@@ -216,8 +216,7 @@ class AsyncClient:
             Unavailable: The stream broke off.
         """
         until = monotonic() + self._limit_s(timeout_s)
-        headers = self._request_headers(priority, MSGPACK_TYPE, EVENTS_TYPE)
-        answer = await self._ask(packed(x), headers, until, is_stream=True, is_told=timeout_s is not None)
+        answer = await self._ask_item(x, EVENTS_TYPE, until, priority, is_stream=True, is_told=timeout_s is not None)
         events = EventReader()
         try:
             async for data in answer.aiter_raw():
@@ -332,6 +331,25 @@ class AsyncClient:
         if priority:
             headers["x-request-priority"] = str(valid_priority(priority))
         return headers
+
+    async def _ask_item(
+        self, x: Any, wanted: str, until: float, priority: int, *, is_stream: bool = False, is_told: bool = True
+    ) -> httpx.Response:
+        """Return a good answer to an item. Raises `CarpoolError`.
+
+        It is sent as msgpack, or as JSON to a model whose own `decode` reads that and no msgpack.
+        """
+        if not self._sends_json:
+            headers = self._request_headers(priority, MSGPACK_TYPE, wanted)
+            try:
+                return await self._ask(packed(x), headers, until, is_stream=is_stream, is_told=is_told)
+            except InvalidRequest as error:
+                if error.code != "unsupported_media_type":
+                    raise
+        headers = self._request_headers(priority, JSON_TYPE, wanted)
+        answer = await self._ask(line_of(x), headers, until, is_stream=is_stream, is_told=is_told)
+        self._sends_json = True
+        return answer
 
     async def _ask(
         self, body: bytes, headers: dict[str, str], until: float, *, is_stream: bool = False, is_told: bool = True

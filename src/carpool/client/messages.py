@@ -25,6 +25,7 @@ from carpool.http_response import HTTPError
 from carpool.type_hints import meant
 from carpool.wire import entries
 
+JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
 LINES_TYPE: Final = "application/x-ndjson"
 EVENTS_TYPE: Final = "text/event-stream"
@@ -90,8 +91,8 @@ def result_in(body: bytes, content_type: str, kind: Any) -> Any:
         ValidationError: It is not of this type.
     """
     media = content_type.partition(";")[0].strip().lower()
-    if media in (MSGPACK_TYPE, "application/json"):
-        return read(body, kind, is_json=media == "application/json")
+    if media in (MSGPACK_TYPE, JSON_TYPE):
+        return read(body, kind, is_json=media == JSON_TYPE)
     return body.decode() if media == "text/plain" and meant(kind) is not bytes else body
 
 
@@ -169,7 +170,7 @@ def _error_for(told: _Told, text: str, retry_after_s: float | None) -> CarpoolEr
         return Unavailable(text, code=code or "unavailable", retry_after_s=retry_after_s)
     if code in ("model_error", "bad_result", "request_crashed_worker"):
         return ModelError(text, code=code)
-    if status in (400, 404, 405, 408, 413, 415):
+    if status in (400, 404, 405, 406, 408, 413, 415):
         return InvalidRequest(text, status=status, code=code or "invalid_request")
     if 400 <= status <= 599:
         return HTTPError(text, status=status, code=code if code.isidentifier() else "refused")

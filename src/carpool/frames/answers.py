@@ -1,7 +1,8 @@
 """What a model of tables returns, one answer for each row.
 
 The answers are counted, cut up for the requests, turned into plain values, and written in the
-format that the client wants.
+format that the client wants. An exception in the place of a row's answer, or within it, is that
+row's error: callers in Python find it there, and clients its code with a text of our own.
 """
 
 from __future__ import annotations
@@ -9,17 +10,28 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from carpool.call import chunks
-from carpool.errors import ModelError
-from carpool.foreign import text_of
+from carpool.errors import CarpoolError, ModelError
+from carpool.foreign import as_model_error, text_of
 from carpool.hints import schema
+from carpool.logger import logger
+from carpool.observe.log import printable
+from carpool.observe.outcomes import MODEL_MESSAGES, text_for_clients
 
 CSV: Final = "text/csv"
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+
+ERROR: Final = "error"
+"""The column of the rows' errors in CSV and Arrow, which is there if a row has one; it has another
+name if the model has a column of this name itself.
+"""
+
+_SCALARS: Final = frozenset({float, int, str, bool, bytes, type(None)})  # in which there is no exception
 
 
 def rows_of(answer: Any) -> int:
@@ -39,8 +51,8 @@ def cut(answer: Any, begin: int, end: int) -> Any:
 
 def plain(answer: Any) -> list[Any]:
     """Return the answers as plain Python values: a dict for each row of a frame."""
-    if type(answer) is list:
-        return answer
+    if isinstance(answer, list | tuple):
+        return list(answer)
     if hasattr(answer, "to_dicts"):  # a frame of polars
         return answer.to_dicts()  # type: ignore[no-any-return]
     if hasattr(answer, "iloc") and answer.ndim == 2:  # a frame of pandas
@@ -51,6 +63,68 @@ def plain(answer: Any) -> list[Any]:
     if hasattr(answer, "to_pylist"):
         return answer.to_pylist()  # type: ignore[no-any-return]
     return answer.tolist() if hasattr(answer, "tolist") else answer.to_list()  # type: ignore[no-any-return]
+
+
+def with_errors(values: list[Any], what: str) -> list[Any]:
+    """Return answers, with a `CarpoolError` in the place of each that is or has an exception.
+
+    Those that are no fault of the client are logged, as no caller over HTTP sees their texts.
+
+    Args:
+        values: Plain values, as `plain` returns them.
+        what: What has returned them, as the subject of a sentence.
+    """
+    if set(map(type, values)) <= _SCALARS:
+        return values
+    found = [(value, _error_in(value)) for value in values]
+    rows = [value if error is None else _as_carpool_error(error, what) for value, error in found]
+    failed = [row for row in rows if isinstance(row, ModelError)]
+    if failed:
+        text = "%s returned an error for %d of %d rows; the first:\n%s"
+        logger.error(text, what, len(failed), len(rows), printable(failed[0].traceback or text_of(failed[0])).rstrip())
+    return rows
+
+
+def with_error(value: Any) -> Any:
+    """Return the answer of a single row, or the exception that it is or has."""
+    error = _error_in(value)
+    return value if error is None else error
+
+
+def _error_in(value: Any) -> BaseException | None:
+    """Return the first exception in a plain value, None if there is none."""
+    kind = type(value)
+    if issubclass(kind, BaseException):
+        return value  # type: ignore[no-any-return]
+    inside = value.values() if kind is dict else value if kind in (list, tuple) else ()
+    if set(map(type, inside)) <= _SCALARS:
+        return None
+    return next((error for error in map(_error_in, inside) if error is not None), None)
+
+
+def _as_carpool_error(error: BaseException, what: str) -> CarpoolError:
+    return error if issubclass(type(error), CarpoolError) else as_model_error(error, what)  # type: ignore[return-value]
+
+
+def _is_error(row: Any) -> bool:
+    return issubclass(type(row), CarpoolError)
+
+
+def _has_errors(rows: list[Any]) -> bool:
+    return any(issubclass(kind, CarpoolError) for kind in set(map(type, rows)))
+
+
+def _as_list(write: Callable[[Any], bytes], result: Any) -> bytes:
+    """Write answers, with an object with its error in the place of each row that has one."""
+    if type(result) is list and _has_errors(result):
+        result = [{"error": _told_of(row)} if _is_error(row) else row for row in result]
+    return write(result)
+
+
+def _told_of(error: CarpoolError) -> dict[str, Any]:
+    """Return what a client is told of a row's error."""
+    message = text_for_clients(error) or MODEL_MESSAGES.get(error.code, MODEL_MESSAGES["model_error"])
+    return {"code": error.code, "message": message, "status": error.status}
 
 
 def _plain_series(series: Any) -> list[Any]:
@@ -72,8 +146,8 @@ class Writers:
         self._name = name
         self._by_type: dict[str, Callable[[Any], bytes]] = {
             CSV: self._as_csv,
-            JSON: schema.json_writer(Any),
-            MSGPACK: schema.msgpack_writer(Any),
+            JSON: partial(_as_list, schema.json_writer(Any)),
+            MSGPACK: partial(_as_list, schema.msgpack_writer(Any)),
             ARROW: self._as_arrow,
         }
 
@@ -84,7 +158,7 @@ class Writers:
         for result in results:
             try:
                 is_plain = result is None or isinstance(result, list | dict | str | int | float | bool)
-                bodies.append(write(result if is_plain else plain(result)))
+                bodies.append(write(result if is_plain else with_errors(plain(result), "predict of a table")))
             except ModelError as error:
                 bodies.append(error)
             except Exception as error:
@@ -115,8 +189,23 @@ class Writers:
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
     def _columns(self, result: Any) -> dict[str, list[Any]]:
-        """Return the answers by the names of their columns."""
+        """Return the answers by the names of their columns, and in a last one the rows' errors."""
         rows = result if type(result) is list else [result]
+        if not _has_errors(rows):
+            return self._columns_of(rows)
+        good = self._columns_of([row for row in rows if not _is_error(row)])
+        values = {name: iter(column) for name, column in good.items()}
+        columns: dict[str, list[Any]] = {
+            name: [None if _is_error(row) else next(column) for row in rows] for name, column in values.items()
+        }
+        name = ERROR
+        while name in columns:
+            name = f"carpool_{name}"
+        told = [_told_of(row) if _is_error(row) else None for row in rows]
+        columns[name] = [None if each is None else f"{each['code']}: {each['message']}" for each in told]
+        return columns
+
+    def _columns_of(self, rows: list[Any]) -> dict[str, list[Any]]:
         if rows and type(rows[0]) is dict:
             return {str(name): [row[name] for row in rows] for name in rows[0]}
         if rows and type(rows[0]) is list:

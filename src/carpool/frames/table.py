@@ -18,7 +18,7 @@ import msgspec
 from carpool.allowance import Allowance
 from carpool.errors import CarpoolError, ModelError, ValidationError
 from carpool.foreign import text_of
-from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of
+from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of, with_error, with_errors
 from carpool.frames.arrow import table_in
 from carpool.frames.libraries import Columns, Library
 from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, check_size, without_mark
@@ -293,7 +293,7 @@ def _over_items(predict: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     def over_items(self: TableModel, items: Any) -> Any:
         if type(items) is not list:
             (result,) = _answers(self, predict, [items])
-            if isinstance(result, Exception):
+            if issubclass(type(result), BaseException):
                 raise result
             return result
         return _answers(self, predict, items)
@@ -367,6 +367,7 @@ def _answer_group(
     Callers that gave frames get a part of it, and all others get plain values. Raises ModelError.
     """
     found = rows_of(answer)
+    what = "predict of a table"
     if found != n:
         text = f"predict of a table of {n} rows must return as many answers, but returned {found}"
         raise ModelError(text, code="bad_result")
@@ -377,7 +378,9 @@ def _answer_group(
         if type(items[index]) is FrameRows or isinstance(items[index], list | Mapping):
             if values is None:
                 values = plain(answer)
-            results[index] = values[begin] if rows.is_single else values[begin:end]
+            results[index] = with_error(values[begin]) if rows.is_single else with_errors(values[begin:end], what)
+        elif isinstance(answer, list | tuple):
+            results[index] = with_errors(list(answer[begin:end]), what)
         else:
             results[index] = cut(answer, begin, end)
         begin = end

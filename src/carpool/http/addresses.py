@@ -9,12 +9,14 @@ from urllib.parse import quote
 
 from carpool.http.codec import Formats, as_routes_are
 from carpool.http.converted import is_converted
+from carpool.http.exchange import JSON_TYPE
 from carpool.http.multipart import FORM_TYPE, can_read_forms
 from carpool.http.npy import NPY_TYPE
 from carpool.rows import is_array_type
 from carpool.wire.payload import JSON, adapted
 
 if TYPE_CHECKING:
+    from carpool.model import Traits
     from carpool.service.service import Service
 
 BULK_TYPES = frozenset(
@@ -34,6 +36,7 @@ class Address:
         path: As clients are told it, quoted.
         takes: The type of a body, or of an item of the list that the body is.
         formats: Which formats are read and written there.
+        of_lines: Those of an item that is a line of a body.
         adapter: The position of the adapter that makes items of what is sent; None if that is the
             item.
         is_list: Whether a body is a list, with a place in the queue for each of its items.
@@ -42,6 +45,7 @@ class Address:
     path: str
     takes: Any
     formats: Formats
+    of_lines: Formats
     adapter: int | None
     is_list: bool
 
@@ -49,11 +53,6 @@ class Address:
     def key(self) -> bytes:
         """The path as `as_routes_are` has it."""
         return as_routes_are(self.path.encode())
-
-    @property
-    def format_of_lines(self) -> int:
-        """The format of an item that is a line of a body."""
-        return JSON if self.adapter is None else adapted(JSON, self.adapter)
 
     def is_bulk(self, content_type: bytes) -> bool:
         """Report whether a body of this type is lines with an item each."""
@@ -66,9 +65,18 @@ class Address:
             return False
         return is_converted(content_type, accept, self.formats)
 
-    def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
-        """Return what `Formats.choose` does, with the adapter in the number of the first format."""
-        format, written = self.formats.choose(content_type, accept)
+    def choose(self, content_type: bytes | None, accept: bytes | None, *, is_bulk: bool = False) -> tuple[int, int]:
+        """Return what `Formats.choose` does, with the adapter in the number of the first format.
+
+        Args:
+            content_type: The header of that name.
+            accept: The header of that name.
+            is_bulk: Whether the body is lines with an item each, which are JSON.
+        """
+        if is_bulk:
+            format, written = self.of_lines.choose(JSON_TYPE, JSON_TYPE)
+        else:
+            format, written = self.formats.choose(content_type, accept)
         return (format if self.adapter is None else adapted(format, self.adapter)), written
 
 
@@ -82,17 +90,21 @@ def ready_path(name: str) -> str:
     return f"/models/{quote(name, safe='')}/ready"
 
 
-def _read_here(takes: Any, is_item: bool) -> list[str]:
+def _read_here(reads: Traits, of_entries: Formats, *, is_item: bool) -> list[str]:
     """Return the content types that no worker reads, but an address by itself.
 
     Args:
-        takes: The type of what is sent.
-        is_item: Whether that is an item, and not what an adapter makes one of.
+        reads: The traits of what is sent.
+        of_entries: The formats of its lines.
+        is_item: Whether it is an item, and not what an adapter makes one of.
     """
-    types = [FORM_TYPE.decode()] if is_item and can_read_forms() else []
-    if is_item and (takes is Any or is_array_type(takes)):
+    types: list[str] = []
+    is_made_here = is_item and not of_entries.owns_input
+    if is_made_here and can_read_forms():
+        types.append(FORM_TYPE.decode())
+    if is_made_here and (reads.input_type is Any or is_array_type(reads.input_type)):
         types.append(NPY_TYPE.decode())
-    return [*types, "application/x-ndjson"]
+    return [*types, "application/x-ndjson"] if of_entries.holds(JSON, JSON) else types
 
 
 def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
@@ -112,8 +124,7 @@ def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
         if adapter is not None:
             index, n_adapters = n_adapters, n_adapters + 1
             reads = replace(first, input_type=takes, accepts=(), decodes_requests=False)
-        yield Address(path, takes, Formats(reads, last, _read_here(takes, adapter is None)), index, is_list=False)
-        # in a list there is room for what JSON and msgpack can say, and for nothing else
-        in_list = replace(reads, input_type=Any, accepts=(), decodes_requests=False)
-        written = replace(last, output_type=Any, produces=())
-        yield Address(path + MANY, takes, Formats(in_list, written), index, is_list=True)
+        of_entries = Formats(reads, last, of_entries=True)
+        formats = Formats(reads, last, _read_here(reads, of_entries, is_item=adapter is None))
+        yield Address(path, takes, formats, of_entries, index, is_list=False)
+        yield Address(path + MANY, takes, of_entries, of_entries, index, is_list=True)

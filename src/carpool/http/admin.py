@@ -168,7 +168,7 @@ class Admin:
             raise Unavailable(f"service {endpoints[0].name} is starting", code="starting")
         if order.stage is None and len(stages) > 1:
             raise ValueError(f'say which stage: "stage" may be one of {", ".join(stage.name for stage in stages)}')
-        await handle.scale(order.stage or stages[0].name, order.workers, grace_s=order.grace_s)
+        await handle.scale(stages[0].name if order.stage is None else order.stage, order.workers, grace_s=order.grace_s)
 
     # -- the routes
 
@@ -242,7 +242,7 @@ class Admin:
         """Return the services of that name, or all. Raises ValueError if there is none."""
         chosen = [each for each in self._endpoints if service in (None, each.name) and not each.is_leaving]
         if not chosen:
-            known = ", ".join(endpoint.name for endpoint in self._endpoints)
+            known = ", ".join(endpoint.name for endpoint in self._endpoints if not endpoint.is_leaving)
             raise ValueError(f"there is no service {service!r}; there is {known}")
         return chosen
 

@@ -13,7 +13,15 @@ from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.access import Access
 from carpool.http.addresses import Address
 from carpool.http.bulk import BULK_PRIORITY
-from carpool.http.codec import as_routes_are, content_length, not_allowed, nothing_here, too_large
+from carpool.http.codec import (
+    TYPES_OF_ENTRIES,
+    as_routes_are,
+    content_length,
+    format_of_entries,
+    not_allowed,
+    nothing_here,
+    too_large,
+)
 from carpool.http.compressed import check_coding, expanded
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head, HttpResponse, ServedModel
@@ -22,10 +30,9 @@ from carpool.http.predict_routes import PredictRoutes
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.routes import Route, Routes, what_is_there
 from carpool.http.streaming import BULK
-from carpool.http_request import pack_head
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.service.checks import LARGEST_PRIORITY
-from carpool.wire.payload import CUSTOM, JSON, OBJECT
+from carpool.wire.payload import CUSTOM, OBJECT
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _BULK_LANE = Lane(BULK_PRIORITY, None, 0)
@@ -104,7 +111,7 @@ class HeadAdmission:
                 head.model = endpoint
                 if is_bulk:
                     route = self._models.predict_bulk
-                elif head.ask.packed:
+                elif head.ask.packed and not address.is_list:
                     route = self._models.predict_whole_request
                 elif head.ask.format == OBJECT:
                     route = partial(self._models.predict_converted, endpoint)
@@ -175,23 +182,25 @@ class HeadAdmission:
         usual, framing = DEFAULT_LANE, None
         sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
         if is_bulk:
-            format, accept, framing, usual = address.format_of_lines, JSON, BULK, _BULK_LANE
+            format, accept = address.choose(sent, wanted, is_bulk=True)
+            framing, usual = BULK, _BULK_LANE
         elif address.takes_converted(sent, wanted):
             format, accept = OBJECT, OBJECT
         else:
             format, accept = address.choose(sent, wanted)
             framing = formats.framing(wanted)
         timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
+        entry = TYPES_OF_ENTRIES[format_of_entries(sent)] if is_bulk or address.is_list else None
         wants_head = formats.wants_heads and format == CUSTOM
         return Ask(
             endpoint=endpoint,
             responder=self._app,
             format=format,
-            accept=accept if framing is None else framing.format,
+            accept=accept if framing is None or is_bulk else framing.format,
             timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
             lane=_lane_of(endpoint, headers, usual),
             content_type=formats.types.get(accept, JSON_TYPE),
-            packed=pack_head(head.path, head.query, head.fields) if wants_head else b"",
+            packed=formats.packed(head, entry) if wants_head else b"",
             framing=framing,
             stream_s=inf if timeout is None else _seconds(timeout),
             is_bulk=is_bulk,

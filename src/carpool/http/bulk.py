@@ -303,14 +303,16 @@ class BulkItems(ExchangeItems):
         use one again. All that a first stage changes of a request it has answered is set here.
         """
         ask, spare, n = self._ask, self._spare, len(lines)
+        packed = ask.packed if ask.format == CUSTOM else b""
+        n_packed = len(packed)
         deadline, lane = self._driver.clock() + ask.timeout_s, ask.lane
         while len(spare) < n:
             spare.append(self._new_item())
         new = spare[-n:]
         del spare[-n:]
         for item, line, nbytes in zip(new, lines, map(len, lines), strict=True):
-            item.item = line
-            item.nbytes = nbytes
+            item.item = [packed, line] if packed else line
+            item.nbytes = nbytes + n_packed
             item.deadline = item.due = deadline
             item.lane = lane
             item.id = item.losses = 0
@@ -407,10 +409,12 @@ class BulkItems(ExchangeItems):
     def _written(self, answered: list[BulkItem]) -> bytes:
         """Return the lines of answers, and keep the items that can be used again."""
         results = [item.result for item in answered]
-        if set(map(type, results)) == {bytes}:  # nearly all are bytes; what has failed has no result
+        ask = self._ask
+        # nearly all are bytes that carpool has written; what has failed has no result
+        if ask.accept < CUSTOM and set(map(type, results)) == {bytes}:
             lines = entries.of_results(results)  # type: ignore[arg-type]
         else:
-            ask, head = self._ask, self._exchange.head
+            head = self._exchange.head
             lines = b"".join([entry_of(item, ask, head) + b"\n" for item in answered])
             answered = [item for item in answered if type(item.result) is bytes]
         if self._are_used_again and not self._driver.pipeline.has_untold_answers:

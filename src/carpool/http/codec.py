@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
+from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
@@ -17,37 +18,42 @@ from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
     InvalidRequest,
-    ModelError,
     Overloaded,
     Unavailable,
     ValidationError,
 )
 from carpool.foreign import text_of
-from carpool.http.exchange import REQUEST_ID, HttpResponse
+from carpool.http.exchange import REQUEST_ID, Head, HttpResponse
 from carpool.http.streaming import BY_TYPE, PLAIN, Framing
+from carpool.http_request import pack_head
 from carpool.http_response import HTTPError
 from carpool.model import Traits
-from carpool.observe.outcomes import reason_of
+from carpool.observe.outcomes import MODEL_MESSAGES, reason_of, text_for_clients
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
 _JSON = b"application/json"
+_MSGPACK = b"application/msgpack"
 _JSON_TYPES = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
 _RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
 _TEXT_TYPES = re.compile(rb"text/.+")
+_OCTETS = b"application/octet-stream"
+_TEXT = b"text/plain"
+_MADE_HERE = frozenset({b"multipart/form-data", b"application/x-npy"})  # see `converted.py`
 _CURLS_OWN = b"application/x-www-form-urlencoded"
 _MOST_LENGTH_DIGITS = 20  # enough for any body that there could be
 _UNWANTED = re.compile(rb";\s*q\s*=\s*0(\.0*)?\s*(;|$)")
 _MOST_CACHED = 256
 _MOST_NAMED = 8  # addresses in the text of a 404
-_LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
-_LONGEST_LIST = 1000  # that of a 415, which lists what is read
-_OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, which tells clients nothing
 _encoder = msgspec.json.Encoder()
+
+TYPES_OF_ENTRIES: Final = {JSON: _JSON, MSGPACK: _MSGPACK}
+"""In what a list is written, and so each of its entries, by format."""
 
 MESSAGES = {
     "invalid_request": "The request could not be read.",
     "unsupported_media_type": "The model does not read this content type.",
+    "not_acceptable": "The model does not write this content type.",
     "too_large": "The request body is too large.",
     "invalid_item": "The item does not fit the model's input.",
     "overloaded": "The service is overloaded; try again later.",
@@ -60,8 +66,7 @@ MESSAGES = {
     "not_ready": "The service is not ready.",
     "unavailable": "The service cannot take the request now.",
     "request_crashed_worker": "The request crashed two workers and is not tried again.",
-    "model_error": "The model raised an error.",
-    "bad_result": "The model returned a result that does not fit its declaration.",
+    **MODEL_MESSAGES,
     "unauthorized": "A key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY.",
     "wrong_host": "The server does not answer to this name.",
     "cross_site": "Pages of this site may not ask.",
@@ -163,12 +168,8 @@ def error_response(
         message = _OVERLOADED.get(reason, message)
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
-    if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError):
-        message = text_of(error)
-        if isinstance(error, ModelError):
-            message = message.removeprefix(f"{error.type_name}: ")
-        most = _LONGEST_LIST if code == "unsupported_media_type" else _LONGEST_MESSAGE
-        message = _OBJECT_ADDRESS.sub("", message[:most])
+    told = text_for_clients(error, debug=debug)
+    message = message if told is None else told
     headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
         message = text_of(error)
@@ -187,34 +188,52 @@ def error_response(
 
 
 class Formats:
-    """The formats that a service reads and writes.
+    """The formats that a service reads and writes: the one table that every way in and out asks.
+
+    A model whose own `decode` reads a format that carpool reads, too, has replaced carpool's
+    reading: `decode` gets all that is sent, and what it cannot get is refused. So it is with
+    `encode` and what is written. A format of the model's own that carpool does not know comes
+    beside JSON and msgpack.
 
     Args:
         first: Traits of the first stage, which reads.
         last: Traits of the last stage, which writes.
         others_read: The content types that the address reads by itself, for the text of a 415.
+        of_entries: Whether it is about the entries of a list, and about lines. These are JSON or
+            msgpack, or what the model's own `decode` and `encode` make of that.
 
     Attributes:
         types: Content type of an answer, by format.
         wants_heads: Whether the model's `decode` asks for whole requests and not only for bodies.
+        owns_input: Whether only the model's own `decode` reads what is sent.
+        owns_output: Whether only the model's own `encode` writes the answers.
     """
 
-    def __init__(self, first: Traits, last: Traits, others_read: Sequence[str] = ()) -> None:
+    def __init__(
+        self, first: Traits, last: Traits, others_read: Sequence[str] = (), *, of_entries: bool = False
+    ) -> None:
         self._others_read = others_read
-        self._accepts = frozenset(kind.lower().encode() for kind in first.accepts)
-        self._produces = [kind.encode() for kind in last.produces]
-        self._produced = {_kind(name): CUSTOM + i for i, name in reversed([*enumerate(self._produces)])}
+        self._accepts = frozenset(_kind(kind.encode()) for kind in first.accepts)
+        self._produces = {CUSTOM + i: kind.encode() for i, kind in enumerate(last.produces)}
         self.wants_heads = first.decodes_requests
         self._raw_in = first.input_type is bytes
         self._raw_out = last.output_type is bytes
         self._text_in = first.input_type is str
         self._text_out = last.output_type is str
         self._parts_are_raw = last.in_parts and last.part_type is bytes
+        self.owns_input = any(map(_is_known_here, self._accepts))
+        self.owns_output = any(_is_known_here(_kind(kind)) for kind in self._produces.values())
+        if of_entries:
+            self._raw_in = self._raw_out = self._text_in = self._text_out = False
+            entries = frozenset(TYPES_OF_ENTRIES.values())
+            self._accepts &= entries
+            self._produces = {i: kind for i, kind in self._produces.items() if _kind(kind) in entries}
+        self._produced = {_kind(name): format for format, name in reversed(self._produces.items())}
         self._cached: dict[tuple[bytes | None, bytes | None], tuple[int, int]] = {}
-        self.types = {JSON: b"application/json", MSGPACK: b"application/msgpack", RAW: b"application/octet-stream"}
+        self.types = {JSON: _JSON, MSGPACK: _MSGPACK, RAW: b"application/octet-stream"}
         if self._text_out:
             self.types[RAW] = b"text/plain; charset=utf-8"
-        self.types.update({CUSTOM + i: name for i, name in enumerate(self._produces)})
+        self.types.update(self._produces)
 
     def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
         """Return the format in which to read a body, and the one in which to write the answer.
@@ -224,7 +243,8 @@ class Formats:
             accept: The header of that name; None if there is none.
 
         Raises:
-            InvalidRequest: The model does not read this content type (415).
+            InvalidRequest: The model does not read this content type (415), or its `encode` writes
+                none of those that are accepted (406).
         """
         found = self._cached.get((content_type, accept))
         if found is None:
@@ -234,12 +254,58 @@ class Formats:
                 self._cached[content_type, accept] = found
         return found
 
+    def usual(self, read: int) -> int:
+        """Return the format of an answer for a client without a preference.
+
+        Args:
+            read: The format of the item.
+        """
+        return self._writes(None, read, self.types.get(read, _JSON))
+
+    def of_made(self, sent_as: int, wanted_as: int) -> tuple[int, int]:
+        """Return in which formats an item goes to the model that a protocol has made of a body, and
+        in which its result comes back.
+
+        What is JSON or msgpack goes through the model's own `decode` and `encode` for that format,
+        where it has them. CUSTOM stands for a format that `choose` has returned.
+
+        Args:
+            sent_as: In which form the protocol has the item, as `wire/payload.py` numbers formats.
+            wanted_as: In which form it wants the result.
+
+        Raises:
+            InvalidRequest: The model's own `decode` (415) or `encode` (406) would be gone past.
+        """
+        if self.owns_input and sent_as < CUSTOM:
+            if TYPES_OF_ENTRIES.get(sent_as) not in self._accepts:
+                raise self._unread()
+            sent_as = CUSTOM
+        if self.owns_output and wanted_as < CUSTOM:
+            wanted = self._produced.get(TYPES_OF_ENTRIES.get(wanted_as, b""))
+            if wanted is None:
+                raise self._unwritten()
+            wanted_as = wanted
+        return sent_as, wanted_as
+
+    def holds(self, sent_as: int, wanted_as: int) -> bool:
+        """Report whether `of_made` finds formats, so that an address which needs them is listed."""
+        try:
+            self.of_made(sent_as, wanted_as)
+        except InvalidRequest:
+            return False
+        return True
+
     def framing(self, accept: bytes | None) -> Framing | None:
         """Return how the answer is written in parts, if the client asks for parts first of all.
+
+        Parts are not written by the model's own `encode`, so where that owns the answers there are
+        none, and `choose` refuses who accepts nothing else.
 
         Args:
             accept: The header of that name; None if there is none.
         """
+        if self.owns_output:
+            return None
         for wish in wishes(accept):
             if wish in self._produced or wish in _JSON_TYPES or wish in _MSGPACK_TYPES or wish == b"*/*":
                 return None
@@ -249,79 +315,149 @@ class Formats:
                 return PLAIN
         return None
 
-    def reads_itself(self, kind: bytes) -> bool:
-        """Report whether the model's own `decode` reads a content type."""
-        return kind in self._accepts
+    def packed(self, head: Head, entry: bytes | None = None) -> bytes:
+        """Return the head of a request for the model's own `decode`.
+
+        It gets no content type that the model does not name: other names of JSON and msgpack are
+        replaced by the usual one.
+
+        Args:
+            head: Of the request.
+            entry: The content type of each item in the body; None where the body is the item.
+        """
+        sent = head.headers.get(b"content-type")
+        if entry is None and sent is not None and not self.reads_itself(sent):
+            entry = _usual_name(_kind(sent))
+        return pack_head(head.path, head.query, head.fields, entry)
+
+    def reads_itself(self, content_type: bytes) -> bool:
+        """Report whether the model names a content type that its own `decode` reads."""
+        return _kind(content_type) in self._accepts
 
     @property
     def readable(self) -> list[str]:
         """The content types that the model reads, by their usual names."""
-        raw = ["application/octet-stream"] if self._raw_in else ["text/plain"] if self._text_in else []
         custom = [kind.decode() for kind in sorted(self._accepts)]
+        if self.owns_input:
+            return custom
+        raw = ["application/octet-stream"] if self._raw_in else ["text/plain"] if self._text_in else []
         return list(dict.fromkeys([*custom, "application/json", "application/msgpack", *raw]))
 
     @property
     def writable(self) -> list[str]:
         """The content types that the model writes, for OpenAPI."""
+        custom = [name.decode() for name in self._produces.values()]
+        if self.owns_output:
+            return custom
         raw = ["application/octet-stream"] if self._raw_out else ["text/plain"] if self._text_out else []
-        custom = [name.decode() for name in self._produces]
         return list(dict.fromkeys([*custom, "application/json", "application/msgpack", *raw]))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be sent and answered, so that the address is listed."""
+        return bool(self.readable and self.writable)
 
     def _reads(self, content_type: bytes | None) -> int:
         content_type = content_type or _JSON
         kind, _, parameters = content_type.partition(b";")
         kind = kind.strip().lower()
-        if kind in self._accepts:
+        if kind in self._accepts or (_usual_name(kind) in self._accepts and _is_utf8(parameters)):
             return CUSTOM
-        if kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json")):
-            if _is_utf8(parameters):
-                return JSON
-        elif kind in _MSGPACK_TYPES:
-            return MSGPACK
-        elif self._reads_as_it_is(kind, parameters):
-            return RAW
-        text = f"the model does not read this content type; it reads {self._all_read}"
-        if kind == _CURLS_OWN:
-            wanted = self.readable[-1] if self._raw_in or self._text_in else "application/json"
-            text = (
-                "the model does not read what curl sends unless it is told the type:"
-                f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"
-            )
-        raise InvalidRequest(text, status=415, code="unsupported_media_type")
+        if not self.owns_input:
+            if _is_json(kind):
+                if _is_utf8(parameters):
+                    return JSON
+            elif kind in _MSGPACK_TYPES:
+                return MSGPACK
+            elif self._reads_as_it_is(kind, parameters):
+                return RAW
+        raise self._unread(kind)
 
     def _reads_as_it_is(self, kind: bytes, parameters: bytes) -> bool:
         if self._raw_in:
             return _RAW_TYPES.fullmatch(kind) is not None
         return self._text_in and _TEXT_TYPES.fullmatch(kind) is not None and _is_utf8(parameters)
 
+    def _could_be_written(self, wish: bytes) -> bool:
+        """Report whether carpool would write answers of a type, if the model did not write them."""
+        if wish in _JSON_TYPES or wish in _MSGPACK_TYPES or wish in _MADE_HERE or wish in BY_TYPE:
+            return True
+        return (wish == _OCTETS and (self._raw_out or self._parts_are_raw)) or (wish == _TEXT and self._text_out)
+
+    def _unread(self, kind: bytes = b"") -> InvalidRequest:
+        """Return the refusal of what the model does not read."""
+        text = f"the model does not read this content type; it reads {self._all_read}"
+        if self.owns_input:
+            text = f"the model reads what it is sent by a decode of its own, of {self._all_read}, and in no other way"
+        elif kind == _CURLS_OWN:
+            wanted = self.readable[-1] if self._raw_in or self._text_in else "application/json"
+            text = (
+                "the model does not read what curl sends unless it is told the type:"
+                f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"
+            )
+        return InvalidRequest(text, status=415, code="unsupported_media_type")
+
+    def _unwritten(self) -> InvalidRequest:
+        """Return the refusal of an answer that only the model's own `encode` could write."""
+        written = ", ".join(self.writable) or "nothing that fits here"
+        text = f"the model writes its answers by an encode of its own, as {written}, and in no other way"
+        return InvalidRequest(text, status=406, code="not_acceptable")
+
     @property
     def _all_read(self) -> str:
         """All content types, and families of them, that are read, for the text of a 415."""
+        if self.owns_input:
+            return ", ".join([*self.readable, *self._others_read]) or "nothing that fits here"
         families = ["image/*", "audio/*", "text/*"] if self._raw_in else ["text/*"] if self._text_in else []
         others = [kind.decode() for kind in (*sorted(_JSON_TYPES), b"application/*+json", *sorted(_MSGPACK_TYPES))]
         return ", ".join(dict.fromkeys([*self.readable, *families, *self._others_read, *others]))
 
     def _writes(self, accept: bytes | None, read: int, sent: bytes) -> int:
         """Return the first format of `Accept` that the model writes, or else a suitable one."""
+        is_refused = self.owns_output and not self._produces
         for wish in wishes(accept):
             if wish in self._produced:
                 return self._produced[wish]
-            if wish in _JSON_TYPES:
+            if self.owns_output and _usual_name(wish) in self._produced:
+                return self._produced[_usual_name(wish)]
+            if self.owns_output:
+                is_refused = is_refused or self._could_be_written(wish)
+            elif wish in _JSON_TYPES:
                 return JSON
-            if wish in _MSGPACK_TYPES:
+            elif wish in _MSGPACK_TYPES:
                 return MSGPACK
-            if wish == b"application/octet-stream" and self._raw_out:
-                return RAW
-            if wish == b"text/plain" and self._text_out:
+            elif (wish == _OCTETS and self._raw_out) or (wish == _TEXT and self._text_out):
                 return RAW
             if wish == b"*/*":
+                is_refused = self.owns_output and not self._produces
                 break
+        if is_refused:
+            raise self._unwritten()
         if self._produces:
-            usual = _JSON if read == JSON else b"application/msgpack" if read == MSGPACK else sent
-            return self._produced.get(sent, self._produced.get(usual, CUSTOM))
+            return self._produced.get(sent, self._produced.get(_usual_name(sent), min(self._produces)))
         if read == RAW and (self._raw_out or (self._text_in and self._text_out)):
             return RAW
         return MSGPACK if read == MSGPACK else JSON
+
+
+def format_of_entries(content_type: bytes | None) -> int:
+    """Return in what each entry of a list, or each line, of a body is written: JSON or MSGPACK."""
+    return MSGPACK if _kind(content_type or b"") in _MSGPACK_TYPES else JSON
+
+
+def _usual_name(kind: bytes) -> bytes:
+    """Return by which name the content type of JSON, or of msgpack, is known; others have one."""
+    return _JSON if _is_json(kind) else _MSGPACK if kind in _MSGPACK_TYPES else kind
+
+
+def _is_known_here(kind: bytes) -> bool:
+    """Report whether carpool itself can read, or write, values of any kind as a content type."""
+    return _is_json(kind) or kind in _MSGPACK_TYPES or kind in _MADE_HERE
+
+
+def _is_json(kind: bytes) -> bool:
+    """Report whether a content type is one of JSON."""
+    return kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
 def _is_utf8(parameters: bytes) -> bool:

@@ -47,6 +47,7 @@ class Endpoint:
         handle: The running service; None until it is started.
         driver: Takes the service's requests; None until it is started.
         checked_at: When an example last ran through the service.
+        is_first: Whether it answers where no model is named, such as at `/predict`.
         is_leaving: Whether the service is being removed, and only answers what is inside.
     """
 
@@ -58,6 +59,7 @@ class Endpoint:
         self._on = on
         self.output = output
         self.name = service.name
+        self.is_first = is_first
         self.addresses = list(addresses_of(service, is_first=is_first))
         self.formats = Formats(service.stages[0].traits, service.stages[-1].traits)
         self.weigher = weigher_of(service.stages[0])

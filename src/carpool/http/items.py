@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from carpool.errors import ModelError
 from carpool.http.exchange import Exchange
 from carpool.request import Request
+from carpool.wire import entries
 
 if TYPE_CHECKING:
     from carpool.http.exchange import ServedModel
@@ -103,3 +105,15 @@ class ExchangeItems:
     def _answer(self) -> None:
         """Answer the exchange, as all items are done."""
         raise NotImplementedError
+
+
+def as_entry(body: bytes, format: int) -> bytes:
+    """Return an answer that a model has written itself as it stands among others, on one line.
+
+    Raises:
+        ModelError: It is not one value in this format, so that it would be taken for several.
+    """
+    try:
+        return entries.value_in(body, format)
+    except Exception as error:  # the bytes are the model's, and may be anything
+        raise ModelError(f"the model wrote an answer that is {error}", code="bad_result") from None

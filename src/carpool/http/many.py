@@ -12,15 +12,15 @@ import msgspec
 from carpool.allowance import Allowance
 from carpool.errors import CarpoolError, ModelError
 from carpool.hints import nesting, schema
+from carpool.http.codec import TYPES_OF_ENTRIES, format_of_entries
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
-from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.request import Request
 from carpool.wire import entries
-from carpool.wire.payload import JSON, MSGPACK
+from carpool.wire.payload import CUSTOM, JSON, MSGPACK
 from carpool.wire.response import CheckedResponse
 
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {JSON: msgspec.json.encode, MSGPACK: msgspec.msgpack.encode}
-_CONTENT_TYPES: Final = {JSON: b"application/json", MSGPACK: b"application/msgpack"}
 _READERS: Final = {
     JSON: nesting.bounded(msgspec.json.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_json),
     MSGPACK: nesting.bounded(msgspec.msgpack.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_msgpack),
@@ -41,7 +41,10 @@ class ItemList(ExchangeItems):
     def __init__(self, exchange: Exchange, ask: Ask, bodies: Sequence[bytes], deadline: float, patient: bool) -> None:
         super().__init__(exchange, ask.endpoint)
         self._ask = ask
-        self.items = [ExchangeItem(self, body, deadline, len(body)) for body in bodies]
+        packed = ask.packed
+        self.items = [
+            ExchangeItem(self, [packed, body] if packed else body, deadline, len(packed) + len(body)) for body in bodies
+        ]
         for item in self.items:
             item.format = ask.format
             item.accept = ask.accept
@@ -52,7 +55,7 @@ class ItemList(ExchangeItems):
         if self.refusal is not None:
             self._exchange.respond(self._ask.responder.error(self._exchange.head, self.refusal))
             return
-        body = _ENCODERS[self._ask.accept](
+        body = _ENCODERS[_format_of_answer(self._ask)](
             [msgspec.Raw(entry_of(item, self._ask, self._exchange.head)) for item in self.items]
         )
         self._exchange.respond(HttpResponse(200, body, self._ask.content_type))
@@ -68,19 +71,33 @@ def entry_of(item: Request, ask: Ask, head: Head) -> bytes:
     """
     result = item.result
     if item.error is not None:
-        return error_entry(ask.responder.error(head, item.error), ask.accept)
+        return error_entry(ask.responder.error(head, item.error), _format_of_answer(ask))
+    format = _format_of_answer(ask)
     if type(result) is not CheckedResponse:
-        return entries.of_result(bytes(result), ask.accept)  # type: ignore[call-overload]
-    kind, body = result.content_type, bytes(result.body)
-    if not kind or not body:
-        return entries.of_result(body or _ENCODERS[ask.accept](None), ask.accept)
+        body: bytes = bytes(result)  # type: ignore[call-overload]
+        if ask.accept < CUSTOM:
+            return entries.of_result(body, format)
+    else:
+        body = bytes(result.body) or _ENCODERS[format](None)
     try:
-        if kind not in (ask.content_type, _CONTENT_TYPES[ask.accept]):
-            raise ValueError(f"of type {kind.decode('latin-1')}")
-        return entries.of_body(body, ask.accept)
-    except ValueError as error:
-        text = f"the answer is {error}, which a list cannot hold: ask for it by itself"
-    return error_entry(ask.responder.error(head, ModelError(text, code="bad_result")), ask.accept)
+        if type(result) is CheckedResponse and result.body and result.content_type:
+            _check_type(result.content_type, ask, format)
+        return entries.of_result(as_entry(body, format), format)
+    except ModelError as error:
+        return error_entry(ask.responder.error(head, error), format)
+
+
+def _check_type(content_type: bytes, ask: Ask, format: int) -> None:
+    """Raise `ModelError` where a response of this type cannot stand among others."""
+    if content_type not in (ask.content_type, TYPES_OF_ENTRIES[format]):
+        kind = content_type.decode("latin-1")
+        text = f"the answer is of type {kind}, which a list cannot hold: ask for it by itself"
+        raise ModelError(text, code="bad_result")
+
+
+def _format_of_answer(ask: Ask) -> int:
+    """Return in what the list of the answers is written: JSON or MSGPACK."""
+    return ask.accept if ask.accept < CUSTOM else format_of_entries(ask.content_type)
 
 
 def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:

@@ -78,7 +78,12 @@ def document(
         needs_key: Whether a key has to be sent.
         of_protocols: The addresses of protocols.
     """
-    addresses = [(endpoint.service, address) for endpoint in endpoints for address in endpoint.addresses]
+    addresses = [
+        (endpoint.service, address)
+        for endpoint in endpoints
+        for address in endpoint.addresses
+        if address.formats.is_open
+    ]
     types: list[Any] = []
     for service, address in addresses:
         last = service.stages[-1].traits
@@ -170,6 +175,10 @@ def _predict(
     max_body_bytes: int,
 ) -> dict[str, Any]:
     examples = examples_of(service) if address.adapter is None else []
+    if address.formats.owns_input:  # what `decode` makes of a body says nothing of the body
+        takes, examples = {}, []
+    if address.formats.owns_output:
+        gives = {}
     summary, description = f"Ask {service.name}", "The model's answer."
     if address.is_list:
         summary, description = f"Ask {service.name} for each item of a list", "The answers, in the order of the list."
@@ -179,10 +188,12 @@ def _predict(
     responses: dict[str, Any] = {
         "200": {"description": description, "content": _contents(address.formats.writable, gives, [])}
     }
-    if service.stages[-1].traits.in_parts and not address.is_list:
+    if service.stages[-1].traits.in_parts and not address.is_list and not address.formats.owns_output:
         responses["200"]["content"].update(_in_parts(part))
     for status, (_, code) in _ERRORS.items():
         responses[status] = _error(code, retry=status in ("429", "503"))
+    if address.formats.owns_output:
+        responses["406"] = _error("not_acceptable")
     responses[str(timeout_status)] = _error("deadline_exceeded")
     return {
         "operationId": _operation_id(service.name, address),

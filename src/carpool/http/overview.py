@@ -56,20 +56,30 @@ def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
     """Yield the lines about the models."""
     for endpoint in endpoints:
         yield f"{endpoint.name}: {' -> '.join(stage.name for stage in endpoint.service.stages)}"
+        formats = endpoint.formats
         for address in endpoint.addresses:
+            if not address.formats.is_open:
+                continue
             yield f"  POST {address.path}{'  (a list of items)' if address.is_list else ''}"
         yield f"  GET {ready_path(endpoint.name)}"
-        url, body = f"{base}{endpoint.addresses[0].path}", _body(endpoint.service)
+        url, body = f"{base}{endpoint.addresses[0].path}", _body(endpoint.service, formats.readable)
         yield f"  curl {key}{body} {url}"
-        if endpoint.service.stages[-1].traits.in_parts:
+        if endpoint.service.stages[-1].traits.in_parts and not formats.owns_output:
             yield f"  curl {key}{_EVENTS}{body} {url}"
         yield ""
 
 
-def _body(service: Service) -> str:
-    """Return the options of curl that send an item: an example, or one of the type, or a file."""
+def _body(service: Service, readable: Sequence[str]) -> str:
+    """Return the options of curl that send an item: an example, or one of the type, or a file.
+
+    Args:
+        service: Gets it.
+        readable: The content types that it reads.
+    """
     item = next((as_json(example).decode() for example in examples_of(service)), None)
     takes = service.stages[0].traits.input_type
+    if "application/json" not in readable:
+        return f"-H {shlex.quote(f'Content-Type: {readable[0]}')} --data-binary @FILE"
     if takes is bytes:
         return "-H 'Content-Type: application/octet-stream' --data-binary @FILE"
     if item is None:

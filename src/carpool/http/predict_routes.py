@@ -12,13 +12,13 @@ from typing import Protocol
 from carpool.drive.streams import Window
 from carpool.errors import CarpoolError
 from carpool.http.bulk import BulkItems, feed_bulk
+from carpool.http.codec import format_of_entries
 from carpool.http.converted import submission_of
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
 from carpool.http.many import ItemList, split
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.streaming import HttpStream
-from carpool.wire.payload import CUSTOM, without_adapter
 
 _LINES_INSIDE = 1024
 
@@ -99,7 +99,7 @@ class PredictRoutes:
         assert ask is not None
         driver, weigher = ask.endpoint.driver, ask.endpoint.weigher
         assert driver is not None
-        format = ask.format if ask.format < CUSTOM else without_adapter(ask.format)[0]
+        format = format_of_entries(exchange.head.headers.get(b"content-type"))
         try:
             bodies = split(exchange.body, format, ask.endpoint.allowance(len(exchange.body)))
         except CarpoolError as error:

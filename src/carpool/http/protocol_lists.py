@@ -12,6 +12,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 _ERRORS = {
     "400": "The request is not what it must be.",
     "404": "There is no such model, or it does not fit.",
+    "406": "The model does not write what is accepted, or what the protocol needs.",
     "413": "The body is too large, or has more items than the queue holds.",
     "415": "The content type or coding is not read.",
     "429": "The queue is full.",

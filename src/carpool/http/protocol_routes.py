@@ -7,21 +7,31 @@ as any other: a page if the protocol answers at once, else an exchange with item
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import as_model_error, traceback_of
-from carpool.http.codec import Refusal, allow, as_routes_are, not_allowed, nothing_here, too_many_connections
+from carpool.http.codec import (
+    TYPES_OF_ENTRIES,
+    Refusal,
+    allow,
+    as_routes_are,
+    not_allowed,
+    nothing_here,
+    too_many_connections,
+)
 from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
+from carpool.http.items import as_entry
 from carpool.http.protocol_lists import ShownRoute
-from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, Submission
+from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, ShownError, Submission
 from carpool.http.streaming import SSE
 from carpool.http.submitted import SubmissionTerms, SubmittedItems, SubmittedStreams
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.wire.payload import OBJECT
+from carpool.wire.payload import CUSTOM, OBJECT
 
 if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint
@@ -197,6 +207,7 @@ class ProtocolRoutes:
         try:
             if not exchange.has_room_at(model):
                 raise too_many_connections()
+            submission = _past_no_border(submission, model, exchange.head)
             model.allowance(exchange.nbytes).check_items(len(submission.items), "this request")
             lane = _lane(submission, model, ask, exchange.head.headers)
             terms = SubmissionTerms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
@@ -210,10 +221,43 @@ class ProtocolRoutes:
         driver.submit_all(whole.begin())
 
 
+def _past_no_border(submission: Submission, model: Endpoint, head: Head) -> Submission:
+    """Return a submission whose items and results pass the model's own `decode` and `encode`.
+
+    Raises:
+        InvalidRequest: They cannot.
+    """
+    formats = model.formats
+    if not (formats.owns_input or formats.owns_output or formats.wants_heads):
+        return submission
+    try:
+        # `encode` does not write parts
+        wanted_as = submission.wanted_as if submission.parts is None or not formats.owns_output else OBJECT
+        sent_as, wanted_as = formats.of_made(submission.sent_as, wanted_as)
+    except InvalidRequest as error:
+        text = f"{error}: ask {model.name} at {model.addresses[0].path}"
+        raise InvalidRequest(text, status=error.status, code=error.code) from None
+    items, respond = submission.items, submission.respond
+    if sent_as == CUSTOM and formats.wants_heads:
+        packed = formats.packed(head, TYPES_OF_ENTRIES.get(submission.sent_as))
+        items = [[packed, item] for item in items]
+    if wanted_as != submission.wanted_as:
+        respond = partial(_respond_with_entries, submission)
+    return replace(submission, items=items, respond=respond, sent_as=sent_as, wanted_as=wanted_as)
+
+
+def _respond_with_entries(submission: Submission, results: list[Any]) -> HttpResponse:
+    """Have a response made of results that a model has written itself. Raises `ModelError`."""
+    wanted = submission.wanted_as
+    return submission.respond([each if isinstance(each, ShownError) else as_entry(each, wanted) for each in results])
+
+
 def _fits(route: ProtocolRoute) -> bool:
     """Report whether an address fits the models."""
     try:
-        return route.fits is None or bool(route.fits())
+        model = route.model if route.method == "POST" else None
+        holds = model is None or model.formats.holds(route.sent_as, route.wanted_as)
+        return holds and (route.fits is None or bool(route.fits()))
     except BaseException as error:  # a protocol may be the user's
         logger.error("the protocol at %s could not say what fits it:\n%s", route.path, printable(traceback_of(error)))
         return False

@@ -71,7 +71,7 @@ class ServiceList:
         self._check_running()  # importing takes its time
         known = [*app.endpoints, *app.coming]
         check_services((*(endpoint.service for endpoint in known), service))
-        is_first = all(address.path != "/predict" for endpoint in known for address in endpoint.addresses)
+        is_first = not any(endpoint.is_first for endpoint in known)
         endpoint = app.new_endpoint(service, is_first=is_first)
         app.check_addresses([*known, endpoint])
         app.coming.append(endpoint)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from carpool.drive.callers import load_result
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error
+from carpool.http.codec import TYPES_OF_ENTRIES
 from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
-from carpool.http.items import ExchangeItem, ExchangeItems
+from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.http.protocols.base import PartsWriter, Submission, shown_in
 from carpool.http.streaming import HttpStream
 from carpool.http_response import Response
@@ -222,7 +223,8 @@ def result_as(format: int, result: Any) -> Any:
         if result.content_type and result.content_type != b"application/json":
             kind = result.content_type.decode("latin-1")
             raise ModelError(f"the answer is of type {kind}, which this protocol cannot hold", code="bad_result")
-        return bytes(result.body) or b"null"
+        body = bytes(result.body) or b"null"
+        return as_entry(body, format) if format in TYPES_OF_ENTRIES else body
     if format != OBJECT:
         return bytes(result)
     value = load_result(result)

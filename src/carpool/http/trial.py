@@ -45,9 +45,9 @@ async def try_first_example(handle: AsyncHandle, traits: Traits, formats: Format
     """
     example = traits.examples[0]
     format, body = _body_of(example, traits)
-    _, usual = formats.choose({RAW: b"application/octet-stream", MSGPACK: b"application/msgpack"}.get(format), None)
+    usual = formats.usual(format)
     problem: Exception | None = None
-    for accept in dict.fromkeys((usual, MSGPACK)):
+    for accept in dict.fromkeys((usual,) if formats.owns_output else (usual, MSGPACK)):
         request = handle.new_request(example, timeout_s, 0)
         if format != OBJECT:
             request.format, request.item = format, body

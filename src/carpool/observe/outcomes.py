@@ -1,6 +1,11 @@
-"""What can become of a request, and which error is counted as which of these outcomes."""
+"""What can become of a request, which error is counted as which of these outcomes, and what clients
+are told of it.
+"""
 
 from __future__ import annotations
+
+import re
+from typing import Final
 
 from carpool.errors import (
     OVERLOAD_REASONS,
@@ -12,10 +17,22 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
+from carpool.foreign import text_of
 from carpool.http_response import HTTPError
 
 OUTCOMES = ("ok", "invalid_request", "invalid_item", "overloaded", "expired", "unavailable", "model_error")
 """What can become of a request, besides `cancelled`: a closed set, fit to be a metric label."""
+
+MODEL_MESSAGES: Final = {
+    "model_error": "The model raised an error.",
+    "bad_result": "The model returned a result that does not fit its declaration.",
+}
+"""What clients are told of a model's error, by its code, in the place of its own text."""
+
+_LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
+_LONGEST_LIST = 1000  # that of a 415, which lists what is read, and of a 406
+_LISTING = ("unsupported_media_type", "not_acceptable")
+_OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, which tells clients nothing
 
 _OUTCOME_OF: dict[type[Exception], str] = {
     InvalidRequest: "invalid_request",
@@ -49,3 +66,19 @@ def outcome_of(error: Exception) -> str:
     if isinstance(error, HTTPError):
         return "invalid_item" if error.status < 500 else "model_error"
     return "invalid_request" if error.status < 500 else "unavailable"
+
+
+def text_for_clients(error: Exception, *, debug: bool = False) -> str | None:
+    """Return the text of an error if clients may read it; else None.
+
+    Args:
+        error: Of any kind.
+        debug: Whether clients may read all texts.
+    """
+    if not (debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError)):
+        return None
+    text = text_of(error)
+    if isinstance(error, ModelError):
+        text = text.removeprefix(f"{error.type_name}: ")
+    most = _LONGEST_LIST if getattr(error, "code", "") in _LISTING else _LONGEST_MESSAGE
+    return _OBJECT_ADDRESS.sub("", text[:most])

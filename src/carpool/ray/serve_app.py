@@ -13,6 +13,7 @@ from ray import serve
 
 from carpool.errors import Unavailable
 from carpool.http.app import App
+from carpool.http.endpoint import Endpoint
 from carpool.ray.cluster import Cluster
 from carpool.service.service import Service
 
@@ -61,14 +62,14 @@ class Replica:
 
     async def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
         """Return the model's answer to one item; see `AsyncHandle.predict`."""
-        endpoint = _served().endpoints[0]
+        endpoint = _endpoint()
         if endpoint.handle is None:
             raise Unavailable("the service is starting", code="starting")
         return await endpoint.handle.predict(x, timeout_s=timeout_s, priority=priority)
 
     async def check_health(self) -> None:
         """Raise if a stage has failed for good: Serve then replaces the replica."""
-        driver = _served().endpoints[0].driver
+        driver = _endpoint().driver
         if driver is not None and driver.has_failed:
             raise Unavailable("a stage of the service has failed", code="stage_failed")
 
@@ -78,7 +79,7 @@ class Replica:
         `queued` is how many requests wait, `busy_workers` how many of the `workers` of the first
         stage are at work, and `predicted_wait_s` how long a request that comes now would wait.
         """
-        driver = _served().endpoints[0].driver
+        driver = _endpoint().driver
         if driver is None:
             return {}
         first, stats = driver.pipeline.batchers[0], driver.stats.stages[0]
@@ -115,3 +116,11 @@ def _served() -> App:
     if _app is None:
         raise Unavailable("the replica has not begun to serve", code="starting")
     return _app
+
+
+def _endpoint() -> Endpoint:
+    """Return the service of this replica, whatever is served beside it. Raises Unavailable."""
+    for endpoint in _served().endpoints:
+        if endpoint.is_first and not endpoint.is_leaving:
+            return endpoint
+    raise Unavailable("the service of the replica has been removed", code="stopped", retry_after_s=None)

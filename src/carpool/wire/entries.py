@@ -8,7 +8,7 @@ other results are written as they are. Servers, clients and `carpool score` shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +25,10 @@ _members_in: Final = {
     JSON: msgspec.json.Decoder(dict[str, msgspec.Raw]).decode,
     MSGPACK: msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode,
 }
-_encode: Final = {JSON: msgspec.json.Encoder().encode, MSGPACK: msgspec.msgpack.Encoder().encode}
+_encode: Final[dict[int, Callable[[Any], bytes]]] = {
+    JSON: msgspec.json.Encoder().encode,
+    MSGPACK: msgspec.msgpack.Encoder().encode,
+}
 
 
 def of_result(result: bytes, format: int = JSON) -> bytes:
@@ -49,23 +52,21 @@ def of_results(results: Sequence[bytes]) -> bytes:
     return lines
 
 
-def of_body(body: bytes, format: int) -> bytes:
-    """Return a result that the model itself has written, which may have any layout.
+def value_in(body: bytes, format: int) -> bytes:
+    """Return a result that the model itself has written, in any layout, as one value on one line.
 
     Raises:
-        ValueError: It is not one value in this format.
+        ValueError: It is not one value in this format, so that it would be taken for several.
     """
     try:
         if format == MSGPACK:
-            body = _encode[MSGPACK](msgspec.msgpack.decode(body))
-        elif b"\\u" in body:  # a key may be spelled in several ways
-            body = _encode[JSON](msgspec.json.decode(body))
-        else:
-            body.decode()
-            body = msgspec.json.format(body, indent=-1)
-        return of_result(body, format)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"not one value: {error}") from None
+            return _encode[MSGPACK](msgspec.msgpack.decode(body))
+        if b"\\u" in body:  # a key may be spelled in several ways
+            return _encode[JSON](msgspec.json.decode(body))
+        body.decode()
+        return msgspec.json.format(body, indent=-1)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"not one value of {'msgpack' if format == MSGPACK else 'JSON'}: {error}") from None
 
 
 def of_error(error: Mapping[str, Any], format: int = JSON) -> bytes:

@@ -28,14 +28,20 @@ if TYPE_CHECKING:
     from carpool.service.declaration import Declaration
 
 
+_LONGEST_NAMES = 200
+
+
 class ModelOfApp(Protocol):
     """A model of the app as protocols see it.
 
     Attributes:
         name: Of the service.
+        is_first: Whether it answers where no model is named: at `/predict`, and at the addresses of
+            protocols that know one model.
     """
 
     name: str
+    is_first: bool
 
     @property
     def service(self) -> Declaration:
@@ -150,8 +156,11 @@ class Submission:
         respond: Makes the response of the results, in the same order, in the form that `wanted_as`
             says. If an item has failed, it is not called, and the first failure is answered.
         sent_as: How items are written: OBJECT for Python objects, JSON or MSGPACK for the bytes of
-            each, RAW where the item is bytes or a text, CUSTOM for the model's own format.
+            each, RAW where the item is bytes or a text, CUSTOM for a body as `model.formats` says
+            that the model's own `decode` reads it.
         wanted_as: How results are wanted: OBJECT for Python objects, JSON for the bytes of each.
+            Where a `decode` of the model's own reads JSON or msgpack, or an `encode` writes it,
+            items and results pass through that, and what is anything else is refused (415, 406).
         is_partial: Whether `respond` takes a `ShownError` in the place of a result.
         timeout_s: How long the answer may take; the service's own limit counts besides.
         priority: Of the items; None for that of the request's headers.
@@ -187,6 +196,9 @@ class ProtocolRoute(NamedTuple):
         is_alias: Whether another address does the same, so that lists of addresses leave it out.
         fits: Reports whether the address fits the models, and is listed; None if it always does. It
             is called when somebody asks for a list.
+        sent_as: As what its items are sent, as in `Submission`; CUSTOM if the body decides.
+        wanted_as: As what its results are wanted; CUSTOM if the request decides. The address of a
+            model is listed only if it does not go past the model's own `decode` and `encode`.
     """
 
     method: str
@@ -199,6 +211,8 @@ class ProtocolRoute(NamedTuple):
     writes: Sequence[str] = ("application/json",)
     is_alias: bool = False
     fits: Callable[[], bool] | None = None
+    sent_as: int = OBJECT
+    wanted_as: int = OBJECT
 
 
 class HttpProtocol:
@@ -214,7 +228,7 @@ class HttpProtocol:
     """The names of further headers that it reads, in lower case."""
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterable[ProtocolRoute]:
-        """Yield the addresses for the models of an app; the first model is the usual one."""
+        """Yield the addresses for the models of an app."""
         raise NotImplementedError
 
     def error(self, error: ShownError) -> HttpResponse:
@@ -225,6 +239,59 @@ class HttpProtocol:
         """Return an error response of the app in the words of this protocol."""
         written = self.error(shown_in(response))
         return written._replace(headers=(*response.headers, *written.headers))
+
+
+def model_asked(
+    models: Sequence[ModelOfApp],
+    name: str | None,
+    fits: Callable[[ModelOfApp], bool],
+    *,
+    must_be_named: bool = False,
+) -> ModelOfApp:
+    """Return the model that a body asks: the one that it names, or else the only one that fits.
+
+    Args:
+        models: Those of the app.
+        name: As the request names it; None if it names none.
+        fits: Reports whether a model can be asked at this address.
+        must_be_named: Whether it is not to be found out which one is meant.
+
+    Raises:
+        InvalidRequest: There is no model of that name (404); or none is named, and there is none
+            that fits (404) or several (400).
+    """
+    if name is not None:
+        for model in models:
+            if model.name == name:
+                return model
+        text = f"The model {name[:100]!r} does not exist; there is {_names(models)}"
+        raise InvalidRequest(text, status=404, code="model_not_found")
+    fitting = [model for model in models if fits(model)]
+    if not fitting:
+        raise unfit("there is no model that can be asked at this address")
+    if len(fitting) > 1 or must_be_named:
+        raise InvalidRequest(f'say which model: "model" may be one of {_names(fitting)}')
+    return fitting[0]
+
+
+def first_of(models: Sequence[ModelOfApp]) -> ModelOfApp | None:
+    """Return the model that is asked where none can be named; None if that has been removed."""
+    return next((model for model in models if model.is_first), None)
+
+
+def nobody_is_first(models: Sequence[ModelOfApp]) -> Answering:
+    """Return what answers where the first model did, after that has been removed: 404."""
+
+    def refuse(request: ProtocolRequest) -> HttpResponse:
+        text = f"the first service, which answered here, was removed; there is {_names(models)}"
+        raise unfit(f"{text}, at /models/NAME/predict")
+
+    return refuse
+
+
+def _names(models: Sequence[ModelOfApp]) -> str:
+    names = ", ".join(model.name for model in models)
+    return names if len(names) <= _LONGEST_NAMES else f"{names[:_LONGEST_NAMES]}..."
 
 
 def unfit(reason: str) -> InvalidRequest:

@@ -16,11 +16,10 @@ import msgspec
 
 from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest
-from carpool.http.exchange import JSON_TYPE, HttpResponse
+from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ModelOfApp, Submission
 from carpool.http.protocols.wording import as_response, listed_in, members_of, value_in
-from carpool.http_request import pack_head
-from carpool.wire.payload import CUSTOM
+from carpool.wire.payload import JSON
 
 _WRONG_INPUTS = "inputs must be a list of items, or an object with a list for each field of them"
 _encode = msgspec.json.Encoder().encode
@@ -63,27 +62,12 @@ def of_items(model: ModelOfApp, items: Sequence[bytes], respond: Callable[[list[
         items: Each as JSON.
         respond: Makes the response of the results, each as JSON.
     """
-    sent_as, wanted_as = model.formats.choose(JSON_TYPE, JSON_TYPE)
     plain = [without_b64(item) for item in items]
     if _takes_tables(model):
-        body = as_body(model, b"[%b]" % b",".join(plain), sent_as)
+        body = b"[%b]" % b",".join(plain)
         rows = Allowance(0)  # without a limit: they are the answers of our own worker
-        return Submission(model, [body], lambda results: respond(listed_in(results[0], rows)), sent_as, wanted_as)
-    return Submission(model, [as_body(model, item, sent_as) for item in plain], respond, sent_as, wanted_as)
-
-
-def as_body(model: ModelOfApp, body: bytes | bytearray, format: int, content_type: bytes = JSON_TYPE) -> Any:
-    """Return a body as an item: with a head, if the model's own `decode` asks for whole requests.
-
-    Args:
-        model: Gets it.
-        body: As a client of the model's own address would send it.
-        format: How it is to be read.
-        content_type: What it is.
-    """
-    if format != CUSTOM or not model.takes.decodes_requests:
-        return body
-    return [pack_head(b"/predict", b"", [(b"content-type", content_type)]), body]
+        return Submission(model, [body], lambda results: respond(listed_in(results[0], rows)), JSON, JSON)
+    return Submission(model, plain, respond, JSON, JSON)
 
 
 def of_inputs(

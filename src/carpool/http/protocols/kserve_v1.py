@@ -18,6 +18,7 @@ from carpool.http.protocols.base import (
 from carpool.http.protocols.instances import as_columns, of_inputs, of_instances
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.wording import members_of, versions_of, without_details
+from carpool.wire.payload import JSON
 
 _SIGNATURE = b'"serving_default"'
 
@@ -31,7 +32,8 @@ class KServeV1(HttpProtocol):
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
         yield from routes_of_list(models)
         for model in models:
-            predict = partial(ProtocolRoute, "POST", answer=_Predict(model).answer, model=model)
+            answer = _Predict(model).answer
+            predict = partial(ProtocolRoute, "POST", answer=answer, model=model, sent_as=JSON, wanted_as=JSON)
             for i, name in enumerate(versions_of(model.name)):
                 summary = f"Ask {model.name} for predictions of instances"
                 yield predict(path=f"/v1/models/{name}:predict", summary=summary, is_alias=i > 0)
@@ -49,7 +51,7 @@ class _Predict:
 
     def answer(self, request: ProtocolRequest) -> Submission:
         members = members_of(request.body)
-        if members.get("signature_name", _SIGNATURE) not in (_SIGNATURE, b"null", b'""'):
+        if members.get("signature_name", _SIGNATURE) not in (_SIGNATURE, b'""'):
             raise InvalidRequest('the model has no such signature: "signature_name" is "serving_default", or left out')
         if ("instances" in members) == ("inputs" in members):
             raise InvalidRequest('the body must be an object with either "instances" or "inputs"')

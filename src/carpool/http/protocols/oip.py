@@ -34,7 +34,7 @@ from carpool.http.protocols.wording import as_response, read, versions_of, witho
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE
+from carpool.wire.payload import LARGE, OBJECT
 
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"
@@ -48,24 +48,24 @@ class _Tensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
     data: Any = None
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class _Infer(msgspec.Struct):
     inputs: list[_Tensor]
-    id: str = ""
-    parameters: dict[str, Any] = {}
-    outputs: list[_Output] = []
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    outputs: list[_Output] | None = None
 
 
 class _Index(msgspec.Struct):
-    ready: bool = False
+    ready: bool | None = False
 
 
 _read_infer = msgspec.json.Decoder(_Infer).decode
@@ -182,10 +182,10 @@ class _ServedTables:
         )
 
     def fits(self) -> bool:
-        """Report whether tensors make items of the model."""
+        """Report whether tensors make items of the model, and its results make tensors."""
         if not self._has_looked:
             self._look()
-        return self._inputs is not None
+        return self._inputs is not None and self._model.formats.holds(OBJECT, OBJECT)
 
     def ready(self, request: ProtocolRequest) -> HttpResponse:
         """Tell whether the model can answer."""
@@ -230,9 +230,11 @@ class _ServedTables:
 
     def infer(self, request: ProtocolRequest) -> Submission:
         """Submit the rows of a request's tensors."""
+        self._model.formats.of_made(OBJECT, OBJECT)  # raises
         inputs, _ = self._tables()
         asked, binary = _parts_of(request, inputs)
-        if len({output.name for output in asked.outputs}) != len(asked.outputs):
+        outputs = asked.outputs or ()
+        if len({output.name for output in outputs}) != len(outputs):
             raise InvalidRequest("an output is asked for twice: name each one once")
         tensors = _tensors_of(asked, binary, self._model.allowance(len(request.body)))
         items = items_of(inputs, tensors)
@@ -241,18 +243,18 @@ class _ServedTables:
             items.values,
             partial(self._respond, asked),
             sent_as=items.sent_as,
-            timeout_s=_timeout_s(asked.parameters),
-            priority=_priority(asked.parameters),
+            timeout_s=_timeout_s(_given(asked.parameters)),
+            priority=_priority(_given(asked.parameters)),
         )
 
     def _tables(self) -> tuple[TensorTable, TensorTable | None]:
         if not self.fits() or self._inputs is None:
-            raise unfit(self._misfit)
+            raise unfit(self._misfit or f"tensors would go past the decode or encode of {self._model.name}")
         return self._inputs, self._outputs
 
     def _respond(self, asked: _Infer, results: list[Any]) -> HttpResponse:
         tensors = {tensor.name: tensor for tensor in tensors_of(self._outputs, results)}
-        for output in asked.outputs:
+        for output in asked.outputs or ():
             if output.name not in tensors:
                 known = ", ".join(map(repr, tensors))
                 raise InvalidRequest(f"the model has no output {output.name!r}: its outputs are {known}")
@@ -314,7 +316,7 @@ def _tensors_of(asked: _Infer, binary: memoryview, allowance: Allowance) -> list
     tensors: list[Tensor] = []
     at = 0
     for each in asked.inputs:
-        size = each.parameters.get("binary_data_size")
+        size = _given(each.parameters).get("binary_data_size")
         if size is None:
             tensors.append(from_json(each.name, each.datatype, each.shape, each.data, allowance))
             continue
@@ -329,6 +331,11 @@ def _tensors_of(asked: _Infer, binary: memoryview, allowance: Allowance) -> list
     if at != len(binary):
         raise InvalidRequest(f"{len(binary) - at} bytes follow the JSON that belong to no input")
     return tensors
+
+
+def _given(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the parameters that are not null."""
+    return {name: value for name, value in (parameters or {}).items() if value is not None}
 
 
 def _timeout_s(parameters: dict[str, Any]) -> float:
@@ -349,7 +356,7 @@ def _priority(parameters: dict[str, Any]) -> int | None:
 
 def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], memory: Memory) -> HttpResponse:
     """Return the response with these tensors."""
-    all_binary = asked.parameters.get("binary_data_output") is True
+    all_binary = _given(asked.parameters).get("binary_data_output") is True
     described: list[dict[str, Any]] = []
     binary: list[bytes | memoryview] = []
     for tensor, wish in outputs:
@@ -358,9 +365,10 @@ def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], m
             "datatype": tensor.datatype,
             "shape": tensor.shape,
         }
-        if wish.parameters.get("classification"):
+        parameters = _given(wish.parameters)
+        if parameters.get("classification"):
             raise InvalidRequest(f"output {tensor.name!r} is asked for as a classification, which is not supported")
-        if wish.parameters.get("binary_data", all_binary) is True:
+        if parameters.get("binary_data", all_binary) is True:
             data = to_binary(tensor)
             entry["parameters"] = {"binary_data_size": sum(map(len, data))}
             binary += data

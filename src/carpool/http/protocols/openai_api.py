@@ -24,11 +24,12 @@ from carpool.http.protocols.base import (
     ProtocolRoute,
     ShownError,
     Submission,
+    model_asked,
     unfit,
 )
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.openai_text import ChatForm, CompletionForm, TextForm, Wishes, submission_of
-from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, read, value_in
+from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, name_in, struct_of
 from carpool.rows import is_array_type
 from carpool.wire.payload import OBJECT
 
@@ -36,11 +37,11 @@ _RETRIED: Final = frozenset({408, 409, 429, 503})
 
 
 class _Embeddings(msgspec.Struct):
-    model: str
     input: Any  # of several kinds of lists in a union msgspec reads only one
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
-    user: str | None = None
+    model: str = ""
+    user: str = ""
 
 
 class OpenAI(HttpProtocol):
@@ -56,7 +57,7 @@ class OpenAI(HttpProtocol):
             "/v1/embeddings",
             partial(_embed, models),
             summary="Vectors of texts",
-            fits=lambda: any(_gives_vectors(model.gives.output_type) for model in models),
+            fits=lambda: any(map(_embeds, models)),
         )
         for path, form, summary in (
             ("/v1/completions", CompletionForm(), "Go on with a text"),
@@ -68,7 +69,7 @@ class OpenAI(HttpProtocol):
                 partial(_complete, models, form),
                 summary=summary,
                 writes=("application/json", "text/event-stream"),
-                fits=partial(_are_taken, models, form),
+                fits=partial(_is_any_asked, models, form),
             )
 
     def error(self, error: ShownError) -> HttpResponse:
@@ -87,14 +88,6 @@ def _type_of(status: int) -> str:
     return "invalid_request_error" if status < 500 else "server_error"
 
 
-def _model_named(models: Sequence[ModelOfApp], name: str) -> ModelOfApp:
-    """Return a model by its name. Raises `InvalidRequest` with 404 if there is none."""
-    for model in models:
-        if model.name == name:
-            return model
-    raise InvalidRequest(f"The model {name[:100]!r} does not exist", status=404, code="model_not_found")
-
-
 def with_id(request: ProtocolRequest, response: HttpResponse) -> HttpResponse:
     """Return a response with a request id of ours, unless the client has given one."""
     if REQUEST_ID in request.headers:
@@ -108,10 +101,11 @@ def with_id(request: ProtocolRequest, response: HttpResponse) -> HttpResponse:
 def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission:
     """Submit the inputs of a request for vectors."""
     members = members_of(request.body)
-    if members.get("encoding_format") == b"null":
-        del members["encoding_format"]
-    asked = _embeddings(members)
-    model = _model_named(models, asked.model)
+    unknown = members.keys() - set(_Embeddings.__struct_fields__)
+    if unknown:
+        raise InvalidRequest(f"Unrecognized request argument supplied: {min(unknown)[:100]}")
+    asked = struct_of(members, _Embeddings)
+    model = model_asked(models, name_in(members), _embeds, must_be_named=True)
     if not _gives_vectors(model.gives.output_type):
         raise unfit(f"the model {model.name} returns no vectors, so it has no embeddings")
     inputs = _inputs(asked.input)
@@ -120,17 +114,6 @@ def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission
     if asked.dimensions is not None:
         _check_dimensions(model, asked.dimensions)
     return Submission(model, inputs, partial(_respond_with_vectors, request, model, asked, inputs), sent_as=OBJECT)
-
-
-def _embeddings(members: dict[str, bytes]) -> _Embeddings:
-    unknown = members.keys() - set(_Embeddings.__struct_fields__)
-    if unknown:
-        raise InvalidRequest(f"Unrecognized request argument supplied: {min(unknown)[:100]}")
-    value = {name: value_in(raw) for name, raw in members.items()}
-    try:
-        return msgspec.convert(value, _Embeddings)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
 
 
 def _inputs(given: Any) -> list[Any]:
@@ -171,6 +154,11 @@ def _check_dimensions(model: ModelOfApp, dimensions: int) -> None:
         sizes = ", ".join(map(str, known)) if isinstance(known, Sequence) else ""
         choice = f"it has {sizes}" if sizes else "leave `dimensions` out"
         raise InvalidRequest(f"the model {model.name} does not have vectors of {dimensions} dimensions: {choice}")
+
+
+def _embeds(model: ModelOfApp) -> bool:
+    """Report whether a model can be asked for vectors."""
+    return _gives_vectors(model.gives.output_type) and model.formats.holds(OBJECT, OBJECT)
 
 
 def _gives_vectors(kind: Any) -> bool:
@@ -225,19 +213,28 @@ def count_tokens(model: ModelOfApp, value: Any) -> int:
 # -- completions and chats
 
 
-def _are_taken(models: Sequence[ModelOfApp], form: TextForm) -> bool:
-    """Report whether a model takes items of a form."""
-    kinds = [model.takes.input_type for model in models]
-    return any(isinstance(kind, type) and issubclass(kind, form.item) for kind in kinds)
+def _is_any_asked(models: Sequence[ModelOfApp], form: TextForm) -> bool:
+    """Report whether a model can be asked with items of a form."""
+    return any(_is_asked(form, model) for model in models)
+
+
+def _is_asked(form: TextForm, model: ModelOfApp) -> bool:
+    """Report whether a model can be asked with items of a form."""
+    return _is_taken(form, model) and model.formats.holds(OBJECT, OBJECT)
+
+
+def _is_taken(form: TextForm, model: ModelOfApp) -> bool:
+    """Report whether a model takes items of a form, by its hint."""
+    kind = model.takes.input_type
+    return isinstance(kind, type) and issubclass(kind, form.item)
 
 
 def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolRequest) -> Submission:
     """Submit what is to be completed."""
     members = members_of(request.body)
-    name = read(msgspec.json.Decoder(str).decode, members.get("model", b"null"))
-    model = _model_named(models, name)
+    model = model_asked(models, name_in(members), partial(_is_asked, form), must_be_named=True)
     kind = model.takes.input_type
-    if not _are_taken([model], form):
+    if not _is_taken(form, model):
         raise unfit(
             f"the model {model.name} takes no carpool.openai.{form.item.__name__}, so it does not answer at"
             f" {request.path}"

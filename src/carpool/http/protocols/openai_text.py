@@ -102,8 +102,8 @@ class ChatForm(TextForm):
 
 
 class _StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = False
 
 
 class Wishes(msgspec.Struct):
@@ -125,7 +125,6 @@ class Wishes(msgspec.Struct):
     def read(cls, members: dict[str, bytes]) -> tuple[Wishes, dict[str, Any]]:
         """Return the wishes in a request, and its other members. Raises `InvalidRequest`."""
         values = {name: value_in(raw) for name, raw in members.items() if name != "model"}
-        values = {name: value for name, value in values.items() if value is not None}
         own = {name: values.pop(name) for name in cls.__struct_fields__ if name in values}
         try:
             wishes = msgspec.convert(own, cls)
@@ -170,7 +169,7 @@ def submission_of(
     stops = items[0].stop if items else []
     if not wishes.stream:
         return Submission(model, items, partial(_respond, about, n, stops), sent_as=OBJECT)
-    writer = Chunks(about, len(items), n, stops, tells_usage=wishes.stream_options.include_usage)
+    writer = Chunks(about, len(items), n, stops, tells_usage=bool(wishes.stream_options.include_usage))
     return Submission(model, items, partial(_respond, about, n, stops), sent_as=OBJECT, parts=writer)
 
 

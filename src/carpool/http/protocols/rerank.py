@@ -21,24 +21,23 @@ from carpool.http.protocols.base import (
     ProtocolRoute,
     ShownError,
     Submission,
+    model_asked,
     unfit,
 )
 from carpool.http.protocols.rows import fields_of
-from carpool.http.protocols.wording import as_response, read, without_details
-from carpool.wire.payload import MSGPACK
+from carpool.http.protocols.wording import as_response, members_of, name_in, struct_of, without_details
+from carpool.wire.payload import MSGPACK, OBJECT
 
 
 class _Rerank(msgspec.Struct):
     query: str
     documents: list[str | dict[str, Any]] | None = None
     texts: list[str] | None = None
-    model: str | None = None
     top_n: int | None = None
     return_documents: bool = False
     return_text: bool = False
 
 
-_read = msgspec.json.Decoder(_Rerank).decode
 _pack = msgspec.msgpack.Encoder().encode
 
 MakePair = Callable[[str, str], Any]
@@ -58,7 +57,7 @@ class Rerank(HttpProtocol):
                 partial(_answer, models),
                 summary="Sort documents by how well they fit a query",
                 is_alias=path != "/v1/rerank",
-                fits=lambda: any(pair_maker(model.takes.input_type) is not None for model in models),
+                fits=lambda: any(map(_reranks, models)),
             )
 
     def error(self, error: ShownError) -> HttpResponse:
@@ -68,10 +67,11 @@ class Rerank(HttpProtocol):
 
 def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission:
     """Submit the pairs of a query and each document."""
-    asked = read(_read, request.body)
+    members = members_of(request.body)
+    asked = struct_of(members, _Rerank)
     if (asked.documents is None) == (asked.texts is None):
         raise InvalidRequest('the body must have either "documents", as Cohere has them, or "texts", as TEI has them')
-    model = _model_for(models, asked.model)
+    model = model_asked(models, name_in(members), _reranks)
     make_pair = pair_maker(model.takes.input_type)
     if make_pair is None:
         raise unfit(f"the model {model.name} takes no pairs of texts, so it cannot rerank")
@@ -87,11 +87,9 @@ def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submissio
     return Submission(model, items, partial(_respond, asked, documents), sent_as=MSGPACK)
 
 
-def _model_for(models: Sequence[ModelOfApp], name: str | None) -> ModelOfApp:
-    """Return the model of a name; else the first one that takes pairs, or the first one."""
-    named = [model for model in models if model.name == name]
-    fitting = [model for model in models if pair_maker(model.takes.input_type) is not None]
-    return [*named, *fitting, *models][0]
+def _reranks(model: ModelOfApp) -> bool:
+    """Report whether a model can be asked for scores of pairs."""
+    return pair_maker(model.takes.input_type) is not None and model.formats.holds(MSGPACK, OBJECT)
 
 
 def pair_maker(kind: Any) -> MakePair | None:

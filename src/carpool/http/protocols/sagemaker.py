@@ -21,10 +21,11 @@ from carpool.http.protocols.base import (
     ProtocolRoute,
     ShownError,
     Submission,
+    first_of,
+    nobody_is_first,
 )
 from carpool.http.protocols.instances import (
     allowance_of,
-    as_body,
     as_list,
     of_inputs,
     of_instances,
@@ -34,6 +35,7 @@ from carpool.http.protocols.instances import (
 from carpool.http.protocols.rows import fields_of
 from carpool.http.protocols.wording import as_response, listed_in, members_of, read, without_details
 from carpool.version import __version__
+from carpool.wire.payload import CUSTOM, JSON
 
 _TEXT: Final = b"text/plain; charset=utf-8"
 _CSV: Final = b"text/csv"
@@ -60,21 +62,27 @@ class SageMaker(HttpProtocol):
     prefixes = ("/invocations", "/ping")
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
-        model = models[0]
         for path in ("/ping", "/health"):
             yield ProtocolRoute("GET", path, _ping, summary="Readiness", is_alias=path == "/health")
         version = HttpResponse(200, __version__.encode(), _TEXT)
         yield ProtocolRoute(
             "GET", "/version", lambda request: version, summary="The version of carpool", writes=("text/plain",)
         )
+        model = first_of(models)
+        if model is None:
+            yield ProtocolRoute("POST", "/invocations", nobody_is_first(models), fits=lambda: False)
+            return
+        rows = ["application/json", "text/csv"] if model.formats.holds(JSON, JSON) else []
         yield ProtocolRoute(
             "POST",
             "/invocations",
             _Invocations(model).answer,
             model,
             summary=f"Ask {model.name} for predictions of rows, or of one item",
-            reads=list(dict.fromkeys(["application/json", "text/csv", *model.formats.readable])),
-            writes=list(dict.fromkeys(["application/json", *model.formats.writable])),
+            sent_as=CUSTOM,
+            wanted_as=CUSTOM,
+            reads=list(dict.fromkeys([*rows, *model.formats.readable])),
+            writes=list(dict.fromkeys([*rows[:1], *model.formats.writable])),
         )
 
     def error(self, error: ShownError) -> HttpResponse:
@@ -129,7 +137,7 @@ class _Invocations:
         return members_of(body) if bytes(body[:64]).lstrip()[:1] == b"{" else {}
 
     def _of_rows(self, form: str, members: dict[str, bytes]) -> Submission:
-        if members.get("params", b"null") not in _NEUTRAL:
+        if members.get("params", b"{}") != b"{}":
             raise InvalidRequest('the model takes no "params": put what it needs into the rows')
         if form == "dataframe_split":
             return of_items(self._model, self._records(members[form]), partial(as_list, "predictions"))
@@ -234,8 +242,7 @@ class _Invocations:
         def respond(results: list[Any]) -> HttpResponse:
             return HttpResponse(200, results[0], formats.types[write_as])
 
-        item = as_body(self._model, request.body, read_as, kind)
-        return Submission(self._model, [item], respond, read_as, write_as)
+        return Submission(self._model, [request.body], respond, read_as, write_as)
 
 
 def _says_of_header(parameters: bytes) -> bool | None:

@@ -15,9 +15,12 @@ from carpool.http.protocols.base import (
     ProtocolRoute,
     ShownError,
     Submission,
+    first_of,
+    nobody_is_first,
 )
 from carpool.http.protocols.instances import of_instances
 from carpool.http.protocols.wording import as_response, members_of, without_details
+from carpool.wire.payload import JSON
 
 HEALTH_ROUTE: Final = "AIP_HEALTH_ROUTE"
 PREDICT_ROUTE: Final = "AIP_PREDICT_ROUTE"
@@ -67,9 +70,19 @@ class Vertex(HttpProtocol):
         if not self.is_wanted:
             return
         paths = {name: self._environ.get(name) or default for name, default in _DEFAULTS.items()}
-        model, summary = models[0], f"Ask {models[0].name} for predictions of instances"
         yield ProtocolRoute("GET", paths[HEALTH_ROUTE], _health, replaces=True, summary="Readiness")
-        yield ProtocolRoute("POST", paths[PREDICT_ROUTE], _Predict(model).answer, model, replaces=True, summary=summary)
+        model = first_of(models)
+        yield ProtocolRoute(
+            "POST",
+            paths[PREDICT_ROUTE],
+            nobody_is_first(models) if model is None else _Predict(model).answer,
+            model,
+            replaces=True,
+            summary="" if model is None else f"Ask {model.name} for predictions of instances",
+            sent_as=JSON,
+            wanted_as=JSON,
+            fits=lambda: model is not None,
+        )
 
     def error(self, error: ShownError) -> HttpResponse:
         return without_details(error)
@@ -91,6 +104,6 @@ class _Predict:
         members = members_of(request.body)
         if "instances" not in members:
             raise InvalidRequest('the body must be an object with "instances", a list of items')
-        if members.get("parameters", b"null") not in (b"null", b"{}"):
+        if members.get("parameters", b"{}") != b"{}":
             raise InvalidRequest('the model takes no "parameters": put what it needs into the instances')
         return of_instances(self._model, members["instances"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -21,6 +21,7 @@ UNPROCESSABLE: Final = 422
 _encode = msgspec.json.Encoder().encode
 _read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_value = msgspec.json.Decoder().decode
+_read_text = msgspec.json.Decoder(str).decode
 _read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -44,8 +45,34 @@ def read(decode: Callable[[Any], T], body: bytes | bytearray) -> T:
 
 
 def members_of(body: bytes | bytearray | memoryview) -> dict[str, bytes]:
-    """Return the members of a JSON object, each as it was written. Raises `InvalidRequest`."""
-    return {name: bytes(raw) for name, raw in read(_read_members, bytes(body)).items()}
+    """Return the members of a JSON object, each as it was written, without those that are null.
+
+    Clients send null for what their user has not set, so it means the same as to leave it out.
+
+    Raises:
+        InvalidRequest: It is no object.
+    """
+    members = {name: bytes(raw) for name, raw in read(_read_members, bytes(body)).items()}
+    return {name: raw for name, raw in members.items() if raw != b"null"}
+
+
+def struct_of(members: Mapping[str, bytes], kind: type[T]) -> T:
+    """Return the members of a JSON object as a struct. Raises `InvalidRequest`."""
+    value = {name: value_in(raw) for name, raw in members.items()}
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def name_in(members: Mapping[str, bytes]) -> str | None:
+    """Return the name of the model that a request asks, None if it names none.
+
+    Raises:
+        InvalidRequest: It is not a text.
+    """
+    given = members.get("model")
+    return None if given is None else read(_read_text, given)
 
 
 def listed_in(body: bytes, allowance: Allowance) -> list[bytes]:
