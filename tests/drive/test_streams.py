@@ -246,7 +246,9 @@ def until_quiet(made: list[int], pause: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("taken", [1, 40], ids=["at once", "after some answers"])
-@pytest.mark.parametrize("options", [{}, {"max_in_flight": 100}], ids=["by itself", "as the user says"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"max_in_flight": 100}, marks=pytest.mark.slow)], ids=["by itself", "as the user says"]
+)
 @pytest.mark.parametrize("settings", [{}, {"max_batch_size": 4}], ids=["single items", "batches"])
 def test_few_large_answers_wait_for_a_consumer_that_pauses(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], options: dict[str, int], taken: int

@@ -225,7 +225,7 @@ def test_it_survives_being_killed(place: Path) -> None:
     assert listed == list(range(1, rows + 1, 1000))
 
 
-@pytest.mark.parametrize("way", ["service", "server"])
+@pytest.mark.parametrize("way", ["service", pytest.param("server", marks=pytest.mark.slow)])
 def test_results_that_look_like_errors_are_none(place: Path, way: str) -> None:
     """They count as answered, also when the run is gone on with; what has failed counts in both."""
     (place / "rows.ndjson").write_text("".join(f"{n}\n" for n in range(12)))
@@ -254,7 +254,7 @@ def test_results_that_look_like_errors_are_none(place: Path, way: str) -> None:
             both(f"http://127.0.0.1:{served.port}")
 
 
-@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("format", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_the_column_of_errors_is_no_field_of_the_answers(place: Path, format: str) -> None:
     """Where answers have a field called `error`, errors stand in a column of another name."""
     (place / "rows.ndjson").write_text("1\n4\n13\n")

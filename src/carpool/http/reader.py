@@ -362,7 +362,7 @@ class RequestReader:
         head says nothing but how the body is sent.
         """
         self._parser = httptools.HttpRequestParser(self)
-        if not self._skips_body:
+        if not self._skips_body or self._receiver.ignoring_input:
             return data
         self._skips_body = False
         if self._large_body is not None:
