@@ -80,6 +80,8 @@ class Batcher(StageWorkers):
             self.times.learn_deviation(busy_s)
             self.times.learn_gap(took_s, busy_s, went_ahead=False)
         policy.running, policy.gap_s = 1, self.times.gap_s
+        idle = self._idle
+        policy.is_first_call = ok and self._places.is_first(idle[-1] if idle else 0, self._lone)
         policy.went_alone(began, now, busy_s, ok)
         if self.patience.learns:
             self.patience.learn(1, took_s)
