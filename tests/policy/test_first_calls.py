@@ -198,7 +198,7 @@ def learned_of_lengths(factor: float) -> list[float]:
         return (4e-3 + 1e-5 * batch.n * batch.longest) * (factor if is_first else 1.0)
 
     driver = VirtualDriver(Pipeline([Batcher("stage", policy, Queue(levels=BY_LENGTH))]), cost, [3])
-    for i in range(4000):
+    for i in range(1200):
         driver.arrive(0.02 * (i // 8), "x", length=dice.choice([4, 30, 200]))
     driver.run()
     learned = policy._length_cost
