@@ -250,6 +250,24 @@ def test_a_wrong_number_of_results_is_an_error() -> None:
         short(1)
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_function_written_for_one_item_does_not_answer_as_many_as_it_returns(idempotent: bool) -> None:
+    """Once a function has returned five results for one item, and so is an error that asks whether a list of lists
+    was meant, a batch of five gets that error, too, and not one entry of its list each.
+    """
+
+    @carpool.batch(max_batch_size=8, idempotent=idempotent)
+    def top_five(xs: list[int]) -> list[int]:
+        return [5, 4, 3, 2, 1]
+
+    with pytest.raises(carpool.ModelError, match=r"returned 5: did you mean `\[\[…\]\]`\?"):
+        top_five(1)
+    for _ in range(3):
+        with pytest.raises(carpool.ModelError, match="result") as caught:
+            top_five.many([1, 2, 3, 4, 5])
+        assert caught.value.code == "bad_result"
+
+
 def test_a_call_from_inside_is_an_error_at_once() -> None:
     """A call of a function from inside itself would wait for the batch that makes it, and is an
     error at once.

@@ -548,3 +548,101 @@ def test_what_is_no_sequence_of_as_many_results(returned: Any) -> None:
 def test_any_sequence_of_as_many_results_will_do(returned: Any) -> None:
     """Results may be any sequence: a list, a tuple, a range, or one of the user's own."""
     assert list(as_results(returned, 3)) == [1, 2, 3]
+
+
+# -- numbers of results that fit by chance
+
+
+def top(k: int) -> Callable[[list[Any]], list[int]]:
+    """A model that is written for one item, and returns so many results whatever it gets."""
+    return lambda xs: list(range(k))
+
+
+WAYS: dict[str, Callable[[Retrier, Callable[[list[Any]], Any], int], list[Any]]] = {
+    "call": lambda retrier, function, n: run_now(retrier.call(function, list(range(n)), [])),
+    "call_now": lambda retrier, function, n: retrier.call_now(function, list(range(n)), []),
+    "padded": lambda retrier, function, n: run_now(retrier.call(function, list(range(n)), [], sizes=[1, 2, 3, 4, 5])),
+}
+
+
+def outcomes(way: str, retrier: Retrier, function: Callable[[list[Any]], Any], n: int) -> list[Any]:
+    """The results of one call, with the texts of errors in their places."""
+    results = WAYS[way](retrier, function, n)
+    return [str(each.error) if type(each) is Failed else each for each in results]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("isolates", [True, False])
+@pytest.mark.parametrize("k", [2, 3, 4, 5])
+@pytest.mark.parametrize("seen", [1, 2, 3, 5])
+def test_so_many_results_for_one_are_not_taken_for_those_of_as_many(
+    seen: int, k: int, isolates: bool, way: str
+) -> None:
+    """Once a model has returned five results for another number of items, five items do not get one of them each,
+    whether the batch may be run again or not.
+    """
+    if seen == k:
+        return
+    retrier = Retrier(isolate_errors=isolates)
+    (text,) = set(outcomes(way, retrier, top(k), seen))
+    assert f"but the model returned {k}: did you mean `[[…]" in text
+    for _ in range(3):
+        (text,) = set(outcomes(way, retrier, top(k), k))
+        assert "result" in text
+    assert retrier.odd_count == k
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_number_that_depends_on_the_first_item_is_doubted_too(way: str) -> None:
+    """Whatever number of results was wrong, the next one that fits is not trusted."""
+    retrier = Retrier(isolate_errors=True)
+
+    def labels(xs: list[int]) -> list[int]:
+        return [7] * next(counts)
+
+    counts = iter([3, 4, 3, 1, 1, 1])
+    assert "returned 3" in outcomes(way, retrier, labels, 1)[0]
+    assert all("but the model returned" in str(each) for each in outcomes(way, retrier, labels, 4))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("isolates", [True, False])
+def test_a_model_that_has_once_returned_too_few_is_trusted_again(isolates: bool, way: str) -> None:
+    """One batch of several that fits in halves, too, shows that the model returns one result for each item; all are
+    answered, and nothing is run again from then on.
+    """
+    retrier = Retrier(isolate_errors=isolates)
+    sizes: list[int] = []
+
+    def doubled(xs: list[int]) -> list[int]:
+        sizes.append(len(xs))
+        return [2 * x for x in xs if x != 4]
+
+    assert all("returned 4" in str(each) for each in outcomes(way, retrier, doubled, 5))
+    assert outcomes(way, retrier, doubled, 1) == [0]
+    assert outcomes(way, retrier, doubled, 3) == [0, 2, 4]
+    assert outcomes(way, retrier, doubled, 4) == [0, 2, 4, 6]
+    assert sizes == ([5, 1, 3, 1, 2, 4] if isolates else [5, 1, 3, 4])
+
+
+def test_a_guilty_item_of_a_doubted_batch_fails_alone() -> None:
+    """While a number is doubted, items that raise are found as ever, and the others are answered."""
+    retrier = Retrier(isolate_errors=True)
+    assert "returned 9" in outcomes("call", retrier, top(9), 8)[0]
+    results, _ = call(Poisoned(3), 8, retrier)
+    assert failed(results) == [3]
+    results, _ = call(Poisoned(), 8, retrier)
+    assert failed(results) == []
+    assert retrier.odd_count is None
+
+
+def test_a_doubted_batch_that_nobody_waits_for_is_not_run_again() -> None:
+    """Where there is no time to run a doubted batch in halves, it fails and says why."""
+    retrier = Retrier(isolate_errors=True)
+    outcomes("call", retrier, top(5), 1)
+    results, _ = call(top(5), 5, retrier, until=retrier.clock())
+    assert {str(error) for error in results} == {
+        "the model has returned 5 results for another number of items, so that its 5 results for 5 items may not be"
+        " one for each"
+    }
+    assert {error.code for error in results} == {"bad_result"}

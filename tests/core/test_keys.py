@@ -19,15 +19,19 @@ from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.levels import BY_KEY, BY_LENGTH
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
+from carpool.core.queue import key_of as lane_key
+from carpool.core.reply import Reply
 from carpool.drive.virtual import VirtualDriver
-from carpool.policy import Adaptive, Greedy, Policy, Static, new_policy
+from carpool.errors import Unavailable
+from carpool.policy import AIMD, Adaptive, Cork, Decision, Greedy, Policy, Static, new_policy
+from carpool.policy.base import QueueView
 from carpool.request import Lane, Request
-from tests.effort import examples
+from tests.effort import examples, share
 
 
 def key_of(batch: Batch) -> Any:
-    """The only key of a batch."""
-    (key,) = {request.lane.key for request in batch.requests}
+    """The only key of a batch, for suspects the one that they had before."""
+    (key,) = {lane_key(request.lane) for request in batch.requests}
     return key
 
 
@@ -107,9 +111,96 @@ def test_batches_of_one_key_hold_no_more_than_fits(
 
 
 def check_held(batcher: Batcher, most: float) -> None:
-    """No key runs on more workers than it may."""
+    """No key runs on more workers than it may, and no suspect in company."""
     keys = [key_of(batch) for batch in batcher.in_flight.values()]
+    for batch in batcher.in_flight.values():
+        assert batch.n == 1 or not any(request.losses for request in batch.requests)
     assert all(keys.count(key) <= most for key in keys)
+
+
+class DropsTheFirst(Policy):
+    """Drops who waits first wherever more than one does, and takes as many as fit of the others."""
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        drop = queue.peek(1) if len(queue) > 1 else []
+        take = min(queue.size - sum([request.size for request in drop]), self.limit) if free else 0
+        return Decision(drop=drop, take=take, reason="free" if take else "")
+
+
+class DropsAll(Policy):
+    """Drops all that waits beside a busy worker, and takes all else."""
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        if busy:
+            return Decision(drop=list(queue))
+        return Decision(take=min(queue.size, self.limit), reason="free")
+
+
+DROPPING = [Adaptive(), AIMD(), Cork(), DropsTheFirst(), DropsAll()]
+
+
+@pytest.mark.parametrize("policy", DROPPING, ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_policy_drops_and_takes_while_keys_are_held(policy: Policy, most: int) -> None:
+    """Whatever a policy drops in a decision that takes, the batch is made of what is left and of a key that may have
+    one more worker; a suspect is alone and waits for a worker of its key, and nothing is left over.
+    """
+    for seed in range(share(20)):
+        dice = random.Random(seed)
+        by_length = dice.random() < 0.5
+        driver = driven(policy, workers=dice.randint(most, 3), most=most, by_length=by_length)
+        batcher, at = driver.pipeline.batchers[0], 0.0
+        for _ in range(120):
+            at += dice.choice([0.0, dice.uniform(0.0, 0.003)])
+            sized = {"length" if by_length else "size": dice.choice([1, 1, dice.randint(1, 12)])}
+            due = at + dice.choice([0.003, 0.01, 0.03, inf])
+            driver.arrive(at, "x", lane=Lane(0, dice.choice("aaabc"), 0), due=due, **sized)
+            driver.at(at, lambda batcher=batcher: check_held(batcher, most))  # type: ignore[misc]
+        for _ in range(dice.randint(0, 4)):
+            driver.at(dice.uniform(0.0, at), lambda driver=driver: lose_one(driver))  # type: ignore[misc]
+        closed_at = dice.uniform(0.5, 2.0) * at
+        driver.at(closed_at, lambda driver=driver: driver.pipeline.close(Unavailable("closed")))  # type: ignore[misc]
+        driver.run()
+        assert len(driver.answers) == 120
+        assert not batcher.queue.count
+        for batch in driver.batches:
+            key_of(batch)
+
+
+def lose_one(driver: VirtualDriver) -> None:
+    """Have a worker die that runs a batch, if one does."""
+    place = next(iter(driver.pipeline.batchers[0].in_flight), None)
+    if place is not None:
+        driver.lose(0, place)
+
+
+def test_what_waits_behind_a_dropped_request_goes_while_another_key_is_held() -> None:
+    """Of a decision that refuses the first request of a key and takes one, the second one goes, although a key that
+    came before it is held.
+    """
+    pipeline = Pipeline([Batcher("s", Adaptive(4), Queue(levels=BY_KEY), keyed=KeyedWorkers(1))])
+    for place in (0, 1):
+        pipeline.worker_ready(0, place)
+
+    def ask(key: str, now: float, due: float) -> Request:
+        request = Request(key, now + 100.0)
+        request.lane, request.due, request.patient = Lane(0, key, 0), due, True
+        return request
+
+    now = 0.0
+    for _ in range(12):  # it is learned that a batch takes a second
+        pipeline.submit(now, [ask("b", now, now + 50.0)])
+        (batch,) = pipeline.poll(now).run
+        now += 1.0
+        pipeline.completed(now, Reply(0, batch.place, batch.id, batch.ids, ["x"], None, 1.0))
+        pipeline.poll(now)
+    pipeline.submit(now, [ask("a", now, now + 50.0)])
+    assert [each.requests[0].item for each in pipeline.poll(now).run] == ["a"]
+    late, last = ask("b", now, now + 0.5), ask("b", now, now + 50.0)
+    pipeline.submit(now, [ask("a", now, now + 50.0), late, last])
+    todo = pipeline.poll(now)
+    assert [batch.requests for batch in todo.run] == [[last]]
+    assert todo.answer == [late]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)

@@ -118,6 +118,66 @@ def test_a_client_that_leaves_frees_its_row_before_the_next_step_that_has_not_be
     assert stage.stray_parts == 1 and driver.pipeline.unanswered == 0
 
 
+@pytest.mark.parametrize("way", ["cancelled", "silent", "late", "collected"])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_nobody_is_sent_behind_a_step_for_nobody_while_another_worker_is_idle(
+    rows: int, workers: int, way: str
+) -> None:
+    """Once its caller has left, or its time is up, a stream's worker is passed over until the step under way is made,
+    as far as another one has nothing to do.
+    """
+    driver = drive(
+        stepper(rows=rows, silence_s=10.0 if way == "silent" else inf),
+        workers=workers,
+        start_s=lambda length: 3.0 * length,
+        step_s=lambda n: 6.0,
+    )
+    timeout_s = 10.0 if way in ("late", "collected") else inf
+    gone = ask(driver, 5, collected=way == "collected", timeout_s=timeout_s, length=9)
+    if way == "cancelled":
+        driver.at(10.0, lambda: driver.pipeline.cancel(10.0, gone))
+    following = [ask(driver, 1, 11.0 + i / 10) for i in range(workers - 1)]
+    driver.run()
+
+    left = stream_of(gone).place
+    assert gone.state == DONE
+    assert sorted(stream_of(request).place for request in following) == [i for i in range(workers) if i != left]
+    assert [reader(request).times for request in following] == [[20.0 + i / 10] for i in range(workers - 1)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_where_workers_hold_one_stream_the_first_one_that_is_free_takes_the_next_request(first: int) -> None:
+    """Between a step for nobody and one for another stream, a request waits for whichever ends first."""
+    pipeline = Pipeline([stepper(rows=1)])
+    for place in (0, 1):
+        pipeline.worker_ready(0, place)
+    gone, other = submitted(pipeline, 0.0, 2)
+    pipeline.poll(0.0)
+    pipeline.cancel(1.0, gone)
+    (following,) = submitted(pipeline, 2.0, 1)
+    orders = {order.place: order for order in pipeline.poll(2.0).orders}
+    assert orders[0].leave == [gone.id] and not orders[0].join and not orders[1].join
+    if first:
+        pipeline.reported(3.0, SetReport(0, 1, 2, True, [Part(other.id, "x", last=True)], 1, 1.0))
+    else:
+        pipeline.reported(3.0, SetReport(0, 0, 2, True))
+    (order,) = [order for order in pipeline.poll(3.0).orders if order.join]
+    assert (order.place, order.join) == (first, [following])
+
+
+def test_the_only_worker_is_told_at_once_who_leaves_and_who_joins() -> None:
+    """Nothing is gained by waiting for the step under way where there is no other worker."""
+    pipeline = Pipeline([stepper(rows=1)])
+    pipeline.worker_ready(0, 0)
+    (gone,) = submitted(pipeline, 0.0, 1)
+    pipeline.poll(0.0)
+    pipeline.cancel(1.0, gone)
+    (following,) = submitted(pipeline, 1.0, 1)
+    order = only_order(pipeline, 1.0)
+    assert (order.leave, order.join) == ([gone.id], [following])
+
+
 def test_collected_answers_come_whole() -> None:
     """Who does not stream gets the list of parts as the result; also where no stream was given."""
     driver = drive(stepper())

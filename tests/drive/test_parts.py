@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,19 @@ from carpool.drive.steps import _parts_of, _plain_parts
 from carpool.wire import order as wire
 from carpool.wire.frame import Frame, FrameKind
 from carpool.worker import step_loop
-from tests.support.parts import Counting, Later, Once, Resuming, Spelling, StepsLater, Together, up_to
+from tests.support.parts import (
+    Counting,
+    Held,
+    HeldLater,
+    HeldSteps,
+    Later,
+    Once,
+    Resuming,
+    Spelling,
+    StepsLater,
+    Together,
+    up_to,
+)
 
 LONG_S = 30.0
 
@@ -35,6 +48,14 @@ FORMS = {
     "generators that share a worker": Stage(Once, run_in="thread", max_rows=3),
     "a generator for each batch": Stage(Together, max_batch_size=4, run_in="thread"),
     "a generator on the loop": Stage(Later, run_in="loop"),
+}
+
+HELD: dict[str, tuple[type[carpool.Model], dict[str, Any]]] = {
+    "a generator in a process": (Held, {}),
+    "a generator in a thread": (Held, {"run_in": "thread"}),
+    "generators that share a worker": (Held, {"run_in": "thread", "max_rows": 4}),
+    "steps in a thread": (HeldSteps, {"run_in": "thread", "max_batch_size": 4}),
+    "a generator on the loop": (HeldLater, {"run_in": "loop"}),
 }
 
 
@@ -201,6 +222,32 @@ def test_leaving_the_block_frees_the_place() -> None:
             assert list(parts) == up_to(3)
         assert log.index(("stop", 10**9)) < log.index(("start", 3))
         wait_for(lambda: log[-1] == ("stop", 3))
+
+
+@pytest.mark.parametrize("timeout_s", [None, 0.3], ids=["leaves", "is late"])
+@pytest.mark.parametrize("form", HELD)
+def test_the_next_request_is_not_sent_behind_a_part_for_nobody(
+    form: str, timeout_s: float | None, tmp_path: Path
+) -> None:
+    """While the next part of a stream is still made whose caller has left, or whose time is up, others get their
+    answers from the workers that have nothing to do.
+    """
+    held, done = tmp_path / "held", tmp_path / "done"
+    done.touch()
+    model, settings = HELD[form]
+    with Service(Stage(model, workers=3, **settings)).run() as s:
+        try:
+            if timeout_s is None:
+                with s.predict_stream(str(held)) as parts:
+                    assert next(parts) == 1
+            else:
+                with pytest.raises(DeadlineExceeded):
+                    s.predict(str(held), timeout_s=timeout_s)
+            for _ in range(3):
+                assert s.predict(str(done), timeout_s=LONG_S) == up_to(2)
+            assert not held.exists()
+        finally:
+            held.touch()
 
 
 def test_a_caller_that_does_not_read_is_paused_and_loses_nothing() -> None:

@@ -57,6 +57,29 @@ def test_examples_larger_than_a_batch_go_alone() -> None:
     assert warm_up_sizes(Stage(Texts, max_batch_size=2, size=len)) == {1: 3}
 
 
+class Labels(Model):
+    """Is written for one item: the answer is its number of labels, which is 1 for the example."""
+
+    examples = (1,)
+
+    def predict(self, ns: list[int]) -> list[str]:
+        return ["label"] * ns[0]
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4, 64])
+@pytest.mark.parametrize("examples", [(1,), (2,), (5,), (1, 2), (3, 1, 2)])
+def test_a_model_written_for_one_item_is_found_by_examples(
+    limit: int, examples: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of results for one item that happens to fit one size of the warm-up does not fit another one, so the
+    service does not start, and says which number would be right.
+    """
+    monkeypatch.setattr(Labels, "examples", examples)
+    service = Service(Stage(Labels, max_batch_size=limit, run_in="thread"))
+    with pytest.raises(StartupError, match=r"but the model returned \d: did you mean"), service.run():
+        pass
+
+
 def test_a_model_without_examples_has_no_warm_up() -> None:
     """A model without examples has no warm-up, and a function has none either."""
     assert warm_up_sizes(Stage(len, max_batch_size=8)) == {}

@@ -116,5 +116,45 @@ class StepsLater(carpool.Model):
         pass
 
 
+class Held(carpool.Model):
+    """A generator of two parts, of which the second one comes once the file exists that its item names."""
+
+    def predict(self, path: str) -> Iterator[int]:  # type: ignore[override]
+        yield 1
+        wait_for_file(path)
+        yield 2
+
+
+class HeldSteps(carpool.Model):
+    """The same in steps."""
+
+    def start(self, paths: list[str]) -> list[list[Any]]:
+        return [[path, 0] for path in paths]
+
+    def step(self, states: list[list[Any]]) -> list[Any]:
+        for state in states:
+            if state[1]:
+                wait_for_file(state[0])
+            state[1] += 1
+        return [carpool.Last(made) if made == 2 else made for _, made in states]
+
+    def stop(self, state: list[Any]) -> None:
+        pass
+
+
+class HeldLater(carpool.Model):
+    """The same as an asynchronous generator."""
+
+    async def predict(self, path: str) -> AsyncIterator[int]:  # type: ignore[override]
+        yield 1
+        await asyncio.to_thread(wait_for_file, path)
+        yield 2
+
+
+def wait_for_file(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.002)
+
+
 def up_to(n: int) -> list[int]:
     return list(range(1, n + 1))

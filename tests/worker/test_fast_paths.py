@@ -47,6 +47,29 @@ def answerer_of(model: type[Model], is_last: bool = True) -> BatchAnswerer:
     return BatchAnswerer(invoker, is_first=True, is_last=is_last)
 
 
+class Rows(Model):
+    """Returns ten rows, whatever it gets."""
+
+    def predict(self, xs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.zeros((10, 2))
+
+
+def test_a_number_of_rows_that_fits_by_chance_is_doubted_in_arrays_too() -> None:
+    """Ten rows for three items are an error, and so they are for ten items after that, whether the items are one array
+    or not.
+    """
+    for in_one in (True, False):
+        invoker = Invoker(Rows, {}, traits_of(Rows, True), Retrier(isolate_errors=True), batched=True)
+        assert invoker.runs_arrays
+
+        def run(n: int, invoker: Invoker = invoker, in_one: bool = in_one) -> Any:
+            whole = np.zeros((n, 2))
+            return invoker.run_array(whole, []) if in_one else invoker.run_now(list(whole), [])
+
+        assert all(type(each) is Failed for each in run(3))
+        assert all(type(each) is Failed for each in run(10))
+
+
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3))
 arrays = st.builds(
     lambda shape, dtype, start: np.arange(start, start + np.prod(shape)).reshape(shape).astype(dtype),

@@ -20,7 +20,7 @@ from math import inf
 from typing import Any
 
 from carpool import faults
-from carpool.call.results import UNCHANGING, Again, Failed, Trouble, as_results, none_failed, run_now
+from carpool.call.results import UNCHANGING, Again, Failed, Trouble, none_failed, run_now
 from carpool.call.retry import Pad, Retrier, padding_to
 from carpool.forms import STEPS_HOOKS, Form
 from carpool.model import AnyModel, Model, Traits
@@ -181,11 +181,12 @@ class Invoker:
         returned: Any
         try:
             returned = self._predict(whole)
-            if type(returned) is type(whole) and returned.ndim > 1 and len(returned) == len(whole):
+            is_like = type(returned) is type(whole) and returned.ndim > 1 and len(returned) == len(whole)
+            if is_like and self.retrier.odd_count is None:
                 return returned
             if hasattr(returned, "__await__"):
                 returned = run_now(returned)
-            return _fail_returned_errors(as_results(returned, len(whole)))
+            return _fail_returned_errors(self.retrier.results_of(returned, len(whole)))
         except BaseException as error:
             if self.retrier.is_fatal(error):
                 raise

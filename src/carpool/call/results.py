@@ -114,14 +114,41 @@ def as_results(returned: Any, n: int) -> list[Any]:
         # one of the user's own classes may be endless, whatever its length says
         results = list(islice(results, n + 1))
     if type(results) is not list or len(results) != n:
-        got = len(results) if isinstance(results, Sequence) else "a single value"
-        raise _bad_result(_some(n, "result"), n, str(got))
+        if not isinstance(results, Sequence):
+            raise _bad_result(_some(n, "result"), n, "a single value")
+        many = "`[[…]]`?" if n == 1 else "`[[…], …]`, with one result for each item?"
+        error = _bad_result(_some(n, "result"), n, f"{len(results)}: did you mean {many}")
+        error.odd_count = len(results)  # type: ignore[attr-defined]
+        raise error
     return results
 
 
 def _bad_result(wanted: str, n: int, got: str) -> ModelError:
     text = f"a call with {_some(n, 'item')} must return {wanted}, but the model returned {got}"
     return ModelError(text, code="bad_result")
+
+
+def odd_count_of(error: BaseException) -> int | None:
+    """Return how many results a call has returned, if that is why it failed; else None."""
+    return getattr(error, "odd_count", None) if type(error) is ModelError else None
+
+
+def doubted(n: int, odd_count: int) -> ModelError:
+    """Return the error of a call with as many results as items, of a model that has returned a
+    wrong number before.
+    """
+    error = ModelError(
+        f"the model has returned {_some(odd_count, 'result')} for another number of items, so that its {n} results for"
+        f" {n} items may not be one for each",
+        code="bad_result",
+    )
+    error.is_doubted = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_doubted(error: BaseException) -> bool:
+    """Report whether a call failed only since its number of results is doubted."""
+    return type(error) is ModelError and hasattr(error, "is_doubted")
 
 
 def _some(n: int, noun: str) -> str:
@@ -134,4 +161,4 @@ def is_bad_result(error: BaseException) -> bool:
     """
     if type(error) is LengthsNeeded:
         return True
-    return type(error) is ModelError and error.code == "bad_result"
+    return type(error) is ModelError and error.code == "bad_result" and not is_doubted(error)

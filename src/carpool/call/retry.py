@@ -17,6 +17,10 @@ Running items again takes time for which others wait, and yet it serves the good
 it, hardly any batch would succeed where calls take long. So it ends when nobody waits for the batch
 any more (`until`), and otherwise it may take only a share of the time: a batch that raises while
 that share is used up fails as a whole.
+
+A model that has returned a wrong number of results may be written for one item, and its list of
+five results for one be taken for the answers to five. So the next number of several that fits is
+not trusted: the batch is run again in halves, and fails as a whole if one of them does not fit.
 """
 
 from __future__ import annotations
@@ -35,7 +39,10 @@ from carpool.call.results import (
     Trouble,
     as_it_is,
     as_results,
+    doubted,
     is_bad_result,
+    is_doubted,
+    odd_count_of,
     run_now,
 )
 from carpool.clock import Clock, monotonic
@@ -80,6 +87,8 @@ class Retrier:
         may_wait: Whether there is an event loop on which async user code can wait.
         own: See there.
         most_probes: How many items of the next suspect batch are tried by themselves.
+        odd_count: How many results a call has returned that was to return another number, until a
+            call of several items has shown that it returns one for each; None if there is none.
     """
 
     def __init__(
@@ -98,6 +107,7 @@ class Retrier:
         self.retry_on_oom = retry_on_oom
         self.clock = clock
         self.most_probes = MOST_PROBES
+        self.odd_count: int | None = None
         self._oom_errors = oom_errors
         self._fatal_errors = fatal_errors
         self._is_ending = is_ending
@@ -139,7 +149,7 @@ class Retrier:
             returned = function(part)
             if hasattr(returned, "__await__"):
                 returned = await self.resolve(returned)
-            return first(as_results(returned, len(part)), n)
+            return first(self.results_of(returned, len(part)), n)
         except BaseException as error:
             if self.is_fatal(error):
                 raise
@@ -182,7 +192,7 @@ class Retrier:
             returned = function(part)
             if type(returned) is not list and hasattr(returned, "__await__"):
                 returned = run_now(returned)
-            return as_results(returned, len(part))
+            return self.results_of(returned, len(part))
         except BaseException as error:
             if self.is_fatal(error):
                 raise
@@ -205,6 +215,19 @@ class Retrier:
     ) -> list[Any]:
         """Make a call for a whole batch again in parts, after it has raised `why`."""
         return run_now(_Retry(self, function, items, trouble, None, range(len(items)), until, again).run(why))
+
+    def results_of(self, returned: Any, n: int) -> list[Any]:
+        """Return what a batch call returned as a list of `n` results.
+
+        Raises:
+            ModelError: It is not a sequence, or one of another length, or its length is doubted.
+        """
+        results = as_results(returned, n)
+        if self.odd_count is not None and n > 1:
+            if self.isolate_errors or n == self.odd_count:
+                raise doubted(n, self.odd_count)
+            self.odd_count = None  # it cannot be run again; that it fits by chance is not likely
+        return results
 
     async def resolve(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of what user code returned to be awaited.
@@ -299,6 +322,7 @@ class _Retry:
         # a call of this many ran out of memory, and no single item was to blame
         self._too_many: float = inf
         self._ran_out_alone = 0  # how many items ran out of memory by themselves
+        self._miscounted: BaseException | None = None  # why a part failed that had a wrong number of results
         self._ran_out: list[_Part] = []
         self._fitted: list[_Part] = []
 
@@ -317,6 +341,11 @@ class _Retry:
                     self._trouble.unsplit = True
                     self._fail(begin, end, error)
             await self._go_to_next_level()
+        if is_doubted(error) and self._retrier.isolate_errors:
+            if self._miscounted is not None:
+                self._fail(0, len(self._items), self._miscounted)
+            elif self._fitted:
+                self._retrier.odd_count = None
         self._report()
         return self._results
 
@@ -362,6 +391,9 @@ class _Retry:
         """Decide what becomes of a part whose call has raised."""
         self._retrier.own(error)
         if not self._retrier.means_out_of_memory(error):
+            count = odd_count_of(error)
+            if count is not None:
+                self._retrier.odd_count, self._miscounted = count, error
             self._raised.append(_FailedPart(begin, end, error))
             return
         release_memory(error)

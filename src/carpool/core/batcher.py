@@ -18,7 +18,7 @@ from math import inf
 from carpool.core.ahead import LEAST_LEAD_S, MOST, is_deep, is_time, lead_allowed_s, next_to_end
 from carpool.core.batch import Batch
 from carpool.core.keyed_workers import KeyedWorkers
-from carpool.core.queue import Queue, Suspect
+from carpool.core.queue import Queue, Suspect, key_of
 from carpool.core.queue_view import WithoutKeys
 from carpool.core.stage_workers import StageWorkers
 from carpool.policy.base import Decision
@@ -80,6 +80,8 @@ class Batcher(StageWorkers):
             self.times.learn_deviation(busy_s)
             self.times.learn_gap(took_s, busy_s, went_ahead=False)
         policy.running, policy.gap_s = 1, self.times.gap_s
+        idle = self._idle
+        policy.is_first_call = ok and self._places.is_first(idle[-1] if idle else 0, self._lone)
         policy.went_alone(began, now, busy_s, ok)
         if self.patience.learns:
             self.patience.learn(1, took_s)
@@ -114,13 +116,18 @@ class Batcher(StageWorkers):
         if not (has_asked and queue.count):
             self.wake_at = None
         while queue.count and not has_asked:
-            if queue.suspect_lanes and queue.next_is_suspect and self._idle and room >= 1:
-                return self._start(now, 1, "quarantine")  # it waits for no other, whatever the policy
+            if queue.suspect_lanes and self._idle and room >= 1:
+                view = self._view()
+                head = view.peek(1)
+                if head and type(head[0].lane.key) is Suspect:  # it waits for no other, whatever the policy
+                    return self._start(now, 1, "quarantine", () if view is queue else head)
             had_several_lanes, was_short = queue.lanes > 1, room < queue.count
             decision = self._ask(now, room)
             if decision.drop:
                 self._drop(now, decision.drop)
                 dropped += [(request, decision.drop_reason) for request in decision.drop]
+            if decision.take and self.keyed is not None and not decision.chosen:
+                decision = self._chosen_by_key(decision)  # of what is left, hence after the drop
             n = decision.take
             if n and queue.count:
                 if decision.chosen:
@@ -150,7 +157,10 @@ class Batcher(StageWorkers):
         free = len(self._idle)
         if free and room < queue.count and room < self.next_max_size and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
-        view = queue if self.keyed is None else self._view_by_keys(self.keyed)
+        view: Queue | WithoutKeys = queue
+        if self.keyed is not None:
+            view = self._view()
+            self.policy.warm_keys = self.keyed.warm(self._idle)
         if self.limits_padded and self.safe_size.limit < inf:
             self._tell_safe_padded()
         decision = self.policy.decide(now, view, free, len(self.in_flight))
@@ -162,16 +172,20 @@ class Batcher(StageWorkers):
             raise self._impossible(n, f"with {free} free workers")
         if not n and free and self.closing and len(view):
             decision = decision._replace(take=int(self.policy.limit), reason="closing")
-        if view is not queue and decision.take and not decision.chosen:
-            head = view.peek(decision.take)
-            decision = decision._replace(chosen=head[: self._fitting(decision.take, head)])
         return decision
 
-    def _view_by_keys(self, keyed: KeyedWorkers) -> Queue | WithoutKeys:
+    def _view(self) -> Queue | WithoutKeys:
         """Return the queue as the policy sees it: without keys that may get no more workers."""
-        self.policy.warm_keys = keyed.warm(self._idle)
-        held = keyed.held
+        held = () if self.keyed is None else self.keyed.held
         return WithoutKeys(self.queue, held) if held else self.queue
+
+    def _chosen_by_key(self, decision: Decision) -> Decision:
+        """Return a decision with the requests that it takes, if some keys are held back."""
+        view = self._view()
+        if view is self.queue:
+            return decision
+        head = view.peek(decision.take)
+        return decision._replace(take=decision.take if head else 0, chosen=head[: self._fitting(decision.take, head)])
 
     def _most_to_send(self, units: int, room: float) -> int:
         """Return how many requests go where the policy takes `units`.
@@ -282,9 +296,7 @@ class Batcher(StageWorkers):
 
     def _place_for(self, keyed: KeyedWorkers, batch: Batch) -> int:
         """Return the place of the idle worker that is best for the key of a batch."""
-        key = batch.requests[0].lane.key
-        if isinstance(key, Suspect):
-            key = key.former_key
+        key = key_of(batch.requests[0].lane)
         place = keyed.choose(self._idle, key)
         self._idle.remove(place)
         batch.is_switch = keyed.started(place, key)

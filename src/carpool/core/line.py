@@ -133,6 +133,7 @@ class Line:
         self.pipeline = Pipeline([batcher], slo_s=slo_s)
         self.wake: list[Waiter] = []
         self._batcher = batcher
+        batcher.have_slots()
         self._slots = slots
         # by slot: for which waiter it was claimed, and by which thread; tuples, since each batch
         # makes one

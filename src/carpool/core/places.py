@@ -6,7 +6,7 @@ then reported once (`take_drained`), so that it can be ended without the loss of
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 
 
 class Places:
@@ -16,13 +16,28 @@ class Places:
         idle: The places of those that could take a batch now; the one that was busy last comes
             last.
         leaving: The places of those that take no batch any more, until they are reported.
+        are_slots: Whether they are slots of one function, so that all of them make its calls.
     """
 
-    __slots__ = ("idle", "leaving")
+    __slots__ = ("_made", "are_slots", "idle", "leaving")
 
     def __init__(self) -> None:
         self.idle: list[int] = []
         self.leaving: set[int] = set()
+        self.are_slots = False
+        self._made: dict[int, set[Hashable]] = {}  # by place, the kinds of calls that it has made
+
+    def is_first(self, place: int, kind: Hashable) -> bool:
+        """Note that a worker has made a call; report whether it was its first one of this kind."""
+        if self.are_slots:
+            place = 0
+        made = self._made.get(place)
+        if made is None:
+            made = self._made[place] = set()
+        if kind in made:
+            return False
+        made.add(kind)
+        return True
 
     def drain(self, place: int) -> None:
         """Let a worker get nothing more."""
@@ -35,6 +50,8 @@ class Places:
         if place in self.idle:
             self.idle.remove(place)
         self.leaving.discard(place)
+        if not self.are_slots:
+            self._made.pop(place, None)
 
     def take_drained(self, busy: Collection[int]) -> list[int]:
         """Return, once, the places of workers that were to go and have nothing left to do.
@@ -44,4 +61,6 @@ class Places:
         """
         drained = [place for place in self.leaving if place not in busy]
         self.leaving.difference_update(drained)
+        for place in drained:
+            self._made.pop(place, None)
         return drained

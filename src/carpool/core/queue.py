@@ -49,6 +49,11 @@ class Suspect:
     former_key: Hashable
 
 
+def key_of(lane: Lane) -> Hashable:
+    """Return a lane's key, and for lanes of suspects the one that these had before."""
+    return lane.key.former_key if isinstance(lane.key, Suspect) else lane.key
+
+
 class Queue:
     """Requests that wait for a worker of one stage, bounded by count and by bytes.
 
@@ -270,7 +275,7 @@ class Queue:
         served: list[Lane] = []
         if self.suspect_lanes and self.next_is_suspect:
             n = 1
-            self._age_former_lane(now)
+            self._age_former_lane(self._order[0], now)
         for lane in self._next_lanes():
             lane_queue = self._lanes[lane]
             of_lane = lane_queue.take(n - len(taken))
@@ -304,6 +309,8 @@ class Queue:
                 lane_queue.levels.discard(of_lane)
             if now > lane_queue.ages_from:
                 lane_queue.ages_from = now
+            if self.suspect_lanes:
+                self._age_former_lane(lane, now)
             if not lane_queue.live:
                 self._close(lane)
         self._put_in_order(list(by_lane))
@@ -450,14 +457,12 @@ class Queue:
         self.nbytes -= request.nbytes
         self._size -= request.size
 
-    def _age_former_lane(self, now: float) -> None:
-        """Have the lane from which the next suspect came age from `now` on.
+    def _age_former_lane(self, lane: Lane, now: float) -> None:
+        """Have the lane from which suspects came age from `now` on, if `lane` is one of suspects.
 
         What is taken from a lane of suspects counts as taken from the one they came from.
         """
-        suspect = self._order[0]
-        assert isinstance(suspect.key, Suspect)
-        former = self._lanes.get(suspect._replace(key=suspect.key.former_key))
+        former = self._lanes.get(lane._replace(key=lane.key.former_key)) if isinstance(lane.key, Suspect) else None
         if former is not None and now > former.ages_from:
             former.ages_from = now
 

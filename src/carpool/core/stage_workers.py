@@ -12,6 +12,7 @@ from math import inf
 from carpool.core.batch import Attention, Batch, Expiry
 from carpool.core.batch_times import BatchTimes
 from carpool.core.keyed_workers import KeyedWorkers
+from carpool.core.levels import level_of
 from carpool.core.patience import Patience
 from carpool.core.places import Places
 from carpool.core.queue import Queue
@@ -19,6 +20,7 @@ from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.core.stage_requests import StageRequests
 from carpool.policy.base import Policy
 from carpool.policy.length_cost import padded
+from carpool.policy.shape import Knots
 from carpool.request import DONE, RUNNING, Request
 
 
@@ -84,6 +86,8 @@ class StageWorkers(StageRequests):
         self.stray_replies = 0
         self.late_results = 0
         self._places = Places()
+        self._knots = Knots(policy.max_batch_size or policy.limit)  # sizes, about which others are
+        self._lone = padded(1, policy.allowed_batch_sizes) if policy.allowed_batch_sizes else 0  # of size 1
         self.leaving = self._places.leaving
         self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
         self._running = 0
@@ -122,6 +126,10 @@ class StageWorkers(StageRequests):
         self.attention_at = min(self.attention_at, request.deadline + self.patience.least_s)
 
     # -- workers come and go
+
+    def have_slots(self) -> None:
+        """Take the places for slots of one function, which come and go for each batch."""
+        self._places.are_slots = True
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """Tell the policy of a warm-up, unless requests have run already: those teach better."""
@@ -321,6 +329,7 @@ class StageWorkers(StageRequests):
             policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
             policy.hop_s += 0.1 * (hop_s - policy.hop_s)
             policy.running, policy.gap_s = self._running, self.times.gap_s
+            policy.is_first_call = ok and self._is_first(batch)
             if batch.longest:
                 policy.served(now, batch.n, batch.longest, batch.requests, busy_s, ok, batch.is_switch)
             policy.completed(now, batch.n, batch.size, busy_s, ok)
@@ -336,6 +345,16 @@ class StageWorkers(StageRequests):
         if self.patience.learns:
             self.patience.learn(batch.size, took_s)
         self.times.learn(took_s)
+
+    def _is_first(self, batch: Batch) -> bool:
+        """Report whether a batch was the first one of about its size, and length, on its worker."""
+        counts, lengths, longest = self.policy.allowed_batch_sizes, self.policy.allowed_lengths, batch.longest
+        size = padded(batch.n, counts) if counts else self._knots.nearest(batch.size)
+        if longest:
+            return self._places.is_first(
+                batch.place, (size, padded(longest, lengths) if lengths else level_of(longest))
+            )
+        return self._places.is_first(batch.place, size)
 
     def _begin(self, now: float, lying: list[Batch]) -> None:
         """Note that the worker of batches ahead is done with the one before them."""

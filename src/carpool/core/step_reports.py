@@ -71,10 +71,13 @@ class StepReports(StageStreams):
 
     def _learn(self, report: SetReport) -> None:
         """Learn from the times of a report, and have the policy do so."""
+        policy, is_first = self.policy, self._places.is_first
         if report.length:
-            self.policy.started(report.length, report.start_s)
+            policy.is_first_call = is_first(report.place, ("start", report.length.bit_length()))
+            policy.started(report.length, report.start_s)
         if report.rows:
-            self.policy.stepped(report.rows, report.step_s)
+            policy.is_first_call = is_first(report.place, self._knots.nearest(report.rows))
+            policy.stepped(report.rows, report.step_s)
             self.steps += 1
             self.step_s += (report.step_s - self.step_s) * (0.2 if self.step_s else 1.0)
 

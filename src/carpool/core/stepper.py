@@ -61,7 +61,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from carpool.core.queue import Suspect
+from carpool.core.queue import key_of
 from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, RunningSet, stream_of
 from carpool.core.step_reports import StepReports
 from carpool.policy.base import TOO_LATE
@@ -150,7 +150,12 @@ class Stepper(StepReports):
         return self.queue.suspect_lanes > 0 and self.queue.next_is_suspect
 
     def _let_in(self, now: float) -> None:
-        """Have requests join running sets, the emptiest set first."""
+        """Have requests join running sets, the emptiest set first.
+
+        Where workers hold one stream each, none is sent behind a step that is still made for one
+        that has left: another worker may be free before that one is.
+        """
+        may_wait = self.rows == 1 and len(self.sets) > 1
         open_sets = [running for running in self.sets.values() if running.is_open]
         if len(open_sets) > 1:
             open_sets.sort(key=_by_room)
@@ -159,7 +164,7 @@ class Stepper(StepReports):
                 break
             if self._has_suspect_waiting:
                 self._try_suspect(now, running)
-            elif not running.is_clearing:
+            elif not running.is_clearing and not (may_wait and running.owes_report):
                 self._join(now, running, self._ask_policy(now, running))
 
     def _ask_policy(self, now: float, running: RunningSet) -> int:
@@ -289,9 +294,13 @@ class Stepper(StepReports):
         return EVERY_STEP
 
 
-def _by_room(running: RunningSet) -> tuple[bool, int, int]:
-    """Return the key by which the emptiest set comes first, after one that is being cleared."""
-    return not running.is_clearing, running.size, len(running)
+def _by_room(running: RunningSet) -> tuple[bool, int, int, bool]:
+    """Return the key by which the emptiest set comes first, after one that is being cleared.
+
+    Of equally empty sets those come first of which no step is under way: one that a stream has just
+    left may be busy for long with a step for nobody.
+    """
+    return not running.is_clearing, running.size, len(running), running.owes_report
 
 
 def _fitting(running: RunningSet, heads: Sequence[Request], limit: float) -> int:
@@ -308,9 +317,4 @@ def _fitting(running: RunningSet, heads: Sequence[Request], limit: float) -> int
 def _may_share(running: RunningSet, lane: Lane) -> bool:
     """Report whether requests of a lane may share a set with those that it has."""
     own = next(iter(running)).lane
-    return _key_of(own) == _key_of(lane) and own.bucket == lane.bucket
-
-
-def _key_of(lane: Lane) -> object:
-    """Return a lane's key, and for lanes of suspects the one that these had before."""
-    return lane.key.former_key if isinstance(lane.key, Suspect) else lane.key
+    return key_of(own) == key_of(lane) and own.bucket == lane.bucket

@@ -36,6 +36,7 @@ class _Observation(NamedTuple):
         last_hop_s: What this one has.
         before: The batch before it, and what came of that; None if nothing is to be learned of it.
         unit: The mean size of its requests.
+        is_first: Whether it was the first one of about its size on its worker.
     """
 
     size: int
@@ -44,6 +45,7 @@ class _Observation(NamedTuple):
     last_hop_s: float
     before: Round | None
     unit: float
+    is_first: bool
 
 
 class AdaptiveLearning(Policy):
@@ -144,7 +146,9 @@ class AdaptiveLearning(Policy):
         if not self._is_trifling:
             before = self._gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
         learned_s = busy_s if ok else None
-        self._observation = _Observation(size, learned_s, self.hop_s, self.last_hop_s, before, size / n)
+        self._observation = _Observation(
+            size, learned_s, self.hop_s, self.last_hop_s, before, size / n, self.is_first_call
+        )
 
     def _worth_skipping(self, size: int, busy_s: float) -> int:
         """Return how many batches not to learn from, after one that has taken `busy_s`.
@@ -169,7 +173,7 @@ class AdaptiveLearning(Policy):
         if observed.busy_s is not None:
             # what one more batch costs, the way to the worker and back too
             hop_s = observed.last_hop_s if self._learn_hop(observed, observed.busy_s) else observed.hop_s
-            self.cost.add(observed.size, observed.busy_s + hop_s)
+            self.cost.add(observed.size, observed.busy_s + hop_s, is_first=observed.is_first)
             self._chooser.completed()
         if observed.before is not None:
             length_cost = self._length_cost
@@ -212,9 +216,10 @@ class AdaptiveLearning(Policy):
         if not ok or cost is None:
             return
         if is_switch and cost.samples >= COLD:
-            cost.learn_switch(n, longest, busy_s + self.hop_s)
+            if not self.is_first_call:
+                cost.learn_switch(n, longest, busy_s + self.hop_s)
         else:
-            cost.add(n, longest, busy_s + self.hop_s)
+            cost.add(n, longest, busy_s + self.hop_s, self.is_first_call)
 
     def trained_at(self, n: int, longest: int, busy_s: float) -> None:
         """Learn from a batch of the warm-up by its longest."""

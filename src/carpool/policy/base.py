@@ -156,6 +156,9 @@ class Policy(ABC):
         running: How many requests the workers have been handed, as of the last `completed` or
             `decide_ahead`; the batcher keeps it.
         runs_ahead: Whether a batch may go to a worker that is still busy; the batcher keeps it.
+        is_first_call: Whether the batch that is reported by `served` and `completed` was the first
+            one of about its size on its worker, or was it in a stage of steps what `started` or
+            `stepped` reports. It may have been slow for that reason. The batcher keeps it.
         onward_s: Seconds that a request will still need once it has left this stage: waits and
             batches of the stages behind it; the pipeline keeps it. A policy that plans for due
             times leaves `hop_s + onward_s` of them.
@@ -179,7 +182,7 @@ class Policy(ABC):
         self.max_queue_delay_s = max_queue_delay_s
         self.hop_s = self.last_hop_s = self.gap_s = 0.0
         self.running = 0
-        self.runs_ahead = False
+        self.runs_ahead = self.is_first_call = False
         self.onward_s = 0.0
         self.allowed_batch_sizes: Sequence[int] | None = None
         self.max_padded_size = self.safe_padded_size = inf

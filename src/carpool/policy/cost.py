@@ -39,11 +39,15 @@ class CostModel(CostLevel):
     """
 
     def __init__(self, limit: int) -> None:
-        super().__init__()
         self.limit = limit
-        self.samples = 0
         self.version = 0
-        self.shape = Shape(limit)
+        super().__init__()
+
+    def forget(self) -> None:
+        super().forget()
+        self.samples = 0
+        self.version += 1
+        self.shape = Shape(self.limit)
         self.longest_s = 1e-6
         self._measured = self._expected = 0.0
         self._was_long = False  # whether the last sample of a size hardly known was far longer than expected
@@ -98,15 +102,18 @@ class CostModel(CostLevel):
         n = self._knots[i] + int((seconds - self._at[i]) / self._rise[i])
         return min(n, self._knots[i + 1] - 1)
 
-    def add(self, n: int, seconds: float, sure: bool = False) -> None:
+    def add(self, n: int, seconds: float, sure: bool = False, is_first: bool = False) -> None:
         """Learn from a batch.
 
         Args:
             n: Its size.
             seconds: How long it took.
             sure: Whether it was run more than once, and this is the shortest time.
+            is_first: Whether it was the first one of about its size on its worker.
         """
         seconds = max(seconds, 1e-9)
+        if not self._teaches(self.shape.nearest(n), seconds, self.seconds(n), is_first):
+            return
         if not self.samples:
             self.shape.start(n, seconds)
             self._tabulate()

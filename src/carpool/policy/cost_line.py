@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from carpool.policy.first_calls import FirstCalls
+
 _KEEP: Final = 0.98  # what a sample still counts for when the next one has come
 _LEARNED: Final = 8  # samples after which the line means something
 _STALLED: Final = 3.0  # times the expected seconds
 
 
-class CostLine:
+class CostLine(FirstCalls):
     """Learned seconds `a + b·x`; both are at least 0.
 
     Args:
@@ -31,11 +33,15 @@ class CostLine:
         samples: How many samples it has learned from.
     """
 
-    __slots__ = ("_has_stalled", "_n", "_x", "_xx", "_xy", "_y", "a", "b", "samples")
+    __slots__ = ("_has_stalled", "_known", "_n", "_x", "_xx", "_xy", "_y", "a", "b", "samples")
 
     def __init__(self, a: float = 0.0, b: float = 0.0) -> None:
-        self.a = a
-        self.b = b
+        super().__init__()
+        self._known = a, b
+        self.forget()
+
+    def forget(self) -> None:
+        self.a, self.b = self._known
         self.samples = 0
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         self._has_stalled = False
@@ -47,8 +53,10 @@ class CostLine:
         """Return the expected seconds of `x` units."""
         return self.a + self.b * x
 
-    def learn(self, x: float, seconds: float) -> None:
-        """Learn that `x` units took `seconds`."""
+    def learn(self, x: float, seconds: float, is_first: bool = False) -> None:
+        """Learn that `x` units took `seconds`, perhaps as the first call of so many on a worker."""
+        if not self._teaches(int(x).bit_length(), seconds, self.seconds(x), is_first):
+            return
         if self.samples >= _LEARNED and seconds > _STALLED * self.seconds(x) and not self._has_stalled:
             self._has_stalled = True
             return

@@ -49,16 +49,19 @@ class LengthCost(CostLevel):
     def __init__(
         self, allowed_batch_sizes: Sequence[int] | None = None, allowed_lengths: Sequence[int] | None = None
     ) -> None:
+        self.pads_counts = allowed_batch_sizes is not None
+        self._counts = allowed_batch_sizes
+        self._lengths = allowed_lengths
         super().__init__()
+
+    def forget(self) -> None:
+        super().forget()
         self.samples = 0
         self.largest = self.longest = 1
         self.usual_length = 1.0
         self.switch_s = 0.0
         self._excess_s = 0.0  # smoothed, of first batches of another key
         self.longest_varies = False
-        self.pads_counts = allowed_batch_sizes is not None
-        self._counts = allowed_batch_sizes
-        self._lengths = allowed_lengths
         self._weights = [1e-3, 0.0, 0.0, 0.0]
         self._products = [[0.0] * 4 for _ in range(4)]  # of the parts of the cost, over the samples
         self._sums = [0.0] * 4
@@ -104,9 +107,14 @@ class LengthCost(CostLevel):
         """Return the cost of batches of up to `limit` by their count, at the usual length."""
         return CostAtLength(self, self.usual_length, limit)
 
-    def add(self, n: int, length: int, seconds: float) -> None:
-        """Learn from a batch of `n` items, the longest of this length, that took `seconds`."""
+    def add(self, n: int, length: int, seconds: float, is_first: bool = False) -> None:
+        """Learn from a batch of `n` items, the longest of this length, that took `seconds`.
+
+        It may have been the first one of about this shape on its worker.
+        """
         seconds = usual = max(seconds, 1e-9)
+        if not self._teaches((n.bit_length(), length.bit_length()), seconds, self.seconds(n, length), is_first):
+            return
         self.longest_varies = self.longest_varies or (self.samples > 0 and length != self.longest)
         self.largest, self.longest = max(self.largest, n), max(self.longest, length)
         self.usual_length += (length - self.usual_length) * (0.05 if self.samples else 1.0)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from math import exp, sqrt
 
+from carpool.policy.first_calls import FirstCalls
+
 _QUANTILE, _QUANTILE_STEP = 0.7, 0.04
 _STALL = 0.25  # log-ratio beyond which, and beyond 3.5 sigma, a residual may be a stall
 _REPEATED = 1.4  # two odd residuals in a row of one sign: not a stall, but a change
 
 
-class CostLevel:
+class CostLevel(FirstCalls):
     """The level and the noise of a learned cost.
 
     Attributes:
@@ -27,6 +29,10 @@ class CostLevel:
     """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.forget()
+
+    def forget(self) -> None:
         self.level = 1.0
         self.margin = 1.0
         self.trend = 0.0

@@ -54,38 +54,16 @@ def knots_for(limit: int) -> list[int]:
     return sorted(knot for knot in knots if knot <= limit)
 
 
-class Shape:
-    """Relative time of a batch by its size, 1 to `limit`.
+class Knots:
+    """The sizes from 1 to `limit` that have an entry in a table, and for which of them others are.
 
     Attributes:
         knots: The sizes that have an entry.
-        at: Their relative times, never falling.
-        counts: How often each was sampled; lessened where `age` makes samples lose their weight.
-        setup: The straight line's time of an empty batch, in the same relative units.
-        slope: The straight line's time per unit of size.
-        largest: The largest size sampled so far.
     """
 
     def __init__(self, limit: int) -> None:
         self.knots = knots_for(limit)
-        self.at = [1e-6] * len(self.knots)
-        self.counts = [0.0] * len(self.knots)
-        self.setup = self.slope = 0.0
-        self.largest = 1
         self._dense = limit if limit <= MOST_KNOTS else _DENSE  # up to here, every size is a knot
-        self._local = [0.0] * len(self.knots)  # mean of what was measured there
-        self._neighbours = [
-            (
-                bisect_left(self.knots, k - int(_POOLING_WIDTH * k)),
-                bisect_right(self.knots, k + int(_POOLING_WIDTH * k)),
-            )
-            for k in self.knots
-        ]
-        self._w = self._n = self._nn = self._d = self._nd = 0.0  # sums of 1, n, n², d, n·d, forgotten
-
-    def measured(self) -> list[tuple[int, float, float]]:
-        """Return the sizes that were seen, the mean of what was measured there, and how often."""
-        return [each for each in zip(self.knots, self._local, self.counts, strict=True) if each[2] > 0]
 
     def index(self, n: int) -> int:
         """Return the position of the knot at `n`, or of the last one below."""
@@ -99,6 +77,38 @@ class Shape:
         if i + 1 < len(self.knots) and 2 * n > self.knots[i] + self.knots[i + 1]:
             i += 1
         return i
+
+
+class Shape(Knots):
+    """Relative time of a batch by its size, 1 to `limit`.
+
+    Attributes:
+        at: Their relative times, never falling.
+        counts: How often each was sampled; lessened where `age` makes samples lose their weight.
+        setup: The straight line's time of an empty batch, in the same relative units.
+        slope: The straight line's time per unit of size.
+        largest: The largest size sampled so far.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.at = [1e-6] * len(self.knots)
+        self.counts = [0.0] * len(self.knots)
+        self.setup = self.slope = 0.0
+        self.largest = 1
+        self._local = [0.0] * len(self.knots)  # mean of what was measured there
+        self._neighbours = [
+            (
+                bisect_left(self.knots, k - int(_POOLING_WIDTH * k)),
+                bisect_right(self.knots, k + int(_POOLING_WIDTH * k)),
+            )
+            for k in self.knots
+        ]
+        self._w = self._n = self._nn = self._d = self._nd = 0.0  # sums of 1, n, n², d, n·d, forgotten
+
+    def measured(self) -> list[tuple[int, float, float]]:
+        """Return the sizes that were seen, the mean of what was measured there, and how often."""
+        return [each for each in zip(self.knots, self._local, self.counts, strict=True) if each[2] > 0]
 
     def start(self, n: int, seconds: float) -> None:
         """Learn from the very first sample, most of which is taken to be set-up."""

@@ -119,12 +119,12 @@ class StepPolicy(Policy):
 
     def started(self, length: int, seconds: float) -> None:
         """Note that starting streams of `length` in sum has taken `seconds`."""
-        self.start.learn(length, seconds)
+        self.start.learn(length, seconds, self.is_first_call)
 
     def stepped(self, n: int, seconds: float) -> None:
         """Note that a step of `n` streams has taken `seconds`, with what lies between two steps."""
         self.active = n
-        self.step.learn(n, seconds)
+        self.step.learn(n, seconds, self.is_first_call)
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         """Return nothing: a stage of steps has no batches, and nobody asks."""
