@@ -68,7 +68,7 @@ RECORDS: list[Any] = [
 
 
 @pytest.mark.parametrize("handed_on", [False, True])
-@pytest.mark.parametrize("value", [*RECORDS, Plain([1.0]), [Plain([1.0])]], ids=repr)
+@pytest.mark.parametrize("value", [*RECORDS, Plain([1.0]), [Plain([1.0])]], ids=lambda value: type(value).__name__)
 def test_nothing_in_a_copy_is_shared(value: Any, handed_on: bool) -> None:
     """A copy is of the same type and has nothing in common that can change; only from hook to hook
     an object that is no plain data is the same one.
@@ -91,6 +91,14 @@ def test_arrays_are_copied(n: int, handed_on: bool) -> None:
             assert copy.flags.writeable == value.flags.writeable and np.array_equal(copy, value)
 
 
+def test_bytes_that_can_change_are_copied() -> None:
+    """What a bytearray or a memoryview shows is not what its memory holds later."""
+    memory = bytearray(b"mine")
+    copies = [own(memory), own(memoryview(memory))]
+    memory[:] = b"else"
+    assert list(map(bytes, copies)) == [b"mine"] * 2
+
+
 def test_what_stands_in_it_twice_does_so_in_the_copy() -> None:
     """Objects that stand in a value more than once, or in themselves, do so in the copy."""
     row = [1.0]
@@ -107,6 +115,8 @@ def test_what_cannot_change_is_not_copied() -> None:
     for value in (1, 1.5, "text", b"bytes", None, True, (1, 2), END):
         assert own(value) == value and type(own(value)) is type(value)
     assert own(END) is END
+    number = np.float32(1.5)
+    assert own(number) is number
     last = Last([1.0])
     assert own_part(last).value == [1.0] and own_part(last).value is not last.value
 
