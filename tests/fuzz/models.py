@@ -103,7 +103,7 @@ def new_cargo(kind: str, token: int) -> Any:
     """A cargo of a kind: "list", "array" or "large"; None for ""."""
     if not kind:
         return None
-    return [token, token] if kind == "list" else _full(20_000 if kind == "large" else 3, token)
+    return [token, token] if kind == "list" else _full(10_000 if kind == "large" else 3, token)
 
 
 def _full(n: int, token: int) -> Any:
@@ -112,7 +112,9 @@ def _full(n: int, token: int) -> Any:
 
 def holds(cargo: Any, token: int) -> bool:
     """Whether nobody has written into a cargo."""
-    return cargo is None or (set(cargo) if type(cargo) is list else set(cargo.tolist())) == {token}
+    if cargo is None:
+        return True
+    return set(cargo) == {token} if type(cargo) is list else bool((cargo == token).all())
 
 
 def overwrite(cargo: Any, token: int) -> None:

@@ -164,10 +164,11 @@ class Run:
     def keep(self, token: int, cargo: Any) -> None:
         """Take the cargo of an answer, which its caller keeps, and writes over later."""
         with self._kept_lock:
+            if any(each is cargo for _, each in self._kept):
+                return  # a part that is the answer, too
             if not models.holds(cargo, token):
                 raise Wrong(f"the answer to token {token} carries {cargo!r:.300}")
-            if all(each is not cargo for _, each in self._kept):
-                self._kept.append((token, cargo))
+            self._kept.append((token, cargo))
             if len(self._kept) % 3 == 0:
                 before, mine = self._kept[0]
                 models.overwrite(mine, -before)

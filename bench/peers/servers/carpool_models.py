@@ -66,4 +66,7 @@ sleep_adaptive = carpool.Service(carpool.Stage(DoubleSlowly, max_batch_size=64),
 sleep_greedy = carpool.Service(carpool.Stage(DoubleSlowly, max_batch_size=64, policy="greedy"), name="sleep")
 double = carpool.Service(carpool.Stage(DoubleAll, max_batch_size=64), name="double")
 double_single = carpool.Service(carpool.Stage(DoubleOne), name="double_single")
-arrays = carpool.Service(carpool.Stage(Touch, name="first"), carpool.Stage(Touch, name="second"), name="arrays")
+RUN_IN: Any = os.environ.get("BENCH_RUN_IN", "process")  # what arrays cost where they cross no process border
+arrays = carpool.Service(
+    carpool.Stage(Touch, name="first", run_in=RUN_IN), carpool.Stage(Touch, name="second", run_in=RUN_IN), name="arrays"
+)

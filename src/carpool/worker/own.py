@@ -65,7 +65,7 @@ def _copied(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> An
         memo: Copies of objects that stand in it more than once, by their ids.
     """
     kind = type(value)
-    if kind in UNCHANGING:
+    if kind in UNCHANGING or _is_number(kind):
         return value
     if id(value) in memo:
         return memo[id(value)]
@@ -80,6 +80,8 @@ def _copied(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> An
         made = tuple.__new__(kind, [_copied(each, other, memo) for each in value])
     elif kind is set or kind is bytearray:
         made = value.copy()
+    elif kind is memoryview:
+        made = memoryview(value.tobytes())
     elif _is_array(kind, value):
         made = value.copy()
         made.flags.writeable = value.flags.writeable
@@ -101,6 +103,12 @@ def _fields(kind: type) -> Sequence[str] | None:
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
+
+
+def _is_number(kind: type) -> bool:
+    """Report whether a type is that of numpy's numbers, which cannot change."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(kind, numpy.number)
 
 
 def _is_array(kind: type, value: Any) -> bool:

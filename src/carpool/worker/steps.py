@@ -369,7 +369,8 @@ class Runner:
             self.measures.step_s += self._retrier.clock() - began
             # what is called meanwhile may fill the memory of the parts again: another step,
             # `postprocess`, or `collect` and `stop` of a stream that has ended
-            if more or self._postprocess is not None or any(map(_is_end, parts)):
+            is_plain = _PLAIN.issuperset(map(type, parts))
+            if more or self._postprocess is not None or (not is_plain and any(map(_is_end, parts))):
                 parts = [own_part(part, self._postprocess is not None) for part in parts]
             plain = self._take_plain(lineup, parts)
             if plain is not None:
@@ -504,6 +505,8 @@ class Runner:
         row.n_parts += 1
         if self._can_resume:
             row.raw.append(raw)
+        if row.takes != wire.WHOLE and not self._can_resume:
+            row.again = None  # it cannot begin anew
         if row.takes == wire.PARTS:
             outs.append(Out(row, wire.LAST if is_last else wire.MORE, value, raw))
             if is_last:
@@ -527,6 +530,8 @@ class Runner:
         rows = lineup.rows
         for row in rows:
             row.n_parts += 1
+            if not self._can_resume:
+                row.again = None
         if self._can_resume:
             for row, part in zip(rows, parts, strict=True):
                 row.raw.append(own(part))
