@@ -29,6 +29,7 @@ from tests.support.sources import MODULES, imports, nodes_of
 
 PICKLES = {
     "carpool.wire.payload": "objects between our own processes",
+    "carpool.wire.pickling": "writes these objects, without what lies beside them; reads nothing",
     "carpool.drive.process": "writes the Setup of a worker",
     "carpool.worker.main": "reads its own Setup, the first frame from its parent",
     "carpool.worker.program": "the model's reference, or a model that was typed in, within the Setup",
@@ -46,12 +47,14 @@ LOADS = {
 READ_PAYLOADS = {
     "carpool.worker.answer",
     "carpool.worker.step_loop",
+    "carpool.worker.own",
     "carpool.service.weigh",
     "carpool.drive.callers",
     "carpool.wire.outcome",
 }
-"""Who reads what `payload.dump` made: workers, of items and of parts from which an answer goes on, `size=`, and Python
-callers, of results and, when they ask for it, of an error's `__cause__`. Nobody under `http`."""
+"""Who reads what `payload.dump` made: workers, of items, of parts from which an answer goes on, and of copies that
+they make themselves, `size=`, and Python callers, of results and, when they ask for it, of an error's `__cause__`.
+Nobody under `http`."""
 
 DANGEROUS_MODULES = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}
