@@ -76,7 +76,7 @@ LOOPS: dict[str, tuple[Any, ...]] = {
     "an SLO": (lambda n: 0.02 * n**0.5, 8, 2, 8, 0.143),
 }
 KINDS: dict[str, tuple[float, Slow]] = {
-    "twice": (2.0, lambda n: True),
+    "three times": (3.0, lambda n: True),
     "five times": (5.0, lambda n: True),
     "twenty times": (20.0, lambda n: True),
     "but for lone items": (20.0, lambda n: n > 1),
