@@ -561,7 +561,9 @@ def top(k: int) -> Callable[[list[Any]], list[int]]:
 WAYS: dict[str, Callable[[Retrier, Callable[[list[Any]], Any], int], list[Any]]] = {
     "call": lambda retrier, function, n: run_now(retrier.call(function, list(range(n)), [])),
     "call_now": lambda retrier, function, n: retrier.call_now(function, list(range(n)), []),
-    "padded": lambda retrier, function, n: run_now(retrier.call(function, list(range(n)), [], sizes=[1, 2, 3, 4, 5])),
+    "padded": lambda retrier, function, n: run_now(
+        retrier.call(function, list(range(n)), [], pad=padding_to((1, 2, 3, 4, 5), as_it_is))
+    ),
 }
 
 

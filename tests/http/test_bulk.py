@@ -9,7 +9,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -18,44 +18,13 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.http.bodies import Bodies
 from carpool.http.server_state import Limits
+from tests.http.bulk_by_hand import Bulk, bulk, lines
 from tests.http.streamed import Reply
 from tests.support.http import models
 from tests.support.http.both_fronts import both_fronts
 from tests.support.http.front import chunked, get, post
 from tests.support.http.net import Client, RunningServer, predict, serving
 from tests.support.waiting import PATIENCE_S, wait_until
-
-HEAD = (
-    "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n{more}\r\n"
-)
-
-
-class Bulk:
-    """A bulk request by hand."""
-
-    def __init__(self, port: int, path: str = "/predict", more: str = "") -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-        self.sock.sendall(HEAD.format(path=path, more=more).encode())
-
-    def send(self, data: bytes) -> None:
-        self.sock.sendall(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def end(self) -> None:
-        self.sock.sendall(b"0\r\n\r\n")
-
-    def reply(self) -> Reply:
-        return Reply(self.sock)
-
-
-@contextmanager
-def bulk(port: int, *args: str) -> Iterator[Bulk]:
-    asking = Bulk(port, *args)
-    with asking.sock:
-        yield asking
-
-
-def lines(*items: Any) -> bytes:
-    return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
 
 def weigh(x: float) -> int:

@@ -10,8 +10,7 @@ import pytest
 
 import carpool
 from carpool.http.app import App
-from tests.http import test_names
-from tests.http.test_names import PAIR, SAYS, WAYS, named, protocols, service
+from tests.http.asked_by_name import PAIR, SAYS, TENSOR, WAYS, named, protocols, service
 
 NULLS: dict[str, list[Any]] = {
     "own": [],
@@ -19,18 +18,18 @@ NULLS: dict[str, list[Any]] = {
     "kserve-v1": [{"signature_name": None, "instances": [0.0], "inputs": None, "other": None}],
     "kserve-v1 versions": [{"signature_name": None, "instances": [0.0]}],
     "oip": [
-        {**test_names.TENSOR, "id": None, "parameters": None, "outputs": None},
+        {**TENSOR, "id": None, "parameters": None, "outputs": None},
         {
-            "inputs": [{**test_names.TENSOR["inputs"][0], "parameters": None}],
+            "inputs": [{**TENSOR["inputs"][0], "parameters": None}],
             "parameters": {"timeout": None, "priority": None, "binary_data_output": None},
             "outputs": [{"name": "output", "parameters": None}],
         },
         {
-            "inputs": [{**test_names.TENSOR["inputs"][0], "parameters": {"binary_data_size": None}}],
+            "inputs": [{**TENSOR["inputs"][0], "parameters": {"binary_data_size": None}}],
             "outputs": [{"name": "output", "parameters": {"classification": None, "binary_data": None}}],
         },
     ],
-    "oip versions": [{**test_names.TENSOR, "id": None, "outputs": None}],
+    "oip versions": [{**TENSOR, "id": None, "outputs": None}],
     "openai embeddings": [
         {"input": "x", "encoding_format": None, "dimensions": None, "user": None, "input_type": None, "truncate": None}
     ],

@@ -14,13 +14,12 @@ import pytest
 import carpool
 from carpool import Response, Service, Stage
 from carpool.http.app import App
+from tests.http.bulk_by_hand import bulk, lines
 from tests.http.streamed import Reply
-from tests.http.test_bulk import bulk, lines
 from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import post
-from tests.support.signs import SIGNS
+from tests.support.signs import SIGNS, result_of
 from tests.support.waiting import PATIENCE_S
-from tests.wire.test_entries import result_of
 
 BODIES = (b"", b"1\n2", b"[1,\n2]", b'{ "error" :\n1 }', b"1,2", b'"a\nb"', b"{", b'"\xff"', b"\n")
 """What a model may send as JSON of its own, valid or not."""

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support.serving import serve
+from tests.support.signs import result_of
 from tests.support.waiting import wait_until
-from tests.wire.test_entries import result_of
 
 PROGRAM = """
 import time

@@ -29,3 +29,18 @@ SIGNS: tuple[Any, ...] = (
     ["a", "b"],
     0,
 )
+
+
+def result_of(entry: Any) -> Any:
+    """A result as docs/http.md has clients read it, or "an error"."""
+    if isinstance(entry, dict) and list(entry) == ["error"]:
+        return "an error"
+    if isinstance(entry, dict) and list(entry) == ["result"] and is_wrapper(entry["result"]):
+        return entry["result"]
+    return entry
+
+
+def is_wrapper(value: Any) -> bool:
+    while isinstance(value, dict) and list(value) == ["result"]:
+        value = value["result"]
+    return isinstance(value, dict) and list(value) == ["error"]

@@ -13,25 +13,10 @@ from hypothesis import strategies as st
 from carpool.wire import entries
 from carpool.wire.payload import JSON, MSGPACK
 from tests.support.properties import PROPERTY
-from tests.support.signs import SIGNS
+from tests.support.signs import SIGNS, result_of
 
 ENCODE = {JSON: msgspec.json.encode, MSGPACK: msgspec.msgpack.encode}
 DECODE = {JSON: msgspec.json.decode, MSGPACK: msgspec.msgpack.decode}
-
-
-def result_of(entry: Any) -> Any:
-    """A result as docs/http.md has clients read it, or "an error"."""
-    if isinstance(entry, dict) and list(entry) == ["error"]:
-        return "an error"
-    if isinstance(entry, dict) and list(entry) == ["result"] and is_wrapper(entry["result"]):
-        return entry["result"]
-    return entry
-
-
-def is_wrapper(value: Any) -> bool:
-    while isinstance(value, dict) and list(value) == ["result"]:
-        value = value["result"]
-    return isinstance(value, dict) and list(value) == ["error"]
 
 
 values = st.recursive(

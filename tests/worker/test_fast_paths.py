@@ -64,7 +64,7 @@ def test_a_number_of_rows_that_fits_by_chance_is_doubted_in_arrays_too() -> None
 
         def run(n: int, invoker: Invoker = invoker, in_one: bool = in_one) -> Any:
             whole = np.zeros((n, 2))
-            return invoker.run_array(whole, []) if in_one else invoker.run_now(list(whole), [])
+            return invoker.run_array(whole, [], inf, None) if in_one else invoker.run_now(list(whole), [])
 
         assert all(type(each) is Failed for each in run(3))
         assert all(type(each) is Failed for each in run(10))
