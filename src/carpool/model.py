@@ -30,6 +30,7 @@ from carpool.http_request import HTTPRequest
 from carpool.http_response import Response
 from carpool.logger import logger
 from carpool.rows import is_array_type
+from carpool.type_hints import hints_of
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32
@@ -466,7 +467,7 @@ def _types_if_known(function: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _resolved_types(function: Callable[..., Any]) -> tuple[Any, Any]:
-    hints = typing.get_type_hints(_implementation(function), include_extras=True)
+    hints = hints_of(_implementation(function))
     parameters = _parameters(function)
     takes = hints.get(parameters[0].name, Any) if parameters else Any
     return takes, hints.get("return", Any)
@@ -475,7 +476,7 @@ def _resolved_types(function: Callable[..., Any]) -> tuple[Any, Any]:
 def item_types_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return, by the names of parameters that are hinted as lists, the types of their items."""
     try:
-        hints = typing.get_type_hints(_implementation(function), include_extras=True)
+        hints = hints_of(_implementation(function))
     except _UNRESOLVED:
         return {}
     return {name: _item_type(hint) for name, hint in hints.items()}

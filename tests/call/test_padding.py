@@ -189,7 +189,8 @@ def test_a_value_that_does_not_fit_is_refused(value: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype"), [(0, "f4"), (0.1, "f4"), (float("nan"), "f8"), (True, "?"), (np.datetime64("NaT"), "M8[s]")]
+    ("value", "dtype"),
+    [(0, "f4"), (0.1, "f4"), (float("nan"), "f8"), (True, "?"), (np.datetime64("NaT", "s"), "M8[s]")],
 )
 def test_a_value_that_fits_is_not(value: Any, dtype: str) -> None:
     """A fill value that is only rounded to the array's own precision is taken."""

@@ -22,6 +22,7 @@ from carpool.errors import (
 )
 from carpool.hints import schema
 from carpool.http_response import HTTPError
+from carpool.type_hints import meant
 
 MSGPACK_TYPE: Final = "application/msgpack"
 LINES_TYPE: Final = "application/x-ndjson"
@@ -68,6 +69,7 @@ def line_of(item: Any) -> bytes:
 @lru_cache(64)
 def reader_of(kind: Any, *, is_json: bool = False) -> Callable[[bytes], Any]:
     """Return what reads results of a type."""
+    kind = meant(kind)
     return schema.json_reader(kind) if is_json else schema.msgpack_reader(kind)
 
 
@@ -85,7 +87,7 @@ def result_in(body: bytes, content_type: str, kind: Any) -> Any:
     media = content_type.partition(";")[0].strip().lower()
     if media in (MSGPACK_TYPE, "application/json"):
         return read(body, kind, is_json=media == "application/json")
-    return body.decode() if media == "text/plain" and kind is not bytes else body
+    return body.decode() if media == "text/plain" and meant(kind) is not bytes else body
 
 
 def read(body: bytes, kind: Any, *, is_json: bool) -> Any:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, NotRequired, Required, Union
 import msgspec
 
 from carpool.details import MOST, Detail
+from carpool.type_hints import hints_of, meant
 
 Convert = Callable[[Any, Any], Any]
 """Converts a value made of builtins to a type, or raises what msgspec raises."""
@@ -272,11 +273,11 @@ def _fields_of(kind: Any) -> _Fields | None:
     if getattr(info, "array_like", False) or not hasattr(info, "fields"):
         return None
     if issubclass(cls, msgspec.Struct):
-        hints = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        hints = {field.name: meant(field.type) for field in msgspec.structs.fields(kind)}
     elif typing.get_args(kind):
         return None  # the hints of the class hold type variables instead of these arguments
     else:
-        hints = {name: _stripped(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()}
+        hints = {name: _stripped(hint) for name, hint in hints_of(cls).items()}
     fields = {each.encode_name: _Field(hints[each.name], each.required) for each in info.fields}
     tag = None if getattr(info, "tag", None) is None else (info.tag_field, info.tag)
     return _Fields(fields, tag, bool(getattr(info, "forbid_unknown_fields", False)))

@@ -17,6 +17,7 @@ from carpool.errors import InvalidRequest, ModelError
 from carpool.hints import schema
 from carpool.http.protocols.tensors import DTYPES, Tensor, datatype_of, of_results
 from carpool.rows import is_array_type
+from carpool.type_hints import hints_of, meant
 from carpool.wire.payload import MSGPACK, OBJECT
 
 INPUT: Final = "input"
@@ -109,13 +110,13 @@ def fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
 
 def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
     if typing.is_typeddict(kind):
-        hints = typing.get_type_hints(kind)
+        hints = hints_of(kind, include_extras=False)
         return {name: (hint, name not in kind.__required_keys__) for name, hint in hints.items()}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = msgspec.structs.fields(kind)
-        return {field.encode_name: (field.type, not field.required) for field in fields}
+        return {field.encode_name: (meant(field.type), not field.required) for field in fields}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = hints_of(kind, include_extras=False)
         return {
             field.name: (
                 hints[field.name],
@@ -127,7 +128,8 @@ def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
     if isinstance(kind, type) and hasattr(kind, "model_json_schema"):
         model_fields: Mapping[str, Any] = kind.model_fields  # type: ignore[attr-defined]
         return {
-            field.alias or name: (field.annotation, not field.is_required()) for name, field in model_fields.items()
+            field.alias or name: (meant(field.annotation), not field.is_required())
+            for name, field in model_fields.items()
         }
     return None
 
