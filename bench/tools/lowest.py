@@ -33,13 +33,13 @@ def lowest(of: dict[str, Any], extra: str) -> list[str]:
     Raises:
         ValueError: A requirement names no lowest version.
     """
-    found = {}
+    found = set()
     for requirement in (*of["dependencies"], *_all_of(of, extra)):
         parts = _REQUIREMENT.fullmatch(requirement)
         if parts is None or parts["least"] is None:
             raise ValueError(f"{requirement} names no lowest version: write name>=version")
-        found[requirement] = f"{parts['name']}=={parts['least']}{parts['where'] or ''}"
-    return sorted(set(found.values()))
+        found.add(f"{parts['name']}=={parts['least']}{parts['where'] or ''}")
+    return sorted(found)
 
 
 def _all_of(of: dict[str, Any], extra: str) -> Iterator[str]:

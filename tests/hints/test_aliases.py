@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -206,3 +207,27 @@ def test_an_alias_that_means_nothing_where_it_stands_is_no_hint() -> None:
     names: dict[str, Any] = {}
     exec("type Lost = list[Nowhere]", names)
     assert traits_of(model(names["Lost"], float), batched=True).input_type is Any
+
+
+def test_hints_that_only_type_checkers_know_are_no_obstacle() -> None:
+    """A name in a hint that is imported only for type checkers is as no hint, for whatever reads the
+    signature: since Python 3.14 that needs no `from __future__ import annotations`.
+    """
+    text = """
+        class M:
+            def __init__(self, scale: Nowhere = 1) -> None: pass
+            def predict(self, xs: list[Nowhere]) -> list[float]: return xs
+        def several(xs: list[Nowhere], ys: list[int]) -> list[Nowhere]: return xs
+        def adapter(body: Nowhere) -> float: return 1.0
+        def padded(x: Nowhere, lengths: Nowhere) -> Nowhere: return x
+    """
+    lazily = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    names: dict[str, Any] = {}
+    exec(compile(lazily + textwrap.dedent(text), "<hints>", "exec", dont_inherit=True), names)
+
+    first = Stage(names["M"], max_batch_size=4, kwargs={"scale": 2})
+    assert first.traits.input_type is Any
+    assert routes_of({"/own": names["adapter"]}, first)[0].takes is Any
+    assert carpool.batch(names["several"])(1, 2) == 1
+    padded = carpool.batch(merge=carpool.pad())(names["padded"])
+    assert padded(np.ones((1, 2))).tolist() == [[1.0, 1.0]]
