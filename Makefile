@@ -1,13 +1,16 @@
-# A fresh machine needs only python3 (>= 3.11) and make.
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# A fresh machine needs only python3 (>= 3.11) and make. PYTHON=python3.13 has an environment of its own.
+DEFAULT := python3
+PYTHON  ?= $(DEFAULT)
+VERSION  = $(shell $(PYTHON) -c 'import sys; print("%d.%d%s" % (*sys.version_info[:2], sys.abiflags))')
+VENV    := $(if $(filter $(DEFAULT),$(PYTHON)),.venv,.venv-$(or $(VERSION),$(error $(PYTHON) does not start)))
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+LOWEST  := .venv-lowest
 
 # The tests start a thousand processes: where an environment keeps no bytecode, each would compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-all test-ray fuzz lint bench bench-policies chaos chaos-mutants conformance clean
+.PHONY: help setup demo serve test test-all test-lowest test-ray fuzz lint bench bench-policies chaos chaos-mutants conformance clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -26,12 +29,23 @@ demo: setup      ## serve handwritten digits over HTTP to many clients and check
 serve: setup     ## serve the digits model on http://127.0.0.1:8000
 	$(BIN)/carpool serve examples.digits:service
 
-test: setup      ## run the tests in about four minutes, three at a time: each promise, with some of the cases
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+test: setup      ## run the tests in about four minutes, three at a time: each promise, with some of the cases; TESTS=folders
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS)
 
 test-all: setup  ## run all tests with all cases in a quarter of an hour, FUZZ_MINUTES=3 of random programs among them, and those on Ray if it is installed
 	$(if $(FUZZ_MINUTES),FUZZ_MINUTES=$(FUZZ_MINUTES)) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not ray"
 	if $(BIN)/python -c 'import ray' 2>/dev/null; then $(MAKE) test-ray; fi
+
+test-lowest:     ## run the tests with the oldest Python and the lowest versions that pyproject.toml allows; TESTS=folders
+	oldest=$$($(PYTHON) -m bench.tools.pythons oldest) && $(MAKE) --no-print-directory $(LOWEST)/.installed PYTHON="$$oldest"
+	$(LOWEST)/bin/python -m pytest -n 3 --dist worksteal $(TESTS)
+
+$(LOWEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(PYTHON) -m bench.tools.lowest >$(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c $(LOWEST)/lowest.txt
+	@touch $@
 
 test-ray: setup  ## run the tests on a Ray cluster of three local nodes; they are skipped where Ray is not installed
 	$(BIN)/python -m pytest -m ray tests/on_ray
@@ -66,4 +80,4 @@ chaos-mutants: setup  ## break carpool's promises one by one, and see that the s
 	$(BIN)/python -m bench.chaos.mutants
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis

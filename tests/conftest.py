@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, find, settings, strategies
 
 from tests.effort import WHOLE, is_slow
 
@@ -32,12 +32,14 @@ def pytest_collection() -> Iterator[None]:
     """The collector leaves alone what importing the tests has made.
 
     It is more than a million objects that live as long as the run. Each look at all of them takes most of a second,
-    and tests whose subject is what is collected look often.
+    and tests whose subject is what is collected look often. Before, hypothesis tries something: it makes the random
+    numbers of all properties then, and takes them for lost if nobody but what is frozen refers to them.
     """
     gc.disable()
     try:
         return (yield)
     finally:
+        find(strategies.none(), lambda _: True, settings=settings(max_examples=1, database=None))
         gc.freeze()
         gc.enable()
 

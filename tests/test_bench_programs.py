@@ -112,8 +112,9 @@ def test_what_cannot_be_run_is_told(words: list[str], complaint: str, capsys: py
 
 def test_all_are_those_that_need_no_arguments() -> None:
     """And that install and write nothing, and need neither Ray nor a trace."""
-    tools = {"tools.api", "tools.entries"}
-    assert set(NAMES) - set(ALL) == {"cluster", "gpu", "peers.install", "policies.trace", "reality.open_loop", *tools}
+    tools = {"tools.api", "tools.entries", "tools.lowest", "tools.pythons"}
+    others = {"cluster", "gpu", "peers.install", "policies.trace", "reality.open_loop"}
+    assert set(NAMES) - set(ALL) == others | tools
 
 
 def test_a_failure_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

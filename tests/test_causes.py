@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -179,7 +180,7 @@ def test_a_cause_that_takes_no_note_leaves_it_to_the_error(in_a_process: Handle)
     """Where the cause takes no note, the error itself has it."""
     error = failed(lambda: in_a_process.predict("no notes"))
     assert type(error.__cause__) is NoNotes
-    assert error.__notes__[0].startswith("In the worker:\nNoNotes")
+    assert error.__notes__[0].startswith("In the worker:\n") and "NoNotes" in error.__notes__[0]
 
 
 @on_a_loop
@@ -196,7 +197,7 @@ async def test_the_user_s_line_is_shown_once_to_tasks() -> None:
 
 
 UNCAUGHT = {
-    "division": ("return 1 / x", "ZeroDivisionError: float division by zero"),
+    "division": ("return 1 / x", r"ZeroDivisionError: .*division by zero"),
     "local": ("raise Local(1 / 1)", "Local: 1.0"),
 }
 
@@ -238,7 +239,7 @@ def test_an_uncaught_error_shows_the_user_s_line(what: str, way: str, tmp_path: 
     line, text = UNCAUGHT[what]
     command = [sys.executable, "program.py", what, way]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert f"carpool.errors.ModelError: {text}\n" in done.stderr
+    assert re.search(f"carpool.errors.ModelError: {text}\n", done.stderr)
     assert done.stderr.count(line) == 1, (what, way, done.stderr)
 
 

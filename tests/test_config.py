@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -150,8 +151,7 @@ def test_settings_by_name_are_the_settings() -> None:
     hints = get_type_hints(ServerSettings)
     assert get_type_hints(SettingsByName) == hints
     assert set(NAMES) >= LISTS
-    assert ServerSettings.__doc__ is not None
-    described = re.findall(r"^        (\w+): ", ServerSettings.__doc__, re.MULTILINE)
+    described = re.findall(r"^    (\w+): ", inspect.getdoc(ServerSettings) or "", re.MULTILINE)
     assert described == list(NAMES)
 
 

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from enum import Enum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -118,10 +119,9 @@ def _classes() -> frozenset[type]:
 
 def _signature(name: str, of: Any) -> Iterator[str]:
     """Yield a code block with a signature, which has a line for each argument if it is long."""
-    try:
-        signature = inspect.signature(of)
-    except ValueError:
+    if inspect.isclass(of) and (issubclass(of, Enum) or not _is_made_by_ours(of)):
         return
+    signature = inspect.signature(of)
     arguments = [each for each in signature.parameters.values() if each.name != "self"]
     shown = [_ADDRESS.sub("", str(each).replace("'", "")) for each in arguments]
     shown = _with_stars(arguments, shown)
@@ -133,6 +133,11 @@ def _signature(name: str, of: Any) -> Iterator[str]:
     if len(line) > _LONGEST_LINE:
         line = "\n".join([f"{name}(", *[f"    {each}," for each in shown], f"){gives}"])
     yield f"```text\n{line}\n```\n"
+
+
+def _is_made_by_ours(of: type) -> bool:
+    """Report whether the arguments of a class are ours: those of a builtin are up to Python."""
+    return not issubclass(of, BaseException) or inspect.isfunction(of.__init__)
 
 
 def _with_stars(arguments: list[inspect.Parameter], shown: list[str]) -> list[str]:

@@ -16,7 +16,13 @@ from enum import Enum
 from typing import Any
 
 _NEVER_LISTS = (numbers.Number, str, bytes, bytearray, Mapping, datetime.date, datetime.time, datetime.timedelta, Enum)
-_MARKS_OF_RECORDS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_fields__", "__attrs_attrs__", "_fields")
+_MARKS_OF_RECORDS = (
+    "__dataclass_fields__",
+    "__struct_fields__",
+    "__pydantic_decorators__",
+    "__attrs_attrs__",
+    "_fields",
+)
 _PASSING_ON = ("contextlib", "torch.utils._contextlib")  # decorators from here pass on what they are given
 
 

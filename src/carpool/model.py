@@ -30,7 +30,7 @@ from carpool.http_request import HTTPRequest
 from carpool.http_response import Response
 from carpool.logger import logger
 from carpool.rows import is_array_type
-from carpool.type_hints import hints_of
+from carpool.type_hints import hints_of, signature_of
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32
@@ -272,7 +272,7 @@ def check_kwargs(model: AnyModel, kwargs: Mapping[str, Any]) -> None:
         TypeError: It cannot; the text names the arguments.
     """
     try:
-        signature = inspect.signature(model)
+        signature = signature_of(model)
     except (TypeError, ValueError):  # a builtin without a signature
         return
     try:
@@ -446,7 +446,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     function = _implementation(function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):  # a builtin without a signature
         return []
     return [p for p in parameters if p.kind in positional and p.name not in ("self", "cls")][filled:]

@@ -7,9 +7,11 @@ alias.
 
 from __future__ import annotations
 
+import inspect
+import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -24,6 +26,22 @@ def hints_of(of: Any, *, include_extras: bool = True) -> dict[str, Any]:
         NameError: A hint means nothing where it stands; AttributeError and TypeError likewise.
     """
     return {name: meant(hint) for name, hint in typing.get_type_hints(of, include_extras=include_extras).items()}
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function or class.
+
+    Since Python 3.14 hints are evaluated when they are asked for: one that means nothing at run
+    time, since only type checkers import its name, stays as it is written.
+
+    Raises:
+        TypeError: It cannot be called, or says nothing of its arguments; ValueError likewise.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
 
 
 def meant(hint: Any) -> Any:

@@ -184,9 +184,13 @@ os.waitpid(child, 0)
 
 
 def run(program: str) -> str:
-    """What a program prints; nothing must go to stderr."""
+    """What a program prints; nothing must go to stderr.
+
+    Since Python 3.12 `os.fork` itself warns of the other threads, among which the programs fork on purpose.
+    """
+    options = ["-W", "always", "-W", "ignore:This process:DeprecationWarning"]
     done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, *options, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.stderr == ""
     assert done.returncode == 0

@@ -348,9 +348,9 @@ def refused() -> dict[str, Any]:
         "a generator": (i for i in range(3)),
         "a range": range(3),
         "a NoneType": None,
-        "numpy.ma.MaskedArray": np.ma.array([1], mask=[True]),
+        "MaskedArray": np.ma.array([1], mask=[True]),
         "tests.call.test_merge.Own": np.ones(2).view(Own),
-        "numpy.rec.recarray": np.rec.array([(1,)]),
+        "recarray": np.rec.array([(1,)]),
     }
     found["csr_array"] = pytest.importorskip("scipy.sparse").csr_array(np.eye(2))
     return found

@@ -130,10 +130,14 @@ def test_what_all_frames_of_a_chain_hold_is_let_go() -> None:
             raise MemoryError from error
 
     held = [1]
-    before = sys.getrefcount(held)
+
+    def references() -> int:
+        return sys.getrefcount(held)  # at one place: newer versions do not count all that a function has itself
+
+    before = references()
     try:
         outer(held)
     except MemoryError as error:
-        assert sys.getrefcount(held) > before
+        assert references() > before
         release_memory(error)
-        assert sys.getrefcount(held) == before
+        assert references() == before

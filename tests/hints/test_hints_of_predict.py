@@ -106,7 +106,7 @@ def function(takes: Any) -> Callable[[Any], Any]:
         (Colour, "list[Colour]"),
         (Literal["a", "b"], "list[Literal['a', 'b']]"),
         (float | None, "list[float | None]"),
-        (Union[int, str], "list[Union[int, str]]"),  # noqa: UP007
+        (Union[int, str], f"list[{Union[int, str]}]".replace("typing.", "")),  # noqa: UP007
         (Annotated[float, msgspec.Meta(ge=0)], "list[Annotated[float, "),
         (UserId, "list["),
         (dict[str, float], "list[dict[str, float]]"),

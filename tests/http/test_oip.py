@@ -16,6 +16,7 @@ from carpool.errors import InvalidRequest
 from carpool.http.items import ExchangeItem, ExchangeItems
 from carpool.http.protocols.rows import items_of, table_of, tensors_of
 from carpool.http.protocols.tensors import Tensor, to_binary, to_list
+from carpool.type_hints import meant
 from tests.support.http.served import Answer, ask, fetched, posted
 
 
@@ -218,7 +219,7 @@ Pixels = np.ndarray[tuple[Literal[3], int], np.dtype[np.uint8]]
         pytest.param(tuple[int, int, int], False, (3,), "i8", [(1, 3)], [(1, 2)], id="a tuple"),
         pytest.param(Pixels, False, (3, -1), "u1", [(1, 3, 5)], [(1, 2, 5), (1, 3), (1, 3, 5, 1)], id="an array"),
         pytest.param(Pixels, True, (-1,), "u1", [(3, 5), (1, 2)], [], id="an array of all rows"),
-        pytest.param(NDArray[np.uint8], False, (-1,), "u1", [(1, 3, 5), (1,)], [], id="an array of any shape"),
+        pytest.param(meant(NDArray[np.uint8]), False, (-1,), "u1", [(1, 3, 5), (1,)], [], id="an array of any shape"),
     ],
 )
 def test_shapes_that_hints_name_are_told_and_checked(

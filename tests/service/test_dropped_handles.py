@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
 import textwrap
@@ -28,11 +29,13 @@ from tests.support.processes import existing, in_a_child
 from tests.support.waiting import PATIENCE_S, wait_until
 
 DOUBLE = Service(models.double, name="doubling")
+DROPPED = "handle of service {} was dropped"
+ENDED = "event loop of service {} has ended"
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
 @contextmanager
-def told(name: str = "doubling", n: int = 1, what: str = "handle of service {} was dropped") -> Iterator[None]:
+def told(name: str = "doubling", n: int = 1, what: str = DROPPED) -> Iterator[None]:
     """It is told of so many handles of a service that were dropped, and of nothing else, such as open sockets."""
     gc.collect()
     with warnings.catch_warnings(record=True) as heard:
@@ -41,7 +44,7 @@ def told(name: str = "doubling", n: int = 1, what: str = "handle of service {} w
         gc.collect()
     texts = [str(each.message) for each in heard]
     assert [each.category for each in heard] == [ResourceWarning] * n, texts
-    assert all(f"the {what.format(name)}" in text and "close()" in text for text in texts), texts
+    assert all(re.match(f"the ({what.replace('{}', name)}) .*close\\(\\)", text) for text in texts), texts
 
 
 @contextmanager
@@ -325,6 +328,8 @@ def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
 def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, caplog: pytest.LogCaptureFixture) -> None:
     """If a program returns without having closed its handle, the loop's end meets the closing
     before it begins or in its midst, and nothing is left all the same.
+
+    Whether the loop's end lets go of the handle before the loop has ended is up to the version of Python.
     """
     pids: list[int] = []
 
@@ -336,7 +341,7 @@ def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, cap
             asyncio.ensure_future(s.predict(30.0))  # noqa: RUF006
             await asyncio.sleep(0.05)
 
-    with told():
+    with told(what=f"{DROPPED}|{ENDED}"):
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
         assert existing(pids) == []
@@ -356,7 +361,7 @@ def test_when_its_loop_ends(new_loop: Any) -> None:
     async def ask() -> None:
         await held[0].predict(1)
 
-    with told(what="event loop of service {} has ended"):
+    with told(what=ENDED):
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
             pids = held[0].pids

@@ -16,6 +16,7 @@ from carpool.batch_function.loop_check import LoopCheck
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch, Ticket
 from carpool.model import Model, item_types_of, name_of
+from carpool.type_hints import signature_of
 
 B = TypeVar("B")
 
@@ -48,7 +49,7 @@ class Arguments:
         if isinstance(function, type | Model):
             return None
         try:
-            parameters = list(inspect.signature(function).parameters.values())
+            parameters = list(signature_of(function).parameters.values())
         except (TypeError, ValueError):  # a builtin without a signature
             return None
         if parameters and parameters[0].name in ("self", "cls"):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from carpool.clock import monotonic
+from carpool.type_hints import signature_of
 
 
 class Lock:
@@ -158,7 +159,7 @@ def _takes_timeout(acquire: Any) -> bool:
     if isinstance(getattr(acquire, "__self__", None), _BUILT_IN):
         return True
     try:
-        parameters = inspect.signature(acquire).parameters
+        parameters = signature_of(acquire).parameters
     except (TypeError, ValueError):
         return False
     return "timeout" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())

@@ -11,7 +11,6 @@ other callers.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 from carpool.call.chunks import count_rows, has_axes, join, likeness
 from carpool.call.merge import MergedCall, RowMerger, cutter_for, over_chunks
+from carpool.type_hints import signature_of
 
 Share = Callable[[Any], Sequence[Any]]
 
@@ -122,7 +122,7 @@ def pad(value: Any = 0, side: str = "right") -> Pad:
 
 def _takes_lengths(function: Callable[..., Any]) -> bool:
     try:
-        return _PARAMETER in inspect.signature(function).parameters
+        return _PARAMETER in signature_of(function).parameters
     except (TypeError, ValueError):  # some functions that are written in C have no signature
         return False
 

@@ -9,14 +9,18 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import closing
 from types import TracebackType
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
 
 from carpool.client.aio import AsyncClient, ClientOptions
 from carpool.client.budget import RetryBudget
 from carpool.client.bunches import ThreadInput
+from carpool.clock import monotonic
 from carpool.errors import CarpoolError
 
 T = TypeVar("T")
+
+_TASKS_END_S: Final = 1.0
+"""How long tasks may take to end once the connections are closed, before they are cancelled."""
 
 
 class Client:
@@ -146,9 +150,25 @@ class Client:
 
     def _end(self) -> None:
         self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """Wait until nothing is left on the loop: it closes a generator that was dropped in a task.
+
+    One that does not end by itself, although all connections are closed, is cancelled.
+    """
+    own, until = asyncio.current_task(), monotonic() + _TASKS_END_S
+    while (left := asyncio.all_tasks() - {own}) and monotonic() < until:  # one that ends may have dropped another
+        await asyncio.wait(left, timeout=_TASKS_END_S)
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_TASKS_END_S)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 async def _next(iterator: AsyncIterator[T]) -> T:

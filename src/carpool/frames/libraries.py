@@ -98,14 +98,23 @@ class PandasLibrary(Library):
         return pd.DataFrame({name: pd.Series(values, dtype=types[name]) for name, values in columns.items()})
 
     def from_arrow(self, table: Any, columns: Columns | None) -> Any:
+        import pandas as pd
+
         frame = table.to_pandas(ignore_metadata=True)
-        return frame if columns is None else frame[_present(columns, frame.columns)].astype(dict(columns))
+        if columns is None:
+            return frame
+        frame = frame[_present(columns, frame.columns)]
+        texts = [name for name, each in columns.items() if _is_numpys_text(pd.api.types.pandas_dtype(each))]
+        done = frame.astype({name: each for name, each in columns.items() if name not in texts})
+        for name in texts:  # `astype` would write missing values as the text "None" or "nan"
+            done[name] = frame[name].map(str, na_action="ignore").astype(object)
+        return done
 
     def value_type(self, kind: Any) -> Any:
         import pandas as pd
 
         dtype = pd.api.types.pandas_dtype(kind)
-        value = _BY_KIND.get(dtype.kind)
+        value = str if _is_numpys_text(dtype) else _BY_KIND.get(dtype.kind)
         if isinstance(dtype, pd.CategoricalDtype) and (
             dtype.categories is None or not all(isinstance(each, str) for each in dtype.categories)
         ):
@@ -129,6 +138,11 @@ class PandasLibrary(Library):
         if len(frames) == 1:  # a copy, so that a call which fails can be made again with the same data
             return frames[0].reset_index(drop=True).copy()
         return pd.concat(frames, ignore_index=True)
+
+
+def _is_numpys_text(dtype: Any) -> bool:
+    """Report whether a type is what `str` means before pandas 3: objects that are texts."""
+    return bool(dtype == "U")
 
 
 def _with_whole_numbers(frame: Any, whole: Columns, alone: bool) -> Any:

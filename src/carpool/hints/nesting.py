@@ -4,6 +4,9 @@ Reading JSON or msgpack takes a piece of the C stack for each level. With the us
 the interpreter itself refuses an item that is nested too deep. In a program that has raised the
 limit it does not, and two megabytes of `[` would end the process. So bodies are checked before they
 are read wherever the limit has been raised, and nowhere else.
+
+Since Python 3.12 what is written in C has a limit of its own, which is larger and which no program
+can raise: there the interpreter always refuses, and the check only keeps to the same levels.
 """
 
 from __future__ import annotations

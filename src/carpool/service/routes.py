@@ -15,6 +15,7 @@ from carpool.model import Adapter, types_of
 from carpool.service.checks import mapping
 from carpool.service.key import header_of
 from carpool.service.stage import Stage
+from carpool.type_hints import signature_of
 from carpool.wire.payload import MOST_ADAPTERS
 
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+")
@@ -102,7 +103,7 @@ def _check_adapter(path: str, adapter: Adapter, first: Stage) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"the function for {path} in routes is a generator: return one item")
     try:
-        inspect.signature(adapter).bind(None)
+        signature_of(adapter).bind(None)
     except ValueError:  # a builtin without a signature
         pass
     except TypeError as error:

@@ -49,7 +49,7 @@ def run_settings_of(service: Declaration, settings: RunSettingsByName) -> RunSet
         TypeError: One of them is of the wrong kind, or there is no such setting.
         ImportError: `on="ray"`, and Ray is not installed.
     """
-    known = RunSettingsByName.__annotations__
+    known = RunSettingsByName.__optional_keys__
     for name in settings:
         if name not in known:
             raise TypeError(f"a run of a service has no setting {name!r}; there are {', '.join(sorted(known))}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import inspect
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -21,6 +20,7 @@ from random import Random
 from typing import Any, NamedTuple, cast
 
 from carpool.simulate import specs
+from carpool.type_hints import signature_of
 
 
 class BatchShape(NamedTuple):
@@ -415,7 +415,7 @@ def _on_lines(places: Sequence[float], values: Sequence[float], at: float) -> fl
 def _required_arguments(function: Callable[..., Any]) -> int:
     """Return how many arguments a function must be given."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have no signature
         return 1
     return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
