@@ -175,7 +175,7 @@ def test_strangers_are_bounded_and_keep_no_worker_out(monkeypatch: pytest.Monkey
         async def count() -> None:
             nonlocal most
             while True:
-                most = max(most, len(visitors.gate._greeting))
+                most = max(most, len(visitors.gate._proving))
                 await asyncio.sleep(0.001)
 
         counting = asyncio.create_task(count())

@@ -58,6 +58,7 @@ class World:
             write_part=self.write,
             end_parts=self.end,
             want_more=lambda: None,
+            hold=lambda nbytes: None,
             leave_body_unread=lambda: None,
         )
         endpoint = SimpleNamespace(weigher=None)

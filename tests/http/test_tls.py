@@ -16,7 +16,8 @@ import pytest
 
 from carpool.http.app import App
 from carpool.http.server import Server
-from carpool.http.tls import Certificates
+from carpool.http.server_state import Limits
+from carpool.http.tls import Certificates, TlsServer
 from tests.support.certificates import OPENSSL, Pair, self_signed
 from tests.support.http import models
 from tests.support.http.front import get, post
@@ -118,6 +119,62 @@ def test_a_renewed_certificate_is_used_without_a_restart(
         assert ask(running.port, trusting(new.cert, clients[1]), b"21")[0] == 200
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.BadStatusLine)):
             ask(running.port, trusting(new.cert, clients[0]), b"21")
+
+
+def test_no_old_session_is_resumed_with_new_roots(tmp_path: Path) -> None:
+    """A client resumes its session as long as the files stay; with other roots it has to begin anew, and cannot."""
+    pair, first, second = (self_signed(tmp_path, name) for name in ("server", "first", "second"))
+    roots = tmp_path / "roots.pem"
+    shutil.copy(first.cert, roots)
+    certificates = Certificates(pair.cert, pair.key, roots)
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        shutil.copy(first.cert, roots)
+        with serving_tls(certificates) as running:
+            certificates.refresh()
+            context = trusting(pair.cert, first)
+            context.maximum_version = version
+            _, session = resumed(running.port, context, None)
+            was_reused, session = resumed(running.port, context, session)
+            assert was_reused
+            shutil.copy(second.cert, f"{roots}.new")
+            os.replace(f"{roots}.new", roots)
+            certificates.refresh()
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                resumed(running.port, context, session)
+
+
+def resumed(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession | None]:
+    """Ask on a new connection; whether it has resumed a session, and its own."""
+    plain = socket.create_connection(("localhost", port), timeout=20)
+    with context.wrap_socket(plain, server_hostname="localhost", session=session) as secure:
+        secure.sendall(get("/livez"))
+        if not secure.recv(4096):
+            raise ConnectionResetError
+        return bool(secure.session_reused), secure.session
+
+
+def test_connections_that_do_not_shake_hands_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be as many as connections; who comes later takes the place of the oldest, and those that are
+    connected stay.
+    """
+    monkeypatch.setattr("carpool.http.tls._SURE_S", 0.05)
+    pair = self_signed(tmp_path, "one")
+    running = RunningServer(App(models.scale))
+    running.server = Server(running.app, port=0, tls=Certificates(pair.cert, pair.key), limits=Limits(connections=4))
+    running.listen()
+    running.start()
+    context = trusting(pair.cert)
+    with context.wrap_socket(socket.create_connection(("localhost", running.port)), server_hostname="localhost") as old:
+        silent = [socket.create_connection(("localhost", running.port), timeout=20) for _ in range(12)]
+        assert ask(running.port, context, b"21") == (200, b"42.0")
+        assert silent[0].recv(1) == b""
+        server = running.server._addresses[0].server
+        assert isinstance(server, TlsServer) and running.call(lambda: len(server._strangers)) <= 4
+        old.sendall(get("/livez"))
+        assert old.recv(100).startswith(b"HTTP/1.1 200")
+    running.stop()
+    for each in silent:
+        each.close()
 
 
 def copy(pair: Pair, to: Pair) -> None:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 import carpool
 from carpool.cli.exits import FAILED, fail
 from carpool.cli.targets import find_service
-from carpool.errors import StartupError, Unavailable
+from carpool.errors import CarpoolError
 from carpool.observe import log
 
 
@@ -72,7 +72,7 @@ def score(
         status = run_job(Job(source, out, errors, in_format, out_format, resume), scorer)
     except (ImportError, ValueError, TypeError, OSError) as error:
         fail(str(error))
-    except (StartupError, Unavailable) as error:
+    except CarpoolError as error:  # the service does not start, or the server ends its answer
         logging.shutdown()
         fail(str(error), FAILED)
     raise SystemExit(status)

@@ -24,8 +24,8 @@ from carpool.client.messages import (
     EventReader,
     address_of,
     broken,
+    entry_in,
     error_in,
-    error_in_entry,
     line_of,
     packed,
     read,
@@ -273,13 +273,18 @@ class AsyncClient:
             rest, n = b"", 0
             async for data in pieces:
                 *lines, rest = (rest + data).split(b"\n")
-                if lines:
-                    bunch = [_entry(line, as_type) for line in lines]
-                    n += len(bunch)
-                    if n > counted.n and isinstance(bunch[-1], CarpoolError):  # a line more: why there is no more
-                        yield bunch[:-1]
-                        raise bunch[-1]
+                bunch: list[Any] = []
+                last: CarpoolError | None = None
+                try:
+                    for line in lines:
+                        bunch.append(entry_in(line, as_type))
+                except CarpoolError as error:
+                    last = error
+                n += len(bunch)
+                if bunch:
                     yield bunch
+                if last is not None:
+                    raise last
         if rest or n < counted.n:
             raise broken("the answer")
 
@@ -386,17 +391,6 @@ class _Counted:
                 lines = [line_of(x) for x in bunch]
                 self.n += len(lines)
                 yield b"".join(lines)
-
-
-def _entry(line: bytes, kind: Any) -> Any:
-    """Return the result or error in a line of an answer."""
-    error = error_in_entry(line)
-    if error is not None:
-        return error
-    try:
-        return read(line, kind, is_json=True)
-    except CarpoolError as unfit:
-        return unfit
 
 
 async def _check(answer: httpx.Response) -> None:

@@ -23,6 +23,7 @@ from carpool.errors import (
 from carpool.hints import schema
 from carpool.http_response import HTTPError
 from carpool.type_hints import meant
+from carpool.wire import entries
 
 MSGPACK_TYPE: Final = "application/msgpack"
 LINES_TYPE: Final = "application/x-ndjson"
@@ -37,6 +38,7 @@ class _Told(msgspec.Struct):
     status: int = 0
     reason: str = ""
     details: list[Detail] = []
+    is_last: bool = False
 
 
 class _Body(msgspec.Struct):
@@ -63,7 +65,10 @@ def packed(item: Any) -> bytes:
 
 def line_of(item: Any) -> bytes:
     """Return an item as a line of a bulk request. Raises TypeError or ValueError."""
-    return schema.json_bytes(item) + b"\n"
+    line = schema.json_bytes(item)
+    if not line or line.isspace():  # of a `msgspec.Raw`; the server would pass it over
+        raise ValueError("an item is an empty line: write null, or leave it out")
+    return line + b"\n"
 
 
 @lru_cache(64)
@@ -106,25 +111,42 @@ def error_in(status: int, headers: Mapping[str, str], body: bytes) -> CarpoolErr
         headers: Of the answer, by name in lower case.
         body: Of the answer.
     """
-    try:
-        told = _read_error(body).error
-    except msgspec.MsgspecError:
-        told = _Told(message=body[:200].decode("utf-8", "replace").strip() or f"the server answered {status}")
+    told = _told_in(body)
+    told.message = told.message or f"the server answered {status}"
     told.status = status
     told.request_id = told.request_id or headers.get("x-request-id", "")
     retry = headers.get("retry-after", "")
     return error_of(told, float(retry) if retry.isdigit() else None)
 
 
-def error_in_entry(entry: bytes) -> CarpoolError | None:
-    """Return the error of an item in an entry of a bulk answer; None if the entry is a result."""
-    if not entry.startswith(b'{"error"'):
-        return None
+def entry_in(line: bytes, kind: Any) -> Any:
+    """Return the result or the error of an item in a line of a bulk answer.
+
+    Args:
+        line: The line.
+        kind: The type that a result is to be.
+
+    Raises:
+        CarpoolError: The line says why there are no more.
+    """
+    if entries.is_error(line):
+        told = _told_in(line)
+        error = error_of(told, None)
+        if told.is_last:
+            raise error
+        return error
     try:
-        told = _read_error(entry).error
+        return read(entries.result_in(line), kind, is_json=True)
+    except CarpoolError as unfit:
+        return unfit
+
+
+def _told_in(body: bytes) -> _Told:
+    """Return what an error in an answer says."""
+    try:
+        return _read_error(body).error
     except msgspec.MsgspecError:
-        return None
-    return error_of(told, None) if told.status or told.code else None
+        return _Told(message=body[:200].decode("utf-8", "replace").strip())
 
 
 def error_of(told: _Told, retry_after_s: float | None) -> CarpoolError:
@@ -185,7 +207,8 @@ class EventReader:
                 elif name == b"data":
                     part = value.strip()
             if kind == b"error":
-                self.failure = error_in_entry(part) or broken("the stream")
+                told = _told_in(part)
+                self.failure = error_of(told, None) if told.status or told.code else broken("the stream")
             elif kind == b"end":
                 self.has_ended = True
             elif part:

@@ -2,8 +2,8 @@
 
 A connection is a stranger until it has shown that it knows the token (`wire/handshake.py`). Nothing
 else is read from strangers, and nothing is sent to them. Each has a few seconds, and only so many
-are let in at a time; the others wait in the kernel's queue, so that strangers can hold a worker up
-but not keep it out.
+are let in at a time (`strangers.py`); the others wait in the kernel's queue. So strangers can hold
+a worker up, but not keep it out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import secrets
 import socket
 import ssl
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from carpool.drive.strangers import Strangers
 from carpool.logger import logger
 from carpool.wire import handshake
 from carpool.wire.handshake import Claim, HandshakeError, Hello
@@ -28,10 +30,15 @@ from carpool.worker.tls import Tls
 STRANGER_S: Final = 5.0
 """How long a connection may take to prove itself."""
 
-MOST_STRANGERS: Final = 64
-"""How many connections may be proving themselves at a time."""
+MOST_STRANGERS: Final = 1024
+"""How many connections may be proving themselves at a time; at most a quarter of the descriptors
+that the process may have.
+"""
 
-_BACKLOG: Final = 256
+MOST_PER_S: Final = 1000
+"""How many may be let in in a second while others have to go for them."""
+
+_BACKLOG: Final = 4096  # first come, first served; the kernel takes less where it is told to
 _NO_ROOM_S: Final = 1.0  # until connections are taken again after the system had no descriptor for one
 _TELL_EVERY_S: Final = 60.0
 
@@ -74,6 +81,9 @@ class Gate:
         self._listening: list[socket.socket] = []
         self._paths: list[tuple[str, int]] = []  # of our Unix sockets, and their inodes
         self._greeting: set[asyncio.Task[None]] = set()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_STRANGERS if descriptors == resource.RLIM_INFINITY else min(MOST_STRANGERS, descriptors // 4)
+        self._proving: Strangers[asyncio.Task[None]] = Strangers(most, most / MOST_PER_S)
         self._is_full = False
         self._told_at = 0.0
 
@@ -114,9 +124,9 @@ class Gate:
 
     def _knocked(self, listening: socket.socket) -> None:
         """Take the connections that wait, as far as there is room."""
-        while len(self._greeting) < MOST_STRANGERS:
+        while (wait_s := self._proving.wait_s(self._loop.time())) == 0.0:
             try:
-                sock, _ = listening.accept()
+                sock, address = listening.accept()
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
@@ -128,7 +138,11 @@ class Gate:
             task = self._loop.create_task(self._greet(sock))
             self._greeting.add(task)
             task.add_done_callback(self._greeted)
+            going = self._proving.enter(task, str(address[0]) if address else "", self._loop.time())
+            if going is not None:
+                going.cancel()
         self._pause()
+        self._loop.call_later(wait_s, self._go_on)
 
     def _wait_for_descriptors(self, error: OSError) -> None:
         logger.error("no worker can join for %g s: %s", _NO_ROOM_S, error, extra=self._about)
@@ -149,6 +163,7 @@ class Gate:
 
     def _greeted(self, task: asyncio.Task[None]) -> None:
         self._greeting.discard(task)
+        self._proving.leave(task)
         self._go_on()
 
     async def _greet(self, sock: socket.socket) -> None:
@@ -164,6 +179,8 @@ class Gate:
             why = "it did not introduce itself in time" if isinstance(error, TimeoutError) else str(error)
         except BaseException:
             conversation.sock.close()
+            if self._listening:
+                self._turned_away(peer, "others came, and it had not introduced itself")
             raise
         if why:
             conversation.sock.close()

@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from carpool.drive.aio import Driver
 from carpool.drive.callers import GRACE_S, NO_ANSWER, Weigh, error_of, request_for, result_of, with_cause
@@ -20,10 +20,13 @@ from carpool.errors import DeadlineExceeded
 from carpool.foreign import as_model_error
 from carpool.request import DONE, Request
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, detach
+from carpool.wire.payload import LARGE, detach, size_of
 from carpool.wire.scalars import SCALARS
 
 _BYTES_IN_FLIGHT = 16 * 2**20  # of large items; more only pushes them out of the processor's cache
+
+MOST_WAITING: Final = 16 * 2**20
+"""Bytes of answers that may wait for their consumer before nothing more is let in."""
 
 
 class Window:
@@ -34,25 +37,42 @@ class Window:
         most: For small items, so that several can travel together.
 
     Attributes:
-        limit: How many may be inside now.
+        limit: How many may be inside now. It begins with few, as nothing is known of their sizes.
+        small: Items and answers of at most so many bytes never make it fewer.
+        fits: How many may be inside so that their answers hold `MOST_WAITING` together, if they are
+            as large as the last ones; but not fewer than `least`.
+        is_heavy: Whether the bytes of answers that wait have to be counted, as the last ones were
+            large.
     """
 
     def __init__(self, least: int, most: int) -> None:
-        self.limit = most
+        self.limit = least
+        self.small = _BYTES_IN_FLIGHT // most
+        self.fits = MOST_WAITING
+        self.is_heavy = False
         self._least = least
         self._most = most
+        self._usual = 0  # bytes of an answer
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether as many may be inside as ever."""
+        return self.limit == self._most
 
     def narrow(self, nbytes: int) -> None:
         """Let fewer in, since there are items of `nbytes` bytes."""
         self.limit = max(self._least, min(self.limit, _BYTES_IN_FLIGHT // nbytes))
 
-    def start_small(self) -> None:
-        """Let few in as long as nothing is known of the items' sizes."""
-        self.limit = self._least
-
     def widen(self) -> None:
         """Let more in, since the items were small."""
-        self.limit = min(2 * self.limit, self._most)
+        self.limit = min(2 * self.limit, self._most, self.fits)
+
+    def note_answers(self, n: int, nbytes: int) -> None:
+        """Take note of `n` answers that hold `nbytes` bytes together."""
+        usual = self._usual = max(nbytes // n, self._usual // 2)
+        self.is_heavy = usual * self._most > MOST_WAITING
+        self.fits = max(self._least, MOST_WAITING // max(1, usual))
+        self.limit = min(self.limit, self.fits)
 
 
 class AsyncStream:
@@ -81,6 +101,7 @@ class AsyncStream:
         self._has_input_ended = False
         self._input_error: BaseException | None = None
         self._feeder: asyncio.Future[None] | None = None  # while it waits for room
+        self._has_large_items = False  # the last one was
 
     def answered(self, request: Request) -> None:
         """Wake the consumer, which waits for this request, the first one."""
@@ -105,6 +126,9 @@ class AsyncStream:
             while not self._has_input_ended or requests:
                 while requests and requests[0].state == DONE:
                     request = requests.popleft()
+                    nbytes = _answer_bytes(request)
+                    if nbytes > self._window.small or not self._window.is_wide:
+                        self._note_answer(nbytes)
                     if self._feeder is not None and len(requests) <= self._window.limit // 2:
                         _wake(self._feeder)
                     yield _outcome(request) if return_exceptions else result_of(request)
@@ -116,6 +140,12 @@ class AsyncStream:
             feeding.cancel()
             for request in requests:
                 self._driver.cancel(request)
+
+    def _note_answer(self, nbytes: int) -> None:
+        """Let as many in as the size of the last answer allows."""
+        self._window.note_answers(1, nbytes)
+        if not self._has_large_items:
+            self._window.widen()
 
     async def _wait_for_first(self) -> None:
         """Wait until the first request is done; if there is none, until there is one or the end."""
@@ -131,12 +161,12 @@ class AsyncStream:
         try:
             if isinstance(xs, AsyncIterable):
                 async for x in xs:
-                    if len(self._requests) >= self._window.limit:
+                    while self._is_full:
                         await self._wait_for_room()
                     self._put(x)
             else:
                 for x in xs:
-                    if len(self._requests) >= self._window.limit:
+                    while self._is_full:
                         await self._wait_for_room()
                     self._put(x)
         except BaseException as error:
@@ -148,10 +178,18 @@ class AsyncStream:
             if self._consumer is not None:
                 _wake(self._consumer)
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether nothing more may be let in now."""
+        if len(self._requests) >= self._window.limit:
+            return True
+        return self._window.is_heavy and sum(map(_answer_bytes, self._requests)) > MOST_WAITING
+
     def _put(self, x: Any) -> None:
         request = _request_of(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
         self._requests.append(request)
-        if request.nbytes >= LARGE:
+        self._has_large_items = request.nbytes >= LARGE
+        if self._has_large_items:
             self._window.narrow(request.nbytes)
         if request.state != DONE:
             self._driver.submit(request)
@@ -171,6 +209,8 @@ class _Shared:
     change is one step.
 
     Attributes:
+        heavy: How many results there have been, and how many bytes came with the last ones of them;
+            only while results are large. The loop appends, the feeder takes.
         read: Items on their way to the loop, as requests or, if they cannot change, as they are.
             The feeder appends, the loop takes.
         results: On their way to the consumer. The loop appends, the consumer takes.
@@ -189,6 +229,7 @@ class _Shared:
     __slots__ = (
         "has_consumer_left",
         "has_input_ended",
+        "heavy",
         "input_error",
         "is_feeder_waiting",
         "is_submit_posted",
@@ -201,6 +242,7 @@ class _Shared:
     )
 
     def __init__(self) -> None:
+        self.heavy: deque[tuple[int, int]] = deque()
         self.read: deque[Any] = deque()
         self.results: deque[Any] = deque()
         self.n_read = 0
@@ -250,12 +292,13 @@ class ThreadStream:
         self._limit_s = limit_s
         self._window = window  # the feeder narrows it, the loop widens it
         self._weigh = weigh
-        window.start_small()
 
         self._shared = _Shared()
 
         self._memory = Memory()  # the feeder's: the loop makes requests of scalars only, which need none
         self._requests: deque[Request] = deque()  # the loop's: those inside, in order
+        self._has_large_items = False  # the loop's: some of the last ones were
+        self._n_harvested = 0  # the loop's
 
     # -- the consumer's thread
 
@@ -322,7 +365,7 @@ class ThreadStream:
         shared = self._shared
         try:
             for x in xs:
-                if shared.n_read - shared.n_taken >= self._window.limit:
+                if shared.n_read - shared.n_taken >= self._window.limit or self._window.is_heavy:
                     self._wait_for_room()
                 if shared.has_consumer_left:
                     return
@@ -343,13 +386,24 @@ class ThreadStream:
 
     def _wait_for_room(self) -> None:
         shared = self._shared
-        while shared.n_read - shared.n_taken >= self._window.limit and not shared.has_consumer_left:
+        while self._is_full and not shared.has_consumer_left:
             shared.room.clear()
             shared.is_feeder_waiting = True
             # checked after the clearing, so that no room is missed
-            if shared.n_read - shared.n_taken >= self._window.limit and not shared.has_consumer_left:
+            if self._is_full and not shared.has_consumer_left:
                 shared.room.wait()
             shared.is_feeder_waiting = False
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether nothing more may be let in now."""
+        shared = self._shared
+        if shared.n_read - shared.n_taken >= self._window.limit:
+            return True
+        heavy, n_taken = shared.heavy, shared.n_taken
+        while heavy and heavy[0][0] <= n_taken:
+            heavy.popleft()
+        return sum([nbytes for _, nbytes in heavy]) > MOST_WAITING
 
     # -- the loop's thread
 
@@ -366,8 +420,7 @@ class ThreadStream:
             if request.nbytes > largest:
                 largest = request.nbytes
             requests.append(request)
-        if largest < LARGE:
-            self._window.widen()
+        self._has_large_items = largest >= LARGE
         self._requests += requests
         self._driver.submit_all(requests)
         self._harvest()
@@ -379,9 +432,12 @@ class ThreadStream:
     def _harvest(self) -> None:
         """Pass on the results up to the first request that is not done."""
         requests, results = self._requests, self._shared.results
-        before = len(results)
+        n = nbytes = 0
         while requests and requests[0].state == DONE:
             request = requests.popleft()
+            n += 1
+            if type(request.result) not in SCALARS:
+                nbytes += _answer_bytes(request)
             if request.error is not None:
                 results.append(_Raised(error_of(request)))
                 continue
@@ -391,8 +447,19 @@ class ThreadStream:
                 results.append(_Raised(error))
         if requests:
             requests[0].caller = self
-        if len(results) > before:
+        if n:
+            self._note_harvest(n, nbytes)
             self._shared.news.set()
+
+    def _note_harvest(self, n: int, nbytes: int) -> None:
+        """Let as many in as the size of the last results allows."""
+        window = self._window
+        self._n_harvested += n
+        window.note_answers(n, nbytes)
+        if window.is_heavy:
+            self._shared.heavy.append((self._n_harvested, nbytes))
+        if not self._has_large_items:
+            window.widen()
 
     def _cancel(self) -> None:
         for request in self._requests:
@@ -428,6 +495,12 @@ def _request_of(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) ->
     request.state = DONE
     request.error = failure
     return request
+
+
+def _answer_bytes(request: Request) -> int:
+    """Return how many bytes an answer holds that is there, as far as it matters."""
+    result = request.result
+    return 0 if type(result) in SCALARS else size_of(result)  # type: ignore[arg-type]
 
 
 def _outcome(request: Request) -> Any:

@@ -56,8 +56,10 @@ _msgpack_encoder = msgspec.msgpack.Encoder(enc_hook=_to_builtins)
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return a value as JSON; arrays are nested lists. Raises TypeError, ValueError or the like."""
-    return _json_encoder.encode(value)
+    """Return a value as JSON in one line; arrays are nested lists. Raises TypeError, ValueError or
+    the like.
+    """
+    return _without_line_ends(_json_encoder.encode(value))
 
 
 def msgpack_bytes(value: Any) -> bytes:
@@ -357,6 +359,7 @@ def _writer(
     fits = _object_check(kind) if CustomType in kinds else None
     # where null does not fit the type, reading refuses NaN without our help
     may_hide_nan = writes_nan_as_null and not kinds.isdisjoint(_TAKE_NULL)
+    may_hold_raw = writes_nan_as_null and not kinds.isdisjoint((AnyType, RawType))
 
     def write(value: Any) -> bytes:
         try:
@@ -365,6 +368,8 @@ def _writer(
                 _refuse_nan(value)
             if fits is None or not fits(value):
                 read(body)
+            if may_hold_raw:
+                body = _without_line_ends(body)
         except _DOES_NOT_FIT as error:
             raise _bad_result(
                 f"{what} does not fit {type_name(kind)}", error, value if writes_nan_as_null else None
@@ -383,13 +388,26 @@ def _unchecked_writer(encode: Callable[[Any], bytes], *, writes_nan_as_null: boo
     def write(value: Any) -> bytes:
         try:
             body = encode(value)
-            if writes_nan_as_null and body.partition(_NULL)[1]:  # the fastest way to ask; `in` is the slowest
-                _refuse_nan(value)
+            if writes_nan_as_null:
+                if body.partition(_NULL)[1]:  # the fastest way to ask; `in` is the slowest
+                    _refuse_nan(value)
+                body = msgspec.json.format(body, indent=-1) if type(value) is msgspec.Raw else _without_line_ends(body)
         except _DOES_NOT_FIT as error:
             raise _bad_result("the result cannot be written", error) from error
         return body
 
     return write
+
+
+def _without_line_ends(body: bytes) -> bytes:
+    """Return JSON without line ends, which only a `msgspec.Raw` brings; in texts they are escaped.
+
+    Raises:
+        DecodeError: It is no JSON.
+    """
+    if body.partition(b"\n")[1] or body.partition(b"\r")[1]:
+        return msgspec.json.format(body, indent=-1)
+    return body
 
 
 def _bad_result(what: str, error: Exception, value: Any = None) -> ModelError:

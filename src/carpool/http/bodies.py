@@ -95,6 +95,16 @@ class Bodies:
             slowest.refuse_as_slow()
             self.remove(slowest)
 
+    def hold(self, body: Body, nbytes: int) -> None:
+        """Count so many bytes of a body, of which some may have gone since. Raises `Overloaded`."""
+        if nbytes > body.held:
+            self.add(body, nbytes - body.held)
+            return
+        self.held += nbytes - body.held
+        body.held = nbytes
+        if nbytes <= self.share:
+            self._large.pop(body, None)
+
     def remove(self, body: Body) -> None:
         """Take a body off the account because it is complete or given up."""
         self.held -= body.held

@@ -1,27 +1,31 @@
 """Bulk: a body of any number of lines, one item each, answered by as many lines in their order
 while the body is still being sent.
 
-At most a window of items is inside at a time. While it is full, or the client does not take its
-answers, no more of the body is wanted. So memory is bounded in both directions: by the window, one
-piece of the body, and one line.
+At most a window of items is inside at a time. While it is full, the client does not take its
+answers, or the first queue has no room for their bytes, no more of the body is wanted. So memory is
+bounded in both directions: by the window, which is narrower where lines or answers are large, one
+piece of the body, and one line. What has come of the body, and is not inside, counts among the
+bodies that the server is receiving (`Exchange.hold`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Final
 
+from carpool.drive.streams import MOST_WAITING, Window
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.exchange import Ask, Exchange, HttpResponse
 from carpool.http.items import ExchangeItems
-from carpool.http.many import entry_of
+from carpool.http.many import entry_of, error_entry
 from carpool.http.streaming import HttpStream
 from carpool.request import DONE, NEW, Request
-from carpool.wire.payload import CUSTOM, LARGE, without_adapter
+from carpool.wire import entries
+from carpool.wire.payload import CUSTOM, JSON, without_adapter
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
-    from carpool.drive.streams import Window
 
 BULK_PRIORITY: Final = -1
 """The priority of items of a bulk request that names none: those of other requests go first."""
@@ -35,6 +39,8 @@ _QUICK_S: Final = 0.005
 several are taken together, since that takes hardly longer than to do it for one."""
 _LONGEST_WAIT_S: Final = 0.01
 """After this time answers are written although no other batch has been answered."""
+_NO_ROOM_S: Final = 0.01
+"""After this time a request of which nothing is inside asks again whether there is room."""
 _WIDENED: Final = 4
 """How many times the usual number of items may be inside then, so that the workers have enough to
 do until more lines are taken."""
@@ -85,12 +91,14 @@ class BulkItems(ExchangeItems):
         self._first = driver.pipeline.batchers[0]
         self._most = max(1, int(min(self._first.queue.max_size, 2**30)) // 2)
         self._longest = longest
+        self._usual_length = min(longest, window.small // _WIDENED)
+        self._has_long_lines = False
         self._soon = soon
         self._later = driver.loop.call_later
 
-        # the body: pieces of a line that is not complete, and complete lines that wait for room
-        self._pieces: list[bytes] = []
-        self._held = 0
+        # the body: a line that is not complete, and complete lines that wait for room
+        self._line = bytearray()
+        self._held = self._counted = 0  # bytes of both, and those that were counted
         self._lines: list[bytes] = []
         self._n_taken = 0  # how many of these have become items
         self._has_input_ended = False
@@ -119,23 +127,25 @@ class BulkItems(ExchangeItems):
         """Take a piece of the body."""
         if self._has_input_ended:
             return
-        first, *others = data.split(b"\n")
-        self._held += len(first)
-        self._pieces.append(first)
-        if others:
-            self._take_line()
-            *lines, last = others
-            self._lines.extend(lines)
-            self._pieces.append(last)
-            self._held = len(last)
+        self._held += len(data)
+        *lines, last = data.split(b"\n")
+        if lines and self._line:
+            self._line += lines[0]
+            lines[0] = bytes(self._line)
+            self._line.clear()
+        self._lines += lines
+        self._line += last
         self._submit()
-        if self._held > self._longest:
+        if len(self._line) > self._longest:
             self.break_off(self._too_long())
+        self._count_held()
 
     def end(self) -> None:
         """Take note that the body is complete."""
         if not self._has_input_ended:
-            self._take_line()
+            if self._line:
+                self._lines.append(bytes(self._line))
+                self._line.clear()
             self._submit()
             self._has_input_ended = True
             self.flush_soon()
@@ -145,21 +155,24 @@ class BulkItems(ExchangeItems):
         self.break_off_with(self._ask.responder.error(self._exchange.head, error))
 
     def break_off_with(self, response: HttpResponse) -> None:
-        """Do the same with the body of an error response as the last line."""
+        """Do the same with what an error response says."""
         if self._broken is None and not self._has_ended:
-            self._broken = bytes(response.body) + b"\n"
-            self._has_input_ended = True
-            self._forget_lines()
-            self._pieces.clear()
-            self._exchange.leave_body_unread()
+            self._broken = error_entry(response, JSON, is_last=True) + b"\n"
+            self._forget_body()
+            if not self._has_input_ended:
+                self._has_input_ended = True
+                self._exchange.leave_body_unread()
             self.flush_soon()
 
-    def _take_line(self) -> None:
-        """Complete the line whose pieces have come."""
-        if self._pieces:
-            self._lines.append(b"".join(self._pieces))
-            self._pieces.clear()
-            self._held = 0
+    def _count_held(self) -> None:
+        """Have the bytes counted that have come and are not inside."""
+        if self._held == self._counted:
+            return
+        self._counted = self._held
+        try:
+            self._exchange.hold(self._held)
+        except CarpoolError as error:
+            self.break_off(error)
 
     def _too_long(self) -> InvalidRequest:
         text = f"a line of the body is longer than {self._longest} bytes"
@@ -173,6 +186,8 @@ class BulkItems(ExchangeItems):
         if self._lines and closed is not None:
             self.break_off(closed)
             return
+        if self._is_paused:
+            return
         inside = self.inside
         lines = self._take_lines()
         if lines:
@@ -182,24 +197,45 @@ class BulkItems(ExchangeItems):
                 self._driver.submit_alike(new)
             else:
                 self._driver.submit_all([item for item in new if self._is_weighed(item)])
+        elif self._lines and not inside and not self._is_timed:
+            self._is_timed = True
+            self._later(_NO_ROOM_S, self._flush_in_time)  # no answer of this request will have it called
         if inside and inside[0].state == DONE:
             self.flush_soon()
 
     def _forget_lines(self) -> None:
-        """Let go of all lines that wait."""
+        """Let go of all lines that wait, as they have been taken."""
         self._lines.clear()
         self._n_taken = 0
+        self._held = len(self._line)
+
+    def _forget_body(self) -> None:
+        """Let go of all that waits, as nothing of it is wanted."""
+        self._line.clear()
+        self._forget_lines()
+        self._count_held()
 
     @property
     def _room(self) -> int:
         """How many more items may be inside."""
-        return self._most_inside - len(self.inside)
+        room = self._most_inside - len(self.inside)
+        if room > 0 and self._window.is_heavy and sum(map(_answer_bytes, self.inside)) > MOST_WAITING:
+            return 0
+        return room
 
     @property
     def _most_inside(self) -> int:
         """How many items may be inside."""
-        limit = self._window.limit
-        return min(limit * _WIDENED if self._is_quick else limit, self._most)
+        window = self._window
+        limit = window.limit * _WIDENED if window.is_wide and self._is_quick else window.limit
+        return min(limit, window.fits, self._most)
+
+    @property
+    def _room_bytes(self) -> float:
+        """How many bytes the lines may have that are taken now; anything fits while none waits."""
+        queue, door = self._first.queue, self._driver.pipeline.door
+        waiting = queue.nbytes + door.nbytes
+        return queue.max_bytes - waiting if waiting else inf
 
     @property
     def _is_quick(self) -> bool:
@@ -220,33 +256,44 @@ class BulkItems(ExchangeItems):
         taken = self._lines[at : at + max(0, self._room)]
         if not taken:
             return taken
-        if min(taken) < _NO_SPACE or max(map(len, taken)) > min(self._longest, LARGE - 1):
+        if min(taken) < _NO_SPACE or max(map(len, taken)) > self._usual_length:
             return self._take_unusual_lines()
-        self._n_taken = at + len(taken)
-        if self._n_taken == len(self._lines):
-            self._forget_lines()
+        nbytes = sum(map(len, taken))
+        if nbytes > self._room_bytes:
+            return self._take_unusual_lines()
+        self._has_long_lines = False
+        self._note_taken(at + len(taken), nbytes + len(taken))
         return taken
+
+    def _note_taken(self, upto: int, nbytes: int) -> None:
+        """Let go of lines that were taken or passed over, which held so many bytes."""
+        self._n_taken = upto
+        self._held -= nbytes
+        if upto == len(self._lines):
+            self._forget_lines()
 
     def _take_unusual_lines(self) -> list[bytes]:
         """Take lines as `_take_lines` does, where some may be blank or long."""
         taken: list[bytes] = []
-        longest_usual = min(self._longest, LARGE - 1)
         lines, at, room = self._lines, self._n_taken, self._room  # a client may send nothing but blank lines
+        room_bytes, nbytes = self._room_bytes, 0
         while at < len(lines) and len(taken) < room:
             line = lines[at]
-            at += 1
-            if not line or (line[0] <= _SPACE and line.isspace()):
-                continue
-            if len(line) > longest_usual:
+            if len(line) > self._usual_length:
                 if len(line) > self._longest:
                     self.break_off(self._too_long())
                     return taken
+                self._has_long_lines = True
                 self._window.narrow(len(line))
                 room = self._room
-            taken.append(line)
-        self._n_taken = at
-        if at == len(lines):
-            self._forget_lines()
+            if line and not (line[0] <= _SPACE and line.isspace()):
+                if len(taken) == room or len(line) > room_bytes:
+                    break
+                room_bytes = min(room_bytes, self._first.queue.max_bytes) - len(line)
+                taken.append(line)
+            at += 1
+            nbytes += len(line) + 1
+        self._note_taken(at, nbytes)
         return taken
 
     def _items_of(self, lines: list[bytes]) -> list[BulkItem]:
@@ -297,7 +344,7 @@ class BulkItems(ExchangeItems):
     def cancel(self) -> None:
         """Give up everything: the client has left."""
         self._has_input_ended = self._has_ended = True
-        self._forget_lines()
+        self._forget_body()
         for item in self.inside:
             self._driver.cancel(item)
         self.inside.clear()
@@ -343,8 +390,13 @@ class BulkItems(ExchangeItems):
         if n:
             answered = inside[:n]
             del inside[:n]
-            self._exchange.write_part(self._written(answered))
+            lines = self._written(answered)
+            self._window.note_answers(n, len(lines))
+            if not self._has_long_lines:
+                self._window.widen()
+            self._exchange.write_part(lines)
         self._submit()
+        self._count_held()
         if self.wants_more:
             self._exchange.want_more()
         elif self._has_input_ended and not (inside or self._lines or self.is_flush_due):
@@ -355,17 +407,20 @@ class BulkItems(ExchangeItems):
     def _written(self, answered: list[BulkItem]) -> bytes:
         """Return the lines of answers, and keep the items that can be used again."""
         results = [item.result for item in answered]
-        if set(map(type, results)) != {bytes}:  # nearly all are bytes; what has failed has no result
+        if set(map(type, results)) == {bytes}:  # nearly all are bytes; what has failed has no result
+            lines = entries.of_results(results)  # type: ignore[arg-type]
+        else:
             ask, head = self._ask, self._exchange.head
-            results = [
-                result if type(result) is bytes else entry_of(item, ask, head)
-                for item, result in zip(answered, results, strict=True)
-            ]
+            lines = b"".join([entry_of(item, ask, head) + b"\n" for item in answered])
             answered = [item for item in answered if type(item.result) is bytes]
         if self._are_used_again and not self._driver.pipeline.has_untold_answers:
             self._spare += answered
-        results.append(b"")
-        return b"\n".join(results)  # type: ignore[arg-type]
+        return lines
+
+
+def _answer_bytes(item: BulkItem) -> int:
+    """Return how many bytes an answer holds that waits for those before it."""
+    return len(item.result) if type(item.result) is bytes and item.state == DONE else 0
 
 
 Piece = bytes | HttpResponse | None

@@ -192,6 +192,8 @@ class Connection(PartWriter):
                     self.app.route_raised(exchange, error)
                 if head.ask is None:
                     self._note_page(exchange)
+                if data and self.ignoring_input:
+                    return
 
     def has_room_at(self, model: ServedModel | None, owed: int = 0) -> bool:
         """Count this connection for the model that it asks now, and report whether there is room.
@@ -208,6 +210,8 @@ class Connection(PartWriter):
             return True
         has_room = self._state.shares.take(self, model)
         self.counted_for = model if has_room else None
+        if owed and not has_room:
+            self.ignoring_input = True  # it ends with the answer to this request
         return has_room
 
     def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
@@ -221,6 +225,7 @@ class Connection(PartWriter):
     def bulk_started(self, head: HttpHead) -> None:
         """Take a bulk request from the reader, and let the app have it in its turn."""
         self._bulk = HttpExchange(self, head)
+        self._bulk.held = 0
         self._bulk.item = []  # pieces that come before the app has it
         self._queue.add(self._bulk)
         self._give()
@@ -244,6 +249,14 @@ class Connection(PartWriter):
         """Read on, as there is room for more of a bulk request."""
         if self.is_reading_paused:
             self._regulate()
+
+    def hold(self, exchange: HttpExchange, nbytes: int) -> None:
+        """Count how many bytes of the body of a bulk request are in memory."""
+        self._state.bodies.hold(exchange, nbytes)
+
+    def break_off_as_slow(self, exchange: HttpExchange) -> None:
+        """End a bulk request that comes too slowly."""
+        feed_bulk(exchange, self.app.refuse(exchange.head, Refusal(408, "request_timeout")))
 
     def leave_body_unread(self) -> None:
         """Read no further: the rest of the bulk request cannot be told from what follows it."""
@@ -367,8 +380,8 @@ class Connection(PartWriter):
 
     def _give(self) -> None:
         """Give the app the requests that it may have, and write refusals whose turn it is."""
-        if self._is_giving:
-            return  # called by an answer given at once: the loop below goes on
+        if self._is_giving or self._transport.is_closing():
+            return  # called by an answer given at once: the loop below goes on; or nothing can be answered any more
         queue = self._queue
         self._is_giving = True
         try:

@@ -249,6 +249,13 @@ class Exchange(Request):
     def want_more(self) -> None:
         """Have more of the body of a bulk request sent."""
 
+    def hold(self, nbytes: int) -> None:
+        """Count how many bytes of the body of a bulk request are in memory, where that is ours.
+
+        Raises:
+            Overloaded: They are too many.
+        """
+
     def leave_body_unread(self) -> None:
         """Have nothing more read of the body of a bulk request, which is broken off."""
 

@@ -42,6 +42,12 @@ class ExchangeConnection(Protocol):
     def want_more(self) -> None:
         """Read on, as there is room for more of a bulk request."""
 
+    def hold(self, exchange: HttpExchange, nbytes: int) -> None:
+        """Count how many bytes of the body of a bulk request are in memory."""
+
+    def break_off_as_slow(self, exchange: HttpExchange) -> None:
+        """End a bulk request that comes too slowly."""
+
     def leave_body_unread(self) -> None:
         """Read nothing more of the body of a bulk request."""
 
@@ -51,13 +57,15 @@ class HttpExchange(Exchange):
 
     Attributes:
         connection: Where the request came from.
+        held: How many bytes of the body of a bulk request are in memory; only there.
         response: The answer; None until it is there, or until all of its parts are.
         is_broken: Whether an answer in parts is broken off; set at its end.
     """
 
-    __slots__ = ("connection", "is_broken", "response")
+    __slots__ = ("connection", "held", "is_broken", "response")
 
     head: HttpHead
+    held: int
     is_broken: bool
 
     def __init__(self, connection: ExchangeConnection, head: HttpHead, body: bytes | bytearray = b"") -> None:
@@ -101,6 +109,18 @@ class HttpExchange(Exchange):
 
     def want_more(self) -> None:
         self.connection.want_more()
+
+    def hold(self, nbytes: int) -> None:
+        self.connection.hold(self, nbytes)
+
+    @property
+    def service(self) -> ServedModel | None:
+        """The service that a bulk request is for."""
+        return self.head.model
+
+    def refuse_as_slow(self) -> None:
+        """Break a bulk request off: its body comes so slowly that others need its memory."""
+        self.connection.break_off_as_slow(self)
 
     def leave_body_unread(self) -> None:
         self.connection.leave_body_unread()

@@ -15,6 +15,7 @@ from carpool.hints import nesting, schema
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems
 from carpool.request import Request
+from carpool.wire import entries
 from carpool.wire.payload import JSON, MSGPACK
 from carpool.wire.response import CheckedResponse
 
@@ -71,22 +72,31 @@ def entry_of(item: Request, ask: Ask, head: Head) -> bytes:
     """
     result = item.result
     if item.error is not None:
-        return _error_entry(item.error, ask, head)
+        return error_entry(ask.responder.error(head, item.error), ask.accept)
     if type(result) is not CheckedResponse:
-        return bytes(result)  # type: ignore[call-overload,no-any-return]
-    if result.content_type and result.content_type not in (ask.content_type, _CONTENT_TYPES[ask.accept]):
-        kind = result.content_type.decode("latin-1")
-        text = f"the answer is of type {kind}, which a list cannot hold: ask for it by itself"
-        return _error_entry(ModelError(text, code="bad_result"), ask, head)
-    return bytes(result.body) or _ENCODERS[ask.accept](None)
+        return entries.of_result(bytes(result), ask.accept)  # type: ignore[call-overload]
+    kind, body = result.content_type, bytes(result.body)
+    if not kind or not body:
+        return entries.of_result(body or _ENCODERS[ask.accept](None), ask.accept)
+    try:
+        if kind not in (ask.content_type, _CONTENT_TYPES[ask.accept]):
+            raise ValueError(f"of type {kind.decode('latin-1')}")
+        return entries.of_body(body, ask.accept)
+    except ValueError as error:
+        text = f"the answer is {error}, which a list cannot hold: ask for it by itself"
+    return error_entry(ask.responder.error(head, ModelError(text, code="bad_result")), ask.accept)
 
 
-def _error_entry(error: Exception, ask: Ask, head: Head) -> bytes:
-    """Return the body that an error has in an answer of its own, with its status added."""
-    response = ask.responder.error(head, error)
-    entry = msgspec.json.decode(response.body)
-    entry["error"]["status"] = response.status
-    return _ENCODERS[ask.accept](entry)
+def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
+    """Return the body of an error response as an entry, with its status.
+
+    Args:
+        response: The response.
+        accept: The format of the entry, JSON or MSGPACK.
+        more: What else is told.
+    """
+    told = msgspec.json.decode(response.body)["error"]
+    return entries.of_error({**told, "status": response.status, **more}, accept)
 
 
 def split(body: bytes | bytearray, format: int, most: float) -> list[bytes]:

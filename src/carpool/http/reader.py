@@ -97,6 +97,10 @@ class _Stop(Exception):
         self.response = response
 
 
+class _Ignored(Exception):
+    """Raised inside the parser's calls to stop reading, as nothing more is wanted."""
+
+
 class RequestReader:
     """Reads the requests of one connection.
 
@@ -137,6 +141,8 @@ class RequestReader:
         self._chunks = 0
         self._large_body: memoryview | None = None  # the memory of a large body
         self._is_bulk = False  # the present body is handed on as it comes
+        self._skips_body = False  # the parser does, which takes it for another protocol
+        self._is_resumed = False  # another parser is told a head that we know
 
     @property
     def service(self) -> ServedModel | None:
@@ -194,11 +200,15 @@ class RequestReader:
         """Let go of a request that is half received."""
         self._take_body()
         self.head = None
-        self.in_headers = self._is_bulk = False
+        self.in_headers = self._is_bulk = self._skips_body = False
 
     # -- the parser's calls
 
     def on_message_begin(self) -> None:
+        if self._receiver.ignoring_input:  # what came before it in the same piece has ended the reading
+            raise _Ignored
+        if self._is_resumed:
+            return
         self.requests += 1
         self.at_request_start = False
         self._target = b""
@@ -209,11 +219,15 @@ class RequestReader:
         self.in_headers = True
 
     def on_url(self, url: bytes) -> None:
+        if self._is_resumed:
+            return
         self._target += url
         if len(self._target) > self._limits.target_bytes:
             raise Refusal(414, "uri_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_resumed:
+            return
         limits = self._limits
         self._fields += 1
         self._header_bytes += len(name) + len(value) + _FIELD_OVERHEAD
@@ -232,6 +246,9 @@ class RequestReader:
             self._all_headers.append((name, value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
+        if self._is_resumed:
+            self._is_resumed = False
+            return
         self.in_headers = False
         raw, self._raw_head = self._raw_head, b""
         parser, headers = self._parser, self._headers
@@ -293,8 +310,8 @@ class RequestReader:
     def on_message_complete(self) -> None:
         head = self.head
         assert head is not None
-        if self._large_body is not None and self.held < len(self._large_body):
-            return  # the parser sees no body in an offer to upgrade
+        if self._skips_body:
+            return
         body = self._take_body()
         self.head = None
         self._unparsed_bytes = 0
@@ -327,7 +344,8 @@ class RequestReader:
                 data = self._decline_upgrade(data[upgrade.args[0] :])
                 continue
             except httptools.HttpParserCallbackError as error:
-                self._receiver.refuse(self._response_to(error.__context__))
+                if not isinstance(error.__context__, _Ignored):
+                    self._receiver.refuse(self._response_to(error.__context__))
             except httptools.HttpParserError:
                 if not self._receiver.ignoring_input:
                     self._receiver.refuse(self._app.refuse(self.head, Refusal(400, "bad_http")))
@@ -338,13 +356,25 @@ class RequestReader:
             break
 
     def _decline_upgrade(self, data: bytes) -> bytes:
-        """Ignore an offer to change protocols, after which the parser stops; return the rest."""
+        """Ignore an offer to change protocols, after which the parser stops; return the rest.
+
+        The parser sees no body behind such an offer. So another one reads the body, of which the
+        head says nothing but how the body is sent.
+        """
         self._parser = httptools.HttpRequestParser(self)
-        if self._large_body is None:
+        if not self._skips_body:
             return data
-        n = len(self._large_body) - self.held
-        self._fill(data[:n])
-        return data[n:]
+        self._skips_body = False
+        if self._large_body is not None:
+            n = len(self._large_body) - self.held
+            self._fill(data[:n])
+            return data[n:]
+        assert self.head is not None
+        is_chunked = b"transfer-encoding" in self._headers
+        framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % self.head.length
+        self._is_resumed = True
+        self._parser.feed_data(b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % framing)
+        return data
 
     def _remember(self, raw: bytes, head: HttpHead) -> None:
         """Keep the head that was just parsed if its meaning depends on nothing but its bytes."""
@@ -402,7 +432,8 @@ class RequestReader:
         """Make ready to receive the body of an admitted request."""
         if b"expect" in self._headers and not head.is_http_1_0:
             self._receiver.send_continue()
-        if (head.length >= LARGE_BODY and not self._is_bulk) or self._parser.should_upgrade():
+        self._skips_body = self._parser.should_upgrade()
+        if head.length >= LARGE_BODY and not self._is_bulk:
             self._large_body = memoryview(self._state.memory.buffer(head.length))
 
     def _take_body(self) -> bytes | bytearray:

@@ -21,13 +21,12 @@ from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.listener import BACKLOG, Listener, PortListener
 from carpool.http.server_state import Limits, ServerState
-from carpool.http.tls import Certificates
+from carpool.http.tls import Certificates, TlsServer
 from carpool.http.watch import SourceFiles, reload_on_change
 from carpool.logger import logger
 
 _LAST_ANSWERS_S = 5.0
 _LOOK_EVERY_S = 1.0
-_HANDSHAKE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -48,7 +47,7 @@ class _ServedAddress:
     tls: Certificates | None
     sock: socket.socket | None = None
     state: ServerState | None = None
-    server: asyncio.Server | None = None
+    server: asyncio.Server | TlsServer | None = None
 
     def bind(self) -> None:
         """Bind the address. Raises OSError if it is not free."""
@@ -64,11 +63,13 @@ class _ServedAddress:
         if isinstance(self.app, App):
             self.app.on_new_routes.append(state.routes_changed)
             self.app.connection_shares = state.shares
+        if self.tls is not None:
+            self.server = TlsServer(self.sock, self.tls, lambda: Connection(state), limits.connections)
+            return
         create: Any = asyncio.get_running_loop().create_server
         if self.sock.family == socket.AF_UNIX:
             create = asyncio.get_running_loop().create_unix_server
-        more = {} if self.tls is None else {"ssl": self.tls.context, "ssl_handshake_timeout": _HANDSHAKE_S}
-        self.server = await create(lambda: Connection(state), sock=self.sock, backlog=BACKLOG, **more)
+        self.server = await create(lambda: Connection(state), sock=self.sock, backlog=BACKLOG)
 
     async def end(self, patience_s: float) -> None:
         """Close every connection: idle ones now, the others after their answers."""

@@ -1,13 +1,23 @@
-"""TLS of our own server: certificates that are read again when they have been renewed."""
+"""TLS of our own server: certificates that are read again when they have been renewed, and how
+connections shake hands.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
+from carpool.drive.strangers import Strangers
 from carpool.logger import logger
 
 _PROTOCOLS = ["http/1.1"]
+_HANDSHAKE_S = 10.0
+_SURE_S = 1.0  # what a handshake may take however many others come
+_NO_ROOM_S = 1.0  # until connections are taken again after the system had no descriptor for one
 
 
 class Certificates:
@@ -20,7 +30,8 @@ class Certificates:
             need none.
 
     Attributes:
-        context: For the server's sockets. Each handshake takes what was read last.
+        context: For the next handshake: what was read last. With another one begin other sessions,
+            so no client resumes one for which it could not begin any more.
 
     Raises:
         OSError: A file cannot be read, or has no certificate or key that fits.
@@ -31,9 +42,7 @@ class Certificates:
         self._key = key
         self._client_ca = client_ca
         self._seen = self._states()
-        self._current = self._read()
         self.context = self._read()
-        self.context.sni_callback = self._choose
 
     def refresh(self) -> None:
         """Read the files again if one has changed; log those that are no good."""
@@ -42,15 +51,11 @@ class Certificates:
             if states == self._seen:
                 return
             self._seen = states
-            self._current = self._read()
+            self.context = self._read()
         except OSError as error:
             logger.error("the certificate stays as it is: %s", error)
         else:
             logger.info("the certificate in %s is in force", self._cert)
-
-    def _choose(self, handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Have a handshake use what was read last."""
-        handshake.context = self._current
 
     def _read(self) -> ssl.SSLContext:
         """Make a context of the files. Raises OSError."""
@@ -75,3 +80,68 @@ class Certificates:
         """Return what changes when one of the files is written or replaced. Raises OSError."""
         states = [path.stat() for path in self._files]
         return [(state.st_mtime_ns, state.st_size, state.st_ino) for state in states]
+
+
+class TlsServer:
+    """Accepts connections, and has each shake hands before it becomes one of the server's.
+
+    Those that have not done so are strangers: there may be only so many at a time, and the newest
+    come in.
+
+    Args:
+        sock: Listens, and does not block.
+        certificates: Of the server.
+        make: Makes the protocol of a connection.
+        most: How many may be shaking hands at a time.
+    """
+
+    def __init__(
+        self, sock: socket.socket, certificates: Certificates, make: Callable[[], asyncio.Protocol], most: int
+    ) -> None:
+        self._sock = sock
+        self._certificates = certificates
+        self._make = make
+        self._loop = asyncio.get_running_loop()
+        self._strangers: Strangers[asyncio.Task[None]] = Strangers(most, _SURE_S)
+        self._has_room = asyncio.Event()
+        self._accepting = self._loop.create_task(self._accept())
+        self._shaking: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Accept no more, and let go of those that have not shaken hands."""
+        for task in (self._accepting, *self._shaking):
+            task.cancel()
+        self._sock.close()
+
+    async def _accept(self) -> None:
+        while True:
+            while wait_s := self._strangers.wait_s(self._loop.time()):
+                self._has_room.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._has_room.wait()
+            try:
+                sock, address = await self._loop.sock_accept(self._sock)
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                logger.error("no connection is taken for %g s: %s", _NO_ROOM_S, error)
+                await asyncio.sleep(_NO_ROOM_S)
+                continue
+            task = self._loop.create_task(self._shake_hands(sock))
+            self._shaking.add(task)
+            task.add_done_callback(self._shaken)
+            going = self._strangers.enter(task, str(address[0]) if address else "", self._loop.time())
+            if going is not None:
+                going.cancel()
+
+    async def _shake_hands(self, sock: socket.socket) -> None:
+        """Make a connection of a socket; who cannot shake hands is not worth a word."""
+        context = self._certificates.context
+        with contextlib.suppress(OSError):
+            await self._loop.connect_accepted_socket(self._make, sock, ssl=context, ssl_handshake_timeout=_HANDSHAKE_S)
+
+    def _shaken(self, task: asyncio.Task[None]) -> None:
+        self._shaking.discard(task)
+        self._strangers.leave(task)
+        self._has_room.set()

@@ -6,13 +6,14 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from carpool.score.inputs import MISSING_ARROW
+from carpool.wire import entries
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -64,6 +65,10 @@ class _File:
             os.close(self._fd)
 
 
+def _as_entry(answer: Answer) -> bytes:
+    return answer.result if answer.is_error else entries.of_result(answer.result)
+
+
 class LinesFile:
     """A file of lines with an answer each.
 
@@ -76,14 +81,15 @@ class LinesFile:
         self._file = _File(path, keep)
 
     def write(self, answers: Sequence[Answer]) -> None:
-        self._file.write(b"".join([answer.result + b"\n" for answer in answers]))
+        self._file.write(b"".join([_as_entry(answer) + b"\n" for answer in answers]))
 
     def close(self) -> None:
         self._file.close()
 
 
 class SheetFile:
-    """A CSV file with a row for each answer: a column for each field, or `result`; and `error`.
+    """A CSV file with a row for each answer: a column for each field, or `result`; and as the last
+    one `error`, or another name if answers have such a field.
 
     Args:
         path: Of the file; "-" for the standard output.
@@ -102,7 +108,8 @@ class SheetFile:
             value = _decode(answer.result)
             if not self._columns:
                 is_record = isinstance(value, dict) and not answer.is_error
-                self._columns = [*(value if is_record else ["result"]), "error"]
+                fields = list(value) if is_record else ["result"]
+                self._columns = [*fields, _mark_beside(fields)]
                 writer.writerow(self._columns)
             writer.writerow(self._row(value, is_error=answer.is_error))
         self._file.write(text.getvalue().encode())
@@ -115,6 +122,14 @@ class SheetFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _mark_beside(fields: Iterable[str]) -> str:
+    """Return the name of the column of errors: one that no field of the answers has."""
+    taken, mark = set(fields), "error"
+    while mark in taken:
+        mark = f"_{mark}"
+    return mark
 
 
 def _cell(value: Any) -> Any:
@@ -133,14 +148,19 @@ class ParquetFile:
         self._path = path
         self._arrow, self._parquet = pyarrow, parquet
         self._writer: Any = None
+        self._mark = ""  # the column of errors
 
     def write(self, answers: Sequence[Answer]) -> None:
-        rows = [self._row(_decode(answer.result), is_error=answer.is_error) for answer in answers]
+        values = [_decode(answer.result) for answer in answers]
+        if not self._mark:
+            good = [value for value, answer in zip(values, answers, strict=True) if not answer.is_error]
+            self._mark = _mark_beside(name for value in good if isinstance(value, dict) for name in value)
+        rows = [self._row(value, is_error=answer.is_error) for value, answer in zip(values, answers, strict=True)]
         if self._writer is None:
             table = self._arrow.Table.from_pylist(rows)
-            if "error" not in table.column_names or table.schema.field("error").type == self._arrow.null():
-                fields = [field for field in table.schema if field.name != "error"]
-                schema = self._arrow.schema([*fields, ("error", self._arrow.string())])
+            if self._mark not in table.column_names or table.schema.field(self._mark).type == self._arrow.null():
+                fields = [field for field in table.schema if field.name != self._mark]
+                schema = self._arrow.schema([*fields, (self._mark, self._arrow.string())])
                 table = self._arrow.Table.from_pylist(rows, schema=schema)
             self._writer = self._parquet.ParquetWriter(self._path, table.schema)
             self._writer.write_table(table)
@@ -149,8 +169,8 @@ class ParquetFile:
 
     def _row(self, value: Any, *, is_error: bool) -> dict[str, Any]:
         if is_error:
-            return {"error": _encode(value["error"]).decode()}
-        return {**(value if isinstance(value, dict) else {"result": value}), "error": None}
+            return {self._mark: _encode(value["error"]).decode()}
+        return {**(value if isinstance(value, dict) else {"result": value}), self._mark: None}
 
     def close(self) -> None:
         if self._writer is not None:
@@ -189,7 +209,7 @@ def done_in(path: str, format: str) -> Done:
                 break
             rows += 1
             nbytes += len(line)
-            failed += line.startswith(b'{"error":')
+            failed += entries.is_error(line)
     return Done(rows, nbytes, failed, [])
 
 

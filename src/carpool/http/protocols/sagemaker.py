@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from carpool.errors import InvalidRequest
+from carpool.hints import schema
 from carpool.http.exchange import JSON_TYPE, HttpResponse
 from carpool.http.protocols.base import (
     HttpProtocol,
@@ -28,6 +30,7 @@ from carpool.version import __version__
 _TEXT: Final = b"text/plain; charset=utf-8"
 _CSV: Final = b"text/csv"
 _FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
+_HEADER: Final = re.compile(rb"(?:^|[;\s])header\s*=\s*\"?(present|absent)\b")
 _NEUTRAL: Final = (b"null", b"{}")
 
 
@@ -86,12 +89,14 @@ class _Invocations:
         self._model = model
         fields = fields_of(model.takes.input_type)
         self._fields = {} if fields is None else {name: kind for name, (kind, _) in fields.items()}
+        self._read = schema.json_reader(model.takes.input_type)
 
     def answer(self, request: ProtocolRequest) -> Submission:
         """Submit what is in a body: rows in one of MLflow's forms, or else one item."""
-        kind = request.headers.get(b"content-type", JSON_TYPE).partition(b";")[0].strip().lower()
+        kind, _, parameters = request.headers.get(b"content-type", JSON_TYPE).partition(b";")
+        kind = kind.strip().lower()
         if kind == _CSV and b"text/csv" not in self._accepts and self._takes_rows:
-            return self._of_csv(request.body)
+            return self._of_csv(request.body, _says_of_header(parameters))
         if kind == JSON_TYPE:
             members = self._members(request.body)
             found = [form for form in _FORMS if form in members and form not in self._fields]
@@ -141,8 +146,13 @@ class _Invocations:
     def _is_list(self) -> bool:
         return self._model.takes.input_type not in (int, float, bool, str, bytes)
 
-    def _of_csv(self, body: bytes | bytearray) -> Submission:
-        """Submit the lines of a CSV table, whose header may be missing where rows are numbers."""
+    def _of_csv(self, body: bytes | bytearray, has_header: bool | None) -> Submission:
+        """Submit the lines of a CSV table.
+
+        Args:
+            body: The table.
+            has_header: Whether its first line names the columns; None to find it out.
+        """
         try:
             lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig")), strict=True) if line]
         except (UnicodeDecodeError, csv.Error) as error:
@@ -150,17 +160,52 @@ class _Invocations:
         if not lines:
             raise InvalidRequest("the body is a table without lines")
         if self._fields:
-            items = self._records_of_csv(lines)
+            items = self._records_of_csv(lines, has_header)
         else:
-            if not all(map(_is_number, lines[0])):
+            if self._is_header(lines[0]) if has_header is None else has_header:
                 lines = lines[1:]
-            items = [_encode(_numbers(line, is_list=self._is_list)) for line in lines]
+            items = [self._item_of(line) for line in lines]
         return of_items(self._model, items, partial(as_list, "predictions"))
 
-    def _records_of_csv(self, lines: list[list[str]]) -> list[bytes]:
+    def _is_header(self, line: list[str]) -> bool:
+        """Report whether a line names columns: it has no number, and can be no item.
+
+        Raises:
+            InvalidRequest: It may be either.
+        """
+        if any(map(_is_number, line)) or not any(line):
+            return False
+        if not self._fits(self._item_of(line)):
+            return True
+        if not all(line):
+            return False  # columns have names
+        raise InvalidRequest(
+            "the first line of the table may be its header or a row: say which, as Content-Type: text/csv;"
+            " header=present or header=absent"
+        )
+
+    def _item_of(self, line: list[str]) -> bytes:
+        """Return a line as an item: what is empty is missing, or if that does not fit a text."""
+        item = _encode(_numbers(line, None, is_list=self._is_list))
+        if all(line) or self._fits(item):
+            return item
+        return _encode(_numbers(line, "", is_list=self._is_list))
+
+    def _fits(self, item: bytes) -> bool:
+        try:
+            self._read(item)
+        except BaseException:  # types may have validators, which are user code
+            return False
+        return True
+
+    def _records_of_csv(self, lines: list[list[str]], has_header: bool | None) -> list[bytes]:
         names = list(self._fields)
-        if set(lines[0]) <= set(names):
+        if has_header is None:
+            has_header = set(lines[0]) <= set(names) and len(set(lines[0])) == len(lines[0])
+        if has_header:
             names, lines = lines[0], lines[1:]
+            if unknown := [name for name in names if name not in self._fields]:
+                raise InvalidRequest(f"the model has no field {unknown[0]!r}; it has {', '.join(self._fields)}")
         if not all(len(line) == len(names) for line in lines):
             raise InvalidRequest(
                 f"a line of the table has another number of fields than its columns, {', '.join(names)}"
@@ -183,6 +228,12 @@ class _Invocations:
         return Submission(self._model, [item], respond, read_as, write_as)
 
 
+def _says_of_header(parameters: bytes) -> bool | None:
+    """Return whether a content type's parameters say that a table has a header (RFC 4180)."""
+    found = _HEADER.search(parameters.lower())
+    return None if found is None else found[1] == b"present"
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -191,9 +242,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _numbers(line: list[str], *, is_list: bool) -> Any:
-    """Return the values of a line; those of which a number can be made are numbers."""
-    values = [_value(text, float) for text in line]
+def _numbers(line: list[str], missing: str | None, *, is_list: bool) -> Any:
+    """Return the values of a line: numbers where these can be made, `missing` for what is empty."""
+    values = [_value(text, float) if text else missing for text in line]
     return values if is_list or len(values) != 1 else values[0]
 
 

@@ -1,0 +1,105 @@
+"""What stands for an item where answers stand side by side: in a list, in lines of bulk, in a file
+that `carpool score` writes.
+
+There an object whose only key is `error` is an error, and no result is one: a result that is such
+an object is written as `{"result": {"error": …}}`, and so is one that looks like that already. All
+other results are written as they are. Servers, clients and `carpool score` share these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from carpool.wire.payload import JSON, MSGPACK
+
+_ERROR: Final = "error"
+_RESULT: Final = "result"
+_SIGNS: Final = {JSON: (b'{"error":', b'{"result":{'), MSGPACK: (b"\x81\xa5error", b"\x81\xa6result\x81")}
+"""How results begin that may be taken for errors, errors, and results in wrappers."""
+
+_WRAPPED: Final = {JSON: b'{"result":%b}', MSGPACK: b"\x81\xa6result%b"}
+_members_in: Final = {
+    JSON: msgspec.json.Decoder(dict[str, msgspec.Raw]).decode,
+    MSGPACK: msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode,
+}
+_encode: Final = {JSON: msgspec.json.Encoder().encode, MSGPACK: msgspec.msgpack.Encoder().encode}
+
+
+def of_result(result: bytes, format: int = JSON) -> bytes:
+    """Return a result as it is written among others.
+
+    Args:
+        result: As msgspec writes it.
+        format: JSON or MSGPACK.
+    """
+    return _WRAPPED[format] % result if _is_mistakable(result, format) else result
+
+
+def of_results(results: Sequence[bytes]) -> bytes:
+    """Return results in JSON as lines.
+
+    Fast path of `of_result`: the same lines, see tests/wire/test_entries.py.
+    """
+    lines = b"\n".join([*results, b""])
+    if any(lines.partition(sign)[1] for sign in _SIGNS[JSON]):  # the fastest way to ask
+        lines = b"\n".join([*map(of_result, results), b""])
+    return lines
+
+
+def of_body(body: bytes, format: int) -> bytes:
+    """Return a result that the model itself has written, which may have any layout.
+
+    Raises:
+        ValueError: It is not one value in this format.
+    """
+    try:
+        if format == MSGPACK:
+            body = _encode[MSGPACK](msgspec.msgpack.decode(body))
+        elif b"\\u" in body:  # a key may be spelled in several ways
+            body = _encode[JSON](msgspec.json.decode(body))
+        else:
+            body.decode()
+            body = msgspec.json.format(body, indent=-1)
+        return of_result(body, format)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"not one value: {error}") from None
+
+
+def of_error(error: Mapping[str, Any], format: int = JSON) -> bytes:
+    """Return an error as it is written among results.
+
+    Args:
+        error: What is told of it.
+        format: JSON or MSGPACK.
+    """
+    return _encode[format]({_ERROR: error})
+
+
+def is_error(entry: bytes) -> bool:
+    """Report whether an entry in JSON is an error; what cannot be read is none."""
+    try:
+        return entry.startswith(_SIGNS[JSON][0]) and len(_members_in[JSON](entry)) == 1
+    except msgspec.MsgspecError:
+        return False
+
+
+def result_in(entry: bytes) -> bytes:
+    """Return the result in an entry in JSON that is no error."""
+    if entry.startswith(_SIGNS[JSON][1]) and _is_mistakable(entry, JSON):
+        return bytes(_members_in[JSON](entry)[_RESULT])
+    return entry
+
+
+def _is_mistakable(entry: bytes, format: int) -> bool:
+    """Report whether an entry is an error, or such an object in one or more wrappers."""
+    while entry.startswith(_SIGNS[format]):
+        members = _members_in[format](entry)
+        if len(members) != 1:
+            return False
+        if _ERROR in members:
+            return True
+        entry = bytes(members[_RESULT])
+    return False
