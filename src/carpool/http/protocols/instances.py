@@ -16,11 +16,10 @@ import msgspec
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import JSON_TYPE, HttpResponse
 from carpool.http.protocols.base import ModelOfApp, Submission
-from carpool.http.protocols.wording import as_response, listed_in, value_in
+from carpool.http.protocols.wording import as_item, as_response, listed_in, value_in
 from carpool.http_request import pack_head
 from carpool.wire.payload import CUSTOM
 
-_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
@@ -82,7 +81,7 @@ def of_columns(model: ModelOfApp, inputs: bytes) -> Submission:
         raise InvalidRequest("inputs must be a list of items, or an object with a list for each field of them")
     if len({len(each) for each in columns.values()}) != 1:
         raise InvalidRequest("the lists in inputs have different lengths")
-    rows = [_encode(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    rows = [as_item(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
     return of_items(model, rows, _as_columns)
 
 
@@ -107,7 +106,7 @@ def without_b64(item: bytes) -> bytes:
     """
     if b'"b64"' not in item:
         return item
-    return _encode(_unwrapped(value_in(item)))
+    return as_item(_unwrapped(value_in(item)))
 
 
 def _unwrapped(value: Any) -> Any:
