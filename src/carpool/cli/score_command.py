@@ -79,7 +79,7 @@ def score(
         if target.startswith(("http://", "https://")):
             scorer = ServerScorer(target, model, carpool.Client)
         else:
-            scorer = ServiceScorer(_service(target))
+            scorer = ServiceScorer(service_to_score(target))
         status = run_job(Job(source, out, errors, in_format, out_format, resume, retry_failed), scorer)
     except (ImportError, ValueError, TypeError, OSError) as error:
         fail(str(error))
@@ -89,7 +89,7 @@ def score(
     raise SystemExit(status)
 
 
-def _service(target: str) -> Service:
+def service_to_score(target: str) -> Service:
     """Return a service with the settings of the environment and the file, without time-outs.
 
     Raises:

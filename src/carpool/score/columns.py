@@ -35,7 +35,7 @@ class ListOf(NamedTuple):
     kind: Kind
 
 
-class Record(NamedTuple):
+class Fields(NamedTuple):
     """The kind of an object.
 
     Attributes:
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     fields: tuple[tuple[str, Kind], ...]
 
 
-Kind = str | ListOf | Record
+Kind = str | ListOf | Fields
 """What values are: "null", "bool", "small" (a whole number that a float can hold), "int", "float",
 "str", a list, a record; or "mixed"."""
 
@@ -61,7 +61,7 @@ def kind_of(value: Any) -> Kind:
         return _list_kind(value)
     if kind is dict:
         fields = tuple((name, kind_of(value[name])) for name in sorted(value))
-        return Record(fields) if fields and all(each != MIXED for _, each in fields) else MIXED
+        return Fields(fields) if fields and all(each != MIXED for _, each in fields) else MIXED
     return kind.__name__
 
 
@@ -103,11 +103,11 @@ def _merged(one: Kind, other: Kind) -> Kind:
     if isinstance(one, ListOf) and isinstance(other, ListOf):
         kind = _merged(one.kind, other.kind)
         return MIXED if kind == MIXED else ListOf(kind)
-    if isinstance(one, Record) and isinstance(other, Record):
+    if isinstance(one, Fields) and isinstance(other, Fields):
         names = [name for name, _ in one.fields]
         if names == [name for name, _ in other.fields]:  # a field that is not there is not null
             kinds = [_merged(mine, its) for (_, mine), (_, its) in zip(one.fields, other.fields, strict=True)]
-            return MIXED if MIXED in kinds else Record(tuple(zip(names, kinds, strict=True)))
+            return MIXED if MIXED in kinds else Fields(tuple(zip(names, kinds, strict=True)))
     return MIXED
 
 
@@ -115,6 +115,6 @@ def arrow_type(kind: Kind, arrow: Any) -> Any:
     """Return the type of pyarrow that holds values of a kind; texts for JSON if it is mixed."""
     if isinstance(kind, ListOf):
         return arrow.list_(arrow_type(kind.kind, arrow))
-    if isinstance(kind, Record):
+    if isinstance(kind, Fields):
         return arrow.struct([(name, arrow_type(each, arrow)) for name, each in kind.fields])
     return arrow.string() if kind == MIXED else getattr(arrow, _ARROW[kind])()

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from carpool.clock import monotonic
 from carpool.score.inputs import Input, format_of
-from carpool.score.outputs import NOT_BEGUN, Done, Errors, Lines, Output, ParquetFile, RowsFile, Sheet, done_in
+from carpool.score.outputs import NOT_BEGUN, Done, Errors, LineRows, Output, ParquetFile, RowsFile, SheetRows, done_in
 
 if TYPE_CHECKING:
     from carpool.score.run import Scorer
@@ -113,7 +113,7 @@ def _may_be_file(path: str) -> bool:
 def _output(job: Job, format: str, done: Done, fields: Sequence[str]) -> Output:
     if format == "parquet":
         return ParquetFile(job.out)
-    rows = Sheet(done.header, fields) if format == "csv" else Lines()
+    rows = SheetRows(done.header, fields) if format == "csv" else LineRows()
     return RowsFile(job.out, rows, done, is_retried=job.retry_failed)
 
 

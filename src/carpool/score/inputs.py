@@ -92,8 +92,10 @@ class Input:
                 yield InputRow(line, {})
 
     def _csv(self, file: IO[bytes]) -> Iterator[InputRow]:
-        text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-        reader = csv_reader(text)
+        with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+            yield from self._records(csv_reader(text))
+
+    def _records(self, reader: Any) -> Iterator[InputRow]:
         try:
             names: list[str] = next((fields for fields in reader if fields), [])
         except csv.Error as error:
@@ -101,7 +103,6 @@ class Input:
         if len(set(names)) < len(names):
             raise ValueError(f"the header of {self._path} names a column twice: rename one")
         while True:
-            problem = None
             try:
                 fields = next(reader)
                 problem = _problem_of(fields, len(names))

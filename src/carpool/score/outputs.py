@@ -102,9 +102,10 @@ class File:
 
     def __init__(self, path: str, keep: int) -> None:
         self.closed = False
+        self._is_ours = path != "-"
         self._written = 0
         self._fd = sys.stdout.fileno() if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        if path != "-" and stat.S_ISREG(os.fstat(self._fd).st_mode):
+        if self._is_ours and stat.S_ISREG(os.fstat(self._fd).st_mode):
             os.ftruncate(self._fd, keep)
             os.lseek(self._fd, keep, os.SEEK_SET)
 
@@ -126,7 +127,7 @@ class File:
 
     def close(self) -> None:
         """Close it, unless it is the standard output."""
-        if not self.closed and self._fd != sys.stdout.fileno():
+        if not self.closed and self._is_ours:
             os.close(self._fd)
         self.closed = True
 
@@ -197,7 +198,7 @@ class RowsFile:
         is_retried: Whether the first answers take the places of errors that are in it.
     """
 
-    def __init__(self, path: str, rows: Lines | Sheet, done: Done, *, is_retried: bool = False) -> None:
+    def __init__(self, path: str, rows: LineRows | SheetRows, done: Done, *, is_retried: bool = False) -> None:
         self._path = path
         self._rows = rows
         self._mended = _Mended(path, done) if is_retried and done.failed else None
@@ -230,7 +231,7 @@ class RowsFile:
 # -- what rows look like
 
 
-class Lines:
+class LineRows:
     """Rows of NDJSON: each an answer, as `carpool.wire.entries` has them."""
 
     def fitted(self, answers: Sequence[Answer]) -> Sequence[Answer]:
@@ -246,7 +247,7 @@ class Lines:
         return []
 
 
-class Sheet:
+class SheetRows:
     """Rows of CSV: a column for each field, or `result`; and as the last one `error`, or another
     name if answers have such a field.
 
