@@ -80,7 +80,7 @@ def write(output: Output, answers: Sequence[Answer], n: int = 3) -> list[Answer]
             output.write(bunch)
             fitted += bunch
     finally:
-        output.close()
+        output.close(is_whole=True)
     return fitted
 
 
@@ -206,10 +206,15 @@ def test_what_is_tried_again_in_vain_loses_nothing(tmp_path: Path) -> None:
     """A run that ends before all failed rows have new answers leaves the file as it was."""
     path = tmp_path / "out"
     write(output_of(path, "ndjson"), [answer_of(n, n % 2 == 0) for n in range(5)])
+    path.chmod(0o640)
     before = path.read_bytes()
     done = done_in_file(str(path), "ndjson")
     write(output_of(path, "ndjson", done, is_retried=True), [answer_of(0, False)])
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["out"]
+    (tmp_path / "link").symlink_to(path)
+    write(output_of(tmp_path / "link", "ndjson", done, is_retried=True), [answer_of(0, False)] * 3)
+    assert path.read_bytes() == b"0\n1\n0\n3\n0\n" and path.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_errors_of_rows_that_are_tried_again(tmp_path: Path) -> None:
@@ -240,6 +245,28 @@ def test_rows_that_fail_first_do_not_make_the_header() -> None:
     assert alone.rest()[0].startswith(b"result,error\n,")
     known = SheetRows([], ["price", "note"])
     assert known.written(known.fitted([answer_of({"price": 1.5}, False)])) == [b"price,note,error\n1.5,,\n"]
+
+
+@pytest.mark.parametrize("format", ["ndjson", "csv", "parquet"])
+def test_what_never_began_is_no_file(tmp_path: Path, format: str) -> None:
+    """A run that ends before the first answer leaves an empty file, which the next one takes; one without rows does
+    not.
+    """
+    pytest.importorskip("pyarrow")
+    output_of(tmp_path / "out", format).close(is_whole=False)
+    assert (tmp_path / "out").read_bytes() == b""
+    write(output_of(tmp_path / "out", format), [])
+    if format == "parquet":
+        assert in_parquet(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_the_standard_output_is_gone_on_with(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """What is there of a file behind it stays, whatever it is called."""
+    os.write(1, b"before\n")
+    write(output_of(Path(name), "ndjson"), [answer_of(1, False)])
+    os.write(1, b"after\n")
+    assert capfd.readouterr().out == "before\n1\nafter\n"
 
 
 @pytest.mark.parametrize("format", ["ndjson", "csv", "parquet"])

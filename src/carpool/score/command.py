@@ -13,7 +13,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from carpool.clock import monotonic
 from carpool.score.inputs import Input, format_of
-from carpool.score.outputs import NOT_BEGUN, Done, Errors, LineRows, Output, ParquetFile, RowsFile, SheetRows, done_in
+from carpool.score.outputs import (
+    NOT_BEGUN,
+    Done,
+    Errors,
+    LineRows,
+    Output,
+    ParquetFile,
+    RowsFile,
+    SheetRows,
+    done_in,
+    is_open_already,
+)
 
 if TYPE_CHECKING:
     from carpool.score.run import Scorer
@@ -62,6 +73,7 @@ def score(job: Job, scorer: Scorer) -> int:
         console.print(f"{done.rows:,} rows were answered before{again}")
     numbers = chain(retried, count(done.rows + 1))
     rows, n_failed, began = 0, 0 if job.retry_failed else len(done.failed), monotonic()
+    is_whole = False
     try:
         with _shown(console) as progress:
             task = progress.add_task("starting", total=source.size, rate="")
@@ -80,8 +92,9 @@ def score(job: Job, scorer: Scorer) -> int:
                 n_failed += sum(answer.is_error for answer in answers)
                 rate = rows / max(monotonic() - began, 1e-9)
                 progress.update(task, completed=source.read_bytes, rate=f"{rows:,} rows, {rate:,.0f}/s")
+        is_whole = True
     finally:
-        output.close()
+        output.close(is_whole=is_whole)
         if errors is not None:
             errors.close()
     _sum_up(console, scorer, rows, n_failed, monotonic() - began)
@@ -93,7 +106,7 @@ def _done(job: Job, out_format: str) -> Done:
     if not job.resume:
         if job.retry_failed:
             raise ValueError("--retry-failed goes with --resume")
-        if job.out != "-" and Path(job.out).is_file() and Path(job.out).stat().st_size:
+        if not is_open_already(job.out) and Path(job.out).is_file() and Path(job.out).stat().st_size:
             raise ValueError(f"{job.out} is there already: go on with --resume, or choose another --out")
         return NOT_BEGUN
     if out_format == "parquet" or not _may_be_file(job.out):
@@ -107,7 +120,7 @@ def _done(job: Job, out_format: str) -> Done:
 
 
 def _may_be_file(path: str) -> bool:
-    return path != "-" and (Path(path).is_file() or not Path(path).exists())
+    return not is_open_already(path) and (Path(path).is_file() or not Path(path).exists())
 
 
 def _output(job: Job, format: str, done: Done, fields: Sequence[str]) -> Output:

@@ -16,6 +16,7 @@ _PARQUET_ROWS: Final = 4096
 _LONGEST_FIELD: Final = 2**31 - 1
 _LARGEST: Final = 2**63
 MISSING_ARROW: Final = "Parquet needs a package that is missing (pyarrow): pip install 'carpool[parquet]'"
+_NO_VALUES: Final[dict[str, Any]] = {}
 _read_number = msgspec.json.Decoder(int | float).decode
 
 
@@ -52,10 +53,10 @@ class Input:
     """
 
     def __init__(self, path: str, format: str) -> None:
-        self._path = path
+        self._path = "-" if path == "/dev/stdin" else path
         self._format = format
         self._file: IO[bytes] | None = None
-        self.size = Path(path).stat().st_size if path != "-" and Path(path).is_file() else None
+        self.size = Path(path).stat().st_size if self._path != "-" and Path(path).is_file() else None
 
     def rows(self, skipped: int = 0, but: Collection[int] = ()) -> Iterator[InputRow]:
         """Yield the rows without the first ones. Raises OSError or ValueError.
@@ -89,7 +90,7 @@ class Input:
     def _lines(self, file: IO[bytes]) -> Iterator[InputRow]:
         for line in file:
             if line.strip():
-                yield InputRow(line, {})
+                yield InputRow(line, _NO_VALUES)
 
     def _csv(self, file: IO[bytes]) -> Iterator[InputRow]:
         with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:

@@ -80,11 +80,22 @@ class Output(Protocol):
     def write(self, answers: Sequence[Answer]) -> None:
         """Write the next answers; what is written of one in part, a later run does not take."""
 
-    def close(self) -> None:
-        """Take note that all answers were written."""
+    def close(self, *, is_whole: bool) -> None:
+        """Take note that there are no more answers.
+
+        Args:
+            is_whole: Whether there is one for each row.
+        """
 
 
 # -- files
+
+
+def is_open_already(path: str) -> bool:
+    """Report whether a path stands for an input or output that this process has from the start: "-"
+    or, for example, /dev/stdout. Opened anew, a file behind it would be begun anew.
+    """
+    return path in ("-", "/dev/stdin", "/dev/stdout", "/dev/stderr")
 
 
 class File:
@@ -93,7 +104,7 @@ class File:
     It has what pyarrow asks of one.
 
     Args:
-        path: Of the file; "-" for the standard output.
+        path: Of the file; see `is_open_already`.
         keep: How many bytes at its beginning are kept, unless it is a pipe or a device.
 
     Attributes:
@@ -102,9 +113,12 @@ class File:
 
     def __init__(self, path: str, keep: int) -> None:
         self.closed = False
-        self._is_ours = path != "-"
+        self._is_ours = not is_open_already(path)
         self._written = 0
-        self._fd = sys.stdout.fileno() if path == "-" else os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        if self._is_ours:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        else:
+            self._fd = (sys.stderr if path == "/dev/stderr" else sys.stdout).fileno()
         if self._is_ours and stat.S_ISREG(os.fstat(self._fd).st_mode):
             os.ftruncate(self._fd, keep)
             os.lseek(self._fd, keep, os.SEEK_SET)
@@ -126,7 +140,7 @@ class File:
         """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
-        """Close it, unless it is the standard output."""
+        """Close it, unless it was open already."""
         if not self.closed and self._is_ours:
             os.close(self._fd)
         self.closed = True
@@ -142,12 +156,14 @@ class _Mended:
     """
 
     def __init__(self, path: str, done: Done) -> None:
-        self._path, self._beside = path, f"{path}.retried"
+        self._path = os.path.realpath(path)  # a link stays one
+        self._beside = f"{self._path}.retried"
         self._upto = done.nbytes
         self._places = deque(done.failed)
         self._at = 0
         self._old = open(path, "rb")  # noqa: SIM115
         self._new = open(self._beside, "wb")  # noqa: SIM115
+        os.fchmod(self._new.fileno(), os.fstat(self._old.fileno()).st_mode)
 
     @property
     def is_whole(self) -> bool:
@@ -210,7 +226,7 @@ class RowsFile:
     def write(self, answers: Sequence[Answer]) -> None:
         self._write(self._rows.written(answers))
 
-    def close(self) -> None:
+    def close(self, *, is_whole: bool) -> None:
         if self._mended is not None:
             self._mended.give_up()
             return
@@ -219,13 +235,14 @@ class RowsFile:
             self._file.close()
 
     def _write(self, rows: list[bytes]) -> None:
-        new = deque(rows)
-        while new and self._mended is not None:
-            self._mended.write(new.popleft())
+        at = 0
+        while at < len(rows) and self._mended is not None:
+            self._mended.write(rows[at])
+            at += 1
             if self._mended.is_whole:
                 self._file, self._mended = File(self._path, self._mended.replace()), None
         if self._file is not None:
-            self._file.write(b"".join(new))
+            self._file.write(b"".join(rows[at:]))
 
 
 # -- what rows look like
@@ -370,7 +387,8 @@ class ParquetFile:
             raise ValueError(MISSING_ARROW) from None
         self._arrow, self._parquet = pyarrow, parquet
         self._file = File(path, 0)
-        beside = Path(path).absolute().parent if Path(path).is_file() else None
+        folder = Path(path).absolute().parent
+        beside = folder if not is_open_already(path) and os.access(folder, os.W_OK) else None
         self._waiting: IO[bytes] = tempfile.TemporaryFile(dir=beside)  # noqa: SIM115
         self._kinds: dict[str, Kind] = {}
 
@@ -384,7 +402,13 @@ class ParquetFile:
                     self._kinds[name] = merged((self._kinds.get(name, NOTHING), kind_of(value)))
             self._waiting.write((b"!" if answer.is_error else b" ") + answer.result + b"\n")
 
-    def close(self) -> None:
+    def close(self, *, is_whole: bool) -> None:
+        with self._waiting:
+            if is_whole or self._waiting.tell():
+                self._write_all()
+        self._file.close()
+
+    def _write_all(self) -> None:
         arrow = self._arrow
         mark = _mark_beside(self._kinds)
         columns = [
@@ -392,12 +416,11 @@ class ParquetFile:
             for name, kind in self._kinds.items()
         ]
         schema = arrow.schema([*columns, arrow.field(mark, arrow.string())])
-        with self._waiting, self._parquet.ParquetWriter(self._file, schema) as writer:
+        with self._parquet.ParquetWriter(self._file, schema) as writer:
             self._waiting.seek(0)
             while lines := self._waiting.readlines(_PIECE):
                 rows = [self._row(line[1:], mark, is_error=line.startswith(b"!")) for line in lines]
                 writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-        self._file.close()
 
     def _row(self, result: bytes, mark: str, *, is_error: bool) -> dict[str, Any]:
         if is_error:

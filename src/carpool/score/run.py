@@ -60,12 +60,15 @@ class _Unfit:
     Args:
         rows: All of them.
         item_of: Makes an item of a row, or raises a `CarpoolError`.
+
+    Attributes:
+        errors: For each row without an answer its error, or None if it was sent.
     """
 
     def __init__(self, rows: Iterable[InputRow], item_of: Callable[[InputRow], Any]) -> None:
         self._rows = rows
         self._item_of = item_of
-        self._answers: deque[Answer | None] = deque()  # for each row its error, or None if it was sent
+        self.errors: deque[Answer | None] = deque()
 
     def items(self) -> Iterator[Any]:
         """Yield the items of the rows that fit."""
@@ -75,20 +78,14 @@ class _Unfit:
                     raise ValidationError(row.problem)
                 item = self._item_of(row)
             except CarpoolError as error:
-                self._answers.append(failed(error))
+                self.errors.append(failed(error))
             else:
-                self._answers.append(None)
+                self.errors.append(None)
                 yield item
-
-    def upto(self, answer: Answer) -> Iterator[Answer]:
-        """Yield the errors before the next answer, and that answer."""
-        while (error := self._answers.popleft()) is not None:
-            yield error
-        yield answer
 
     def rest(self) -> list[Answer]:
         """Return the errors after the last answer."""
-        return [error for error in self._answers if error is not None]
+        return [error for error in self.errors if error is not None]
 
 
 class ServiceScorer:
@@ -97,7 +94,6 @@ class ServiceScorer:
 
     Args:
         service: The service.
-        run: Starts it, and returns its handle.
     """
 
     def __init__(self, service: Service) -> None:
@@ -117,7 +113,9 @@ class ServiceScorer:
             bunch: list[Answer] = []
             told_at = monotonic()
             for result in self._handle.stream(unfit.items(), return_exceptions=True):
-                bunch += unfit.upto(self._answer(result))
+                while (error := unfit.errors.popleft()) is not None:
+                    bunch.append(error)
+                bunch.append(self._answer(result))
                 if len(bunch) >= _MOST_AT_ONCE or monotonic() - told_at > _LONGEST_S:
                     yield bunch
                     bunch, told_at = [], monotonic()
@@ -127,29 +125,31 @@ class ServiceScorer:
     def _item(self, row: InputRow) -> Any:
         """Return a row as an item. Raises `CarpoolError` if it does not fit."""
         if row.line is not None:
-            return self._read_as(self._read, "JSON", row.line)
+            try:
+                return self._read(row.line)
+            except BaseException as error:  # types may have validators, which are user code
+                raise self._as_ours(error, "JSON", row.line) from None
+        if self._kind is Any:
+            return next(candidates(row, Any))
         unfit: CarpoolError | None = None
         for value in candidates(row, self._kind):
             for write, read, what in (
                 (schema.msgpack_bytes, self._read_packed, "msgpack"),  # it has NaN, bytes and times
                 (schema.json_bytes, self._read, "JSON"),  # in which strict models take texts for times
             ):
+                body = b""
                 try:
-                    return self._read_as(read, what, write(value))
-                except CarpoolError as error:
-                    unfit = unfit or error
-                except (TypeError, ValueError, OverflowError) as error:
-                    unfit = unfit or ValidationError(text_of(error))
+                    body = write(value)
+                    return read(body)
+                except BaseException as error:
+                    ours = self._as_ours(error, what, body)
+                    if not isinstance(ours, Exception):
+                        raise
+                    unfit = unfit or (ours if isinstance(ours, CarpoolError) else ValidationError(text_of(ours)))
         raise unfit or ValidationError("the row has no fields")
 
-    def _read_as(self, read: Callable[[bytes], Any], what: str, body: bytes) -> Any:
-        try:
-            return read(body)
-        except BaseException as error:  # types may have validators, which are user code
-            ours = schema.as_our_error(error, what, self._kind, body)
-            if isinstance(ours, CarpoolError):
-                raise ours from None
-            raise
+    def _as_ours(self, error: BaseException, what: str, body: bytes) -> BaseException:
+        return schema.as_our_error(error, what, self._kind, body)
 
     def _answer(self, result: Any) -> Answer:
         try:
@@ -188,8 +188,13 @@ class ServerScorer:
         with self._client:
             self._client.wait_until_ready()
             yield []
-            for bunch in self._client.bunches(unfit.items()):
-                yield [each for result in bunch for each in unfit.upto(self._answer(result))]
+            for results in self._client.bunches(unfit.items()):
+                bunch: list[Answer] = []
+                for result in results:
+                    while (error := unfit.errors.popleft()) is not None:
+                        bunch.append(error)
+                    bunch.append(self._answer(result))
+                yield bunch
             yield unfit.rest()
 
     def _item(self, row: InputRow) -> msgspec.Raw:
