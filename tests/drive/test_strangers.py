@@ -9,7 +9,7 @@ from carpool.drive.strangers import Strangers
 from tests.support.properties import PROPERTY
 
 moves = st.lists(
-    st.tuples(st.sampled_from("enter enter enter leave wait".split()), st.integers(0, 30), st.sampled_from("abc"))
+    st.tuples(st.sampled_from(["enter", "enter", "enter", "leave", "wait"]), st.integers(0, 30), st.sampled_from("abc"))
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
+from carpool.drive.streams import MOST_WAITING, Window
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.processes import resident_bytes
@@ -233,3 +234,78 @@ def test_items_that_do_not_show_their_size_are_taken_slowly_at_first() -> None:
             assert len(y) == 6
 
     assert most <= 12
+
+
+def until_quiet(made: list[int], pause: Callable[[], None]) -> int:
+    """How many were made when no more are."""
+    seen = -1
+    while len(made) > seen:
+        seen = len(made)
+        pause()
+    return seen
+
+
+@pytest.mark.parametrize("taken", [1, 40], ids=["at once", "after some answers"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"max_in_flight": 100}, marks=pytest.mark.slow)], ids=["by itself", "as the user says"]
+)
+@pytest.mark.parametrize("settings", [{}, {"max_batch_size": 4}], ids=["single items", "batches"])
+def test_few_large_answers_wait_for_a_consumer_that_pauses(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], options: dict[str, int], taken: int
+) -> None:
+    """Nothing more is let in while as many bytes of answers wait as may, for threads and for tasks; then all is
+    answered.
+    """
+    monkeypatch.setattr("carpool.drive.streams.MOST_WAITING", 10 * 100_000)
+    made: list[int] = []
+
+    def big(n: int) -> str:
+        made.append(n)
+        return "y" * 100_000
+
+    def bigs(ns: list[int]) -> list[str]:
+        return [big(n) for n in ns]
+
+    n = 300
+    # what may wait and one more, and where nobody says otherwise what is inside besides
+    most = (100 if options else 12 + 24) + taken
+    service = Service(Stage(bigs if settings else big, run_in="thread", **settings), timeout_s=100)
+    with service.run() as s:
+        answers = s.stream(range(n), **options)
+        for _ in range(taken):
+            next(answers)
+        assert until_quiet(made, lambda: threading.Event().wait(0.3)) <= most
+        assert sum(1 for _ in answers) == n - taken and len(made) == n
+
+    async def test() -> None:
+        async with service.run_async() as s:
+            answers = s.stream(range(n), **options)
+            for _ in range(taken):
+                await anext(answers)
+            seen = -1
+            while len(made) > seen:
+                seen = len(made)
+                await asyncio.sleep(0.3)
+            assert seen <= most
+            assert len([y async for y in answers]) == n - taken and len(made) == n
+
+    made.clear()
+    asyncio.run(test())
+
+
+def test_a_window_opens_again_for_small_answers() -> None:
+    """It is narrow only as long as answers are large, and never narrower than the workers need."""
+    window = Window(4, 64)
+    for _ in range(5):
+        window.note_answers(8, 8 * 100)
+        window.widen()
+    assert (window.limit, window.is_wide, window.is_heavy) == (64, True, False)
+    window.note_answers(2, 2 * MOST_WAITING // 8)
+    window.widen()
+    assert (window.limit, window.is_heavy) == (8, True)
+    window.note_answers(1, MOST_WAITING)
+    assert (window.limit, window.is_heavy) == (4, True)
+    for _ in range(20):
+        window.note_answers(8, 8 * 100)
+        window.widen()
+    assert (window.limit, window.is_heavy) == (64, False)

@@ -20,13 +20,18 @@ DOORS = ["our own", "uvicorn"]
 class Reply:
     """A response as it comes, chunk by chunk, read with nothing of carpool's."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
         self._sock = sock
-        self._bytes = b""
+        self._bytes = received
         head = self._until(b"\r\n\r\n").decode().split("\r\n")
         self.status = int(head[0].split()[1])
         self.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         self.is_whole = False
+
+    @property
+    def rest(self) -> bytes:
+        """What has come behind the body, once that has been read."""
+        return self._bytes
 
     def pieces(self) -> Iterator[bytes]:
         """The body, in the pieces in which it comes; `is_whole` says whether it ended in good order."""

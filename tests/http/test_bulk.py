@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
+from carpool.http.bodies import Bodies
 from carpool.http.server_state import Limits
 from tests.http.streamed import Reply
 from tests.support.http import models
 from tests.support.http.both_fronts import both_fronts
-from tests.support.http.net import predict, serving
+from tests.support.http.front import chunked, get, post
+from tests.support.http.net import Client, RunningServer, predict, serving
 from tests.support.waiting import PATIENCE_S, wait_until
 
 HEAD = (
@@ -284,3 +288,158 @@ def test_memory_is_bounded_in_both_directions() -> None:
             for _ in range(1000):
                 next(reply)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1.1 * early
+
+
+def bodies_of(running: RunningServer) -> Bodies:
+    state = running.server.state
+    assert state is not None
+    return state.bodies
+
+
+UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+LINES = "Content-Type: application/x-ndjson"
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 20_000])
+@pytest.mark.parametrize("is_bulk", [False, True], ids=["one item", "lines"])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["of known length", "chunked"])
+def test_an_offer_to_upgrade_is_passed_over(n: int, is_bulk: bool, is_chunked: bool) -> None:
+    """The body behind such an offer is read like any other, however it is sent, and so is the next request."""
+    echo = Service(Stage(models.Echo, max_batch_size=64, run_in="thread"), name="echo")
+    body = lines(*range(n)) if is_bulk else json.dumps("x" * 5 * n).encode()
+    more = (LINES,) if is_bulk else ("Content-Type: application/json",)
+
+    def request(*offer: str) -> bytes:
+        if not is_chunked:
+            return post(body, "/predict", *more, *offer)
+        pieces = [body[at : at + 5000] for at in range(0, len(body), 5000)]
+        return chunked(*pieces, headers=(*more, *offer))
+
+    with serving(App(echo)) as running, Client(running.port) as client:
+        for _ in range(2):
+            client.send(request(*UPGRADE) + get("/livez"))
+            reply = Reply(client.sock)
+            assert (reply.status, reply.body()) == (200, body)
+            reply = Reply(client.sock, reply.rest)
+            assert reply.body() == b"ok\n"
+
+
+@pytest.mark.parametrize("behind", ["known", "new", "lines"])
+@pytest.mark.parametrize("why", ["a line too long", "too many connections"])
+def test_what_stands_behind_the_end_of_a_connection_is_not_run(
+    why: str, behind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request in the same packet as one after which the connection ends is never run, and nothing is logged."""
+    ran: list[str] = []
+
+    def note(xs: list[str]) -> list[str]:
+        ran.extend(xs)
+        return xs
+
+    after = {
+        "known": post(b'"z"'),
+        "new": post(b'"z"', "/predict", "X-New: 1"),
+        "lines": post(b'"z"\n', "/predict", LINES),
+    }[behind]
+    services = [Service(Stage(note, max_batch_size=8, run_in="thread"), name=name) for name in ("note", "other")]
+    with serving(App(*services, max_body_bytes=1000), Limits(connections=4)) as running:
+        assert predict(running.port, "a").status == 200  # so that its head is known
+        held = ExitStack()
+        if why == "a line too long":
+            first = post(b"1" * 5000 + b"\n", "/predict", LINES)
+        else:
+            first = post(b'"b"', "/models/note/predict")
+            for _ in range(3):
+                other = held.enter_context(Client(running.port))
+                assert other.ask(post(b'"b"', "/models/note/predict")).status == 200
+        ran.clear()
+        with held, Client(running.port) as client:
+            client.send(first + after * 2)
+            received = b""
+            while data := client.sock.recv(65536):
+                received += data
+        assert received.count(b"HTTP/1.1") == 1 and not ran
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("has_end", [False, True], ids=["no line end", "complete lines that find no room"])
+def test_what_has_come_of_a_body_counts_until_it_is_inside(has_end: bool) -> None:
+    """Lines that are not complete, or find no room in the queue, count among the bodies of the server: together they
+    hold no more than all bodies may, whoever is slow is told so, and nothing is left on the account.
+    """
+    held_up = Service(
+        Stage(models.sleepy, max_batch_size=1, run_in="thread", workers=1, max_queue_bytes=20_000), name="held_up"
+    )
+    limits = Limits(connections=16, body_bytes_in_flight=60_000)
+    with serving(App(held_up, max_body_bytes=15_000), limits) as running, ExitStack() as stack:
+        bodies = bodies_of(running)
+        predict(running.port, 0.0)
+        busy = [threading.Thread(target=predict, args=(running.port, 0.5)) for _ in range(2)]
+        for each in busy:
+            each.start()
+        waiting = [stack.enter_context(bulk(running.port)) for _ in range(7)]
+        most = 0
+        for asking in waiting:
+            asking.send(b"0" * 14_999 + b"\n" * has_end)
+            most = max(most, running.call(lambda: bodies.held))
+        assert most <= bodies.limit == 60_000
+        for asking in waiting:
+            with suppress(OSError):
+                asking.end()
+        told = [json.loads(line) for asking in waiting for line in asking.reply().lines()]
+        assert has_end or {each["error"]["status"] for each in told if isinstance(each, dict)} >= {408}
+        for each in busy:
+            each.join()
+        stack.close()
+        running.wait_until(lambda: bodies.held == 0)
+
+
+def test_a_line_of_many_small_pieces_takes_hardly_more_than_its_bytes() -> None:
+    """Pieces of a line that is not complete are not kept one by one."""
+    with serving(App(scale, max_body_bytes=400_000)) as running:
+        with bulk(running.port) as asking:
+            asking.send(b"1")
+            running.wait_until(lambda: bodies_of(running).held == 1)
+            tracemalloc.start()
+            try:
+                before, _ = tracemalloc.get_traced_memory()
+                for _ in range(20):
+                    asking.sock.sendall(b"1\r\n1\r\n" * 10_000)
+                running.wait_until(lambda: bodies_of(running).held == 200_001)
+                after, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+        assert after - before < 2_000_000
+        running.wait_until(lambda: bodies_of(running).held == 0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_batch_size": 4}], ids=["single items", "batches"])
+def test_few_large_answers_are_made_for_a_client_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
+) -> None:
+    """While as many bytes of answers wait as may, no more lines are taken, by both fronts."""
+    monkeypatch.setattr("carpool.drive.streams.MOST_WAITING", 2**18)
+    monkeypatch.setattr("carpool.http.bulk.MOST_WAITING", 2**18)
+    made: list[int] = []
+
+    def big(n: int) -> str:
+        made.append(n)
+        return "y" * n
+
+    def bigs(ns: list[int]) -> list[str]:
+        return [big(n) for n in ns]
+
+    service = Service(Stage(bigs if settings else big, run_in="thread", **settings), name="big", timeout_s=100)
+    with both_fronts(App(service)) as doors:
+        for door in doors:
+            made.clear()
+            with bulk(door.port) as asking:
+                asking.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+                asking.send(lines(*([40_000] * 1000)))
+                seen = -1
+                while len(made) > seen:  # nothing was made for a while
+                    seen = len(made)
+                    time.sleep(0.5)
+                assert len(made) < 200  # most of them fill the buffers of both sides
+                asking.end()
+                assert sum(1 for _ in asking.reply().lines()) == 1000 == len(made)

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
@@ -170,6 +170,62 @@ def test_invocations_of_lists_of_numbers(lists: int) -> None:
     split = {"dataframe_split": {"columns": ["a", "b"], "data": [[1, 2], [3, 4]]}}
     assert posted(lists, "/invocations", split) == (200, {"predictions": [3.0, 7.0]})
     assert posted(lists, "/invocations", [1, 2]) == (200, 3.0)
+
+
+def any_numbers(xs: list[list[float | None]]) -> list[Any]:
+    return xs
+
+
+def any_texts(xs: list[list[str]]) -> list[Any]:
+    return xs
+
+
+def sizes(xs: list[tuple[str, float | None]]) -> list[Any]:
+    return xs
+
+
+class Pair(TypedDict):
+    a: str
+    b: str
+
+
+def pairs(xs: list[Pair]) -> list[Any]:
+    return [[x["a"], x["b"]] for x in xs]
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "told", "row"),
+    [
+        (any_numbers, b"1,,3", "", [1, None, 3]),
+        (any_numbers, b",,", "", [None, None, None]),
+        (any_numbers, b",2,", "", [None, 2, None]),
+        (any_numbers, b"a,b,c", "", None),
+        (any_numbers, b",a,b", "", None),
+        (any_numbers, b"1,2,3", "header=present", None),
+        (any_numbers, b"1,x,3", "", 400),
+        (any_texts, b"a,b,c", "", 400),
+        (any_texts, b"a,b,c", "header=absent", ["a", "b", "c"]),
+        (any_texts, b"a,b,c", 'header="present"', None),
+        (any_texts, b"a,,c", "", ["a", "", "c"]),
+        (sizes, b"cat,", "", ["cat", None]),
+        (sizes, b"name,size", "", None),
+        (pairs, b"a,a", "", ["a", "a"]),
+        (pairs, b"a,b", "", None),
+        (pairs, b"a,b", "charset=utf-8; header=absent", ["a", "b"]),
+        (pairs, b"x,y", "header=present", 400),
+    ],
+)
+def test_a_first_line_that_can_be_a_row_is_no_header(model: Any, first: bytes, told: str, row: Any) -> None:
+    """A line of CSV is a header where it can be no row, or the client says so; what may be either is refused."""
+    second = {any_numbers: (b"4,5,6", [4, 5, 6]), any_texts: (b"d,e,f", ["d", "e", "f"])}.get(model)
+    body, wanted = second or ((b"dog,2", ["dog", 2]) if model is sizes else (b"c,d", ["c", "d"]))
+    with serving(App(Service(Stage(model, max_batch_size=4, run_in="thread")))) as running:
+        kind = f"Content-Type: text/csv; {told}" if told else "Content-Type: text/csv"
+        status, answer = posted(running.port, "/invocations", first + b"\n" + body + b"\n", kind)
+    if row == 400:
+        assert status == 400
+    else:
+        assert (status, answer) == (200, {"predictions": [*([] if row is None else [row]), wanted]})
 
 
 def test_invocations_of_tables() -> None:

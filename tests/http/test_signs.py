@@ -1,4 +1,4 @@
-"""Values that look like signs, by every way in which answers stand side by side: each arrives in its place, as it is."""
+"""Values that look like signs, by every way in which answers stand side by side: each arrives as it is."""
 
 from __future__ import annotations
 

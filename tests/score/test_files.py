@@ -330,6 +330,9 @@ def test_a_line_that_is_no_row_is_its_rows_error(tmp_path: Path) -> None:
         ("line 8", "it is not UTF-8"),
     ]
     assert problems[3].startswith("line 9 ") and len(read) == 7
+    path.write_bytes(b'a,b\n1,2\n"x,2\n3,4\n')
+    first, rest = Input(str(path), "csv").rows()
+    assert first.values == {"a": "1", "b": "2"} and (rest.problem or "").startswith("lines 3 to 4 of ")
 
 
 def test_rows_are_chosen_by_number(tmp_path: Path) -> None:
@@ -355,10 +358,10 @@ def test_parquet_is_read_as_it_is(tmp_path: Path) -> None:
     assert [row.values for row in Input(str(pipe), "parquet").rows()] == wanted
 
 
-@pytest.mark.parametrize("text", ["a,a\n1,2\n", '"a"b\n1\n'])
-def test_a_header_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [b"a,a\n1,2\n", b'"a"b\n1\n', b"\xff\n1\n"])
+def test_a_header_that_is_none_is_refused(tmp_path: Path, text: bytes) -> None:
     """A column that is named twice would be lost."""
-    (tmp_path / "in.csv").write_text(text)
+    (tmp_path / "in.csv").write_bytes(text)
     with pytest.raises(ValueError, match=r"the header of .* (names a column twice|cannot be read)"):
         list(Input(str(tmp_path / "in.csv"), "csv").rows())
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.serving import serve
 from tests.support.waiting import wait_until
+from tests.wire.test_entries import result_of
 
 PROGRAM = """
 import time
@@ -48,8 +49,15 @@ def slow(xs: list[int]) -> list[int]:
     return [x + 1 for x in xs]
 
 
+def like_errors(xs: list[int]) -> list[dict[str, object]]:
+    if 13 in xs:
+        raise RuntimeError("unlucky")
+    return [[{"error": 0.5}, {"error": 0.5, "label": x}, {"result": {"error": x}}][x % 3] for x in xs]
+
+
 flats = carpool.Service(carpool.Stage(Price, max_batch_size=64))
 numbers = carpool.Service(carpool.Stage(double, max_batch_size=64, workers=1))
+signs = carpool.Service(carpool.Stage(like_errors, max_batch_size=64, workers=1))
 slowly = carpool.Service(carpool.Stage(slow, max_batch_size=16, workers=1))
 """
 
@@ -211,3 +219,51 @@ def test_it_survives_being_killed(place: Path) -> None:
     ]
     listed = [json.loads(line)["row"] for line in (place / "bad.ndjson").read_text().splitlines()]
     assert listed == list(range(1, rows + 1, 1000))
+
+
+@pytest.mark.parametrize("way", ["service", pytest.param("server", marks=pytest.mark.slow)])
+def test_results_that_look_like_errors_are_none(place: Path, way: str) -> None:
+    """They count as answered, also when the run is gone on with; what has failed counts in both."""
+    (place / "rows.ndjson").write_text("".join(f"{n}\n" for n in range(12)))
+    more = "".join(f"{n}\n" for n in range(12, 15))
+
+    def both(target: str) -> None:
+        arguments = ("--in", "rows.ndjson", "--out", "out.ndjson")
+        status, _, said = score(place, target, *arguments)
+        assert (status, "12 rows" in said, "0 failed" in said) == (0, True, True)
+        with open(place / "rows.ndjson", "a") as file:
+            file.write(more)
+        status, _, said = score(place, target, *arguments, "--resume")
+        assert (status, "3 rows" in said, "1 failed" in said) == (1, True, True)
+        status, _, said = score(place, target, *arguments, "--resume")
+        assert (status, "0 rows" in said, "1 failed" in said) == (1, True, True)
+        found = [result_of(json.loads(line)) for line in (place / "out.ndjson").read_text().splitlines()]
+        wanted: list[Any] = [
+            [{"error": 0.5}, {"error": 0.5, "label": n}, {"result": {"error": n}}][n % 3] for n in range(15)
+        ]
+        assert found == [*wanted[:13], "an error", wanted[14]]
+
+    if way == "service":
+        both("program:signs")
+    else:
+        with serve("program:signs", folder=place) as served:
+            both(f"http://127.0.0.1:{served.port}")
+
+
+@pytest.mark.parametrize("format", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
+def test_the_column_of_errors_is_no_field_of_the_answers(place: Path, format: str) -> None:
+    """Where answers have a field called `error`, errors stand in a column of another name."""
+    (place / "rows.ndjson").write_text("1\n4\n13\n")
+    status, _, said = score(place, "program:signs", "--in", "rows.ndjson", "--out", f"out.{format}")
+    assert status == 1 and "1 failed" in said
+    if format == "csv":
+        with open(place / "out.csv", newline="") as file:
+            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        one, four, bad = rows
+        assert (one["error"], one["label"], one["_error"]) == ("0.5", "1", "")
+        status, _, said = score(place, "program:signs", "--in", "rows.ndjson", "--out", "out.csv", "--resume")
+        assert status == 1 and "1 failed" in said
+    else:
+        one, four, bad = pytest.importorskip("pyarrow.parquet").read_table(place / "out.parquet").to_pylist()
+        assert one == {"error": 0.5, "label": 1, "_error": None}
+    assert float(four["error"]) == 0.5 and not bad["error"] and json.loads(bad["_error"])["code"] == "model_error"

@@ -102,6 +102,7 @@ class AsyncStream:
         self._input_error: BaseException | None = None
         self._feeder: asyncio.Future[None] | None = None  # while it waits for room
         self._has_large_items = False  # the last one was
+        self._n_uncounted = 0  # items that were let in since answers were counted
 
     def answered(self, request: Request) -> None:
         """Wake the consumer, which waits for this request, the first one."""
@@ -181,13 +182,20 @@ class AsyncStream:
     @property
     def _is_full(self) -> bool:
         """Whether nothing more may be let in now."""
-        if len(self._requests) >= self._window.limit:
+        n = len(self._requests)
+        if n >= self._window.limit:
             return True
-        return self._window.is_heavy and sum(map(_answer_bytes, self._requests)) > MOST_WAITING
+        if not self._window.is_heavy or 8 * self._n_uncounted < n:  # to count for each item would take too long
+            return False
+        if sum(map(_answer_bytes, self._requests)) > MOST_WAITING:
+            return True
+        self._n_uncounted = 0
+        return False
 
     def _put(self, x: Any) -> None:
         request = _request_of(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
         self._requests.append(request)
+        self._n_uncounted += 1
         self._has_large_items = request.nbytes >= LARGE
         if self._has_large_items:
             self._window.narrow(request.nbytes)
@@ -209,8 +217,9 @@ class _Shared:
     change is one step.
 
     Attributes:
-        heavy: How many results there have been, and how many bytes came with the last ones of them;
-            only while results are large. The loop appends, the feeder takes.
+        heavy: How many results there had been at some time, and how many bytes they held; only
+            while results are large. The loop appends, the feeder takes.
+        n_bytes: How many bytes all results held. The loop writes it.
         read: Items on their way to the loop, as requests or, if they cannot change, as they are.
             The feeder appends, the loop takes.
         results: On their way to the consumer. The loop appends, the consumer takes.
@@ -233,6 +242,7 @@ class _Shared:
         "input_error",
         "is_feeder_waiting",
         "is_submit_posted",
+        "n_bytes",
         "n_read",
         "n_taken",
         "news",
@@ -245,6 +255,7 @@ class _Shared:
         self.heavy: deque[tuple[int, int]] = deque()
         self.read: deque[Any] = deque()
         self.results: deque[Any] = deque()
+        self.n_bytes = 0
         self.n_read = 0
         self.n_taken = 0
         self.is_feeder_waiting = False
@@ -299,6 +310,7 @@ class ThreadStream:
         self._requests: deque[Request] = deque()  # the loop's: those inside, in order
         self._has_large_items = False  # the loop's: some of the last ones were
         self._n_harvested = 0  # the loop's
+        self._bytes_taken = 0  # the feeder's: of results, as far as they are counted
 
     # -- the consumer's thread
 
@@ -402,8 +414,8 @@ class ThreadStream:
             return True
         heavy, n_taken = shared.heavy, shared.n_taken
         while heavy and heavy[0][0] <= n_taken:
-            heavy.popleft()
-        return sum([nbytes for _, nbytes in heavy]) > MOST_WAITING
+            _, self._bytes_taken = heavy.popleft()
+        return len(heavy) > 0 and shared.n_bytes - self._bytes_taken > MOST_WAITING
 
     # -- the loop's thread
 
@@ -453,11 +465,14 @@ class ThreadStream:
 
     def _note_harvest(self, n: int, nbytes: int) -> None:
         """Let as many in as the size of the last results allows."""
-        window = self._window
-        self._n_harvested += n
+        window, shared = self._window, self._shared
         window.note_answers(n, nbytes)
+        if window.is_heavy and not shared.heavy:
+            shared.heavy.append((self._n_harvested, shared.n_bytes))
+        self._n_harvested += n
+        shared.n_bytes += nbytes
         if window.is_heavy:
-            self._shared.heavy.append((self._n_harvested, nbytes))
+            shared.heavy.append((self._n_harvested, shared.n_bytes))
         if not self._has_large_items:
             window.widen()
 

@@ -39,7 +39,7 @@ _QUICK_S: Final = 0.005
 several are taken together, since that takes hardly longer than to do it for one."""
 _LONGEST_WAIT_S: Final = 0.01
 """After this time answers are written although no other batch has been answered."""
-_NO_ROOM_S: Final = 0.01
+_NO_ROOM_S: Final = 0.05
 """After this time a request of which nothing is inside asks again whether there is room."""
 _WIDENED: Final = 4
 """How many times the usual number of items may be inside then, so that the workers have enough to

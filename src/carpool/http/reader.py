@@ -362,7 +362,7 @@ class RequestReader:
         head says nothing but how the body is sent.
         """
         self._parser = httptools.HttpRequestParser(self)
-        if not self._skips_body:
+        if not self._skips_body or self._receiver.ignoring_input:
             return data
         self._skips_body = False
         if self._large_body is not None:
@@ -412,7 +412,7 @@ class RequestReader:
         if coding is not None:
             if version == "1.0":
                 raise Refusal(400, "bad_http")
-            if coding.lower() != b"chunked" or self._parser.should_upgrade():
+            if coding.lower() != b"chunked":
                 raise Refusal(501, "not_implemented")
         if version == "1.1" and headers.get(b"expect", b"100-continue").lower() != b"100-continue":
             raise Refusal(417, "expectation_failed")

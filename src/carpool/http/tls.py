@@ -111,29 +111,32 @@ class TlsServer:
         """Accept no more, and let go of those that have not shaken hands."""
         for task in (self._accepting, *self._shaking):
             task.cancel()
-        self._sock.close()
 
     async def _accept(self) -> None:
-        while True:
-            while wait_s := self._strangers.wait_s(self._loop.time()):
-                self._has_room.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await self._has_room.wait()
-            try:
-                sock, address = await self._loop.sock_accept(self._sock)
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                logger.error("no connection is taken for %g s: %s", _NO_ROOM_S, error)
-                await asyncio.sleep(_NO_ROOM_S)
-                continue
-            task = self._loop.create_task(self._shake_hands(sock))
-            self._shaking.add(task)
-            task.add_done_callback(self._shaken)
-            going = self._strangers.enter(task, str(address[0]) if address else "", self._loop.time())
-            if going is not None:
-                going.cancel()
+        with self._sock:
+            while True:
+                await self._accept_one()
+
+    async def _accept_one(self) -> None:
+        while wait_s := self._strangers.wait_s(self._loop.time()):
+            self._has_room.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._has_room.wait()
+        try:
+            sock, address = await self._loop.sock_accept(self._sock)
+        except ConnectionAbortedError:
+            return
+        except OSError as error:
+            logger.error("no connection is taken for %g s: %s", _NO_ROOM_S, error)
+            await asyncio.sleep(_NO_ROOM_S)
+            return
+        task = self._loop.create_task(self._shake_hands(sock))
+        self._shaking.add(task)
+        task.add_done_callback(self._shaken)
+        going = self._strangers.enter(task, str(address[0]) if address else "", self._loop.time())
+        if going is not None:
+            going.cancel()
 
     async def _shake_hands(self, sock: socket.socket) -> None:
         """Make a connection of a socket; who cannot shake hands is not worth a word."""

@@ -101,9 +101,12 @@ class Input:
             names: list[str] = next((fields for fields in reader if fields), [])
         except csv.Error as error:
             raise ValueError(f"the header of {self._path} cannot be read: {error}") from None
+        if problem := _problem_of(names, len(names)):
+            raise ValueError(f"the header of {self._path} cannot be read: {problem}")
         if len(set(names)) < len(names):
             raise ValueError(f"the header of {self._path} names a column twice: rename one")
         while True:
+            first = reader.line_num + 1
             try:
                 fields = next(reader)
                 problem = _problem_of(fields, len(names))
@@ -112,7 +115,9 @@ class Input:
             except csv.Error as error:
                 fields, problem = [], str(error)
             if problem is not None:
-                yield InputRow(None, {}, problem=f"line {reader.line_num} of {self._path}: {problem}")
+                last = reader.line_num
+                where = f"line {first}" if first == last else f"lines {first} to {last}"
+                yield InputRow(None, {}, problem=f"{where} of {self._path}: {problem}")
             elif fields:
                 yield InputRow(None, dict(zip(names, fields, strict=True)), are_texts=True)
 
@@ -161,7 +166,7 @@ def candidates(row: InputRow, kind: Any) -> Iterator[Any]:
             for texts in (fields, {name: text or None for name, text in fields.items()}):
                 try:
                     yield msgspec.convert(texts, kind, strict=False)
-                except (msgspec.MsgspecError, TypeError, ValueError, NotImplementedError):
+                except Exception:  # types may have validators, which are user code
                     continue
             yield fields
         fields = {name: _guessed(text) for name, text in fields.items()}

@@ -21,6 +21,8 @@ from carpool.wire import entries
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _PIECE: Final = 2**20
+_ROW_GROUP: Final = 8 * 2**20
+"""How many bytes of answers in JSON are about a row group of Parquet."""
 _RESULT: Final = "result"
 _MOST_HELD: Final = 10_000
 """How many rows of a CSV file may fail before its header is written without a good answer."""
@@ -230,7 +232,8 @@ class RowsFile:
         if self._mended is not None:
             self._mended.give_up()
             return
-        self._write(self._rows.rest())
+        if is_whole:
+            self._write(self._rows.rest())
         if self._file is not None:
             self._file.close()
 
@@ -277,6 +280,7 @@ class SheetRows:
 
     def __init__(self, header: Sequence[str], fields: Sequence[str] = ()) -> None:
         self._columns = list(header)
+        self._known = frozenset(header[:-1])
         self._fields = fields
         self._is_header_due = not header
         self._held: list[Answer] = []  # they failed before there was a good one
@@ -296,6 +300,7 @@ class SheetRows:
 
     def _set_columns(self, fields: list[str]) -> None:
         self._columns = [*fields, _mark_beside(fields)]
+        self._known = frozenset(fields)
 
     @property
     def _has_results(self) -> bool:
@@ -307,7 +312,7 @@ class SheetRows:
             return answer
         value = _decode(answer.result)
         if isinstance(value, dict):
-            unknown = [name for name in value if name not in self._columns[:-1]]
+            unknown = [name for name in value if name not in self._known]
             if not unknown:
                 return answer
             what = f"has fields that the header of the CSV file lacks, such as {unknown[0]!r}"
@@ -418,7 +423,7 @@ class ParquetFile:
         schema = arrow.schema([*columns, arrow.field(mark, arrow.string())])
         with self._parquet.ParquetWriter(self._file, schema) as writer:
             self._waiting.seek(0)
-            while lines := self._waiting.readlines(_PIECE):
+            while lines := self._waiting.readlines(_ROW_GROUP):
                 rows = [self._row(line[1:], mark, is_error=line.startswith(b"!")) for line in lines]
                 writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
 

@@ -212,7 +212,7 @@ class Handle:
             xs: The items, read one by one as there is room, by a thread of the stream. Each is
                 copied when it is read, so the input may use one buffer again and again.
             max_in_flight: The largest number of items inside at a time. Defaults to what keeps all
-                workers busy.
+                workers busy. No more are read while 16 MiB of results wait to be taken.
             return_exceptions: Whether an item's error is yielded in place of its answer. Otherwise
                 it is raised, which ends the stream.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, Final
 
 import msgspec
@@ -88,7 +88,6 @@ class _Invocations:
         self._model = model
         fields = fields_of(model.takes.input_type)
         self._fields = {} if fields is None else {name: kind for name, (kind, _) in fields.items()}
-        self._read = schema.json_reader(model.takes.input_type)
 
     def answer(self, request: ProtocolRequest) -> Submission:
         """Submit what is in a body: rows in one of MLflow's forms, or else one item."""
@@ -189,6 +188,10 @@ class _Invocations:
         if all(line) or self._fits(item):
             return item
         return as_item(_numbers(line, "", is_list=self._is_list))
+
+    @cached_property
+    def _read(self) -> Callable[[bytes], Any]:
+        return schema.json_reader(self._model.takes.input_type)
 
     def _fits(self, item: bytes) -> bool:
         try:
