@@ -20,6 +20,7 @@ from carpool.http.protocols.wording import as_item, as_response, listed_in, valu
 from carpool.http_request import pack_head
 from carpool.wire.payload import CUSTOM
 
+_encode = as_item
 _decode = msgspec.json.Decoder().decode
 
 
@@ -81,7 +82,7 @@ def of_columns(model: ModelOfApp, inputs: bytes) -> Submission:
         raise InvalidRequest("inputs must be a list of items, or an object with a list for each field of them")
     if len({len(each) for each in columns.values()}) != 1:
         raise InvalidRequest("the lists in inputs have different lengths")
-    rows = [as_item(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    rows = [_encode(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
     return of_items(model, rows, _as_columns)
 
 
@@ -106,7 +107,7 @@ def without_b64(item: bytes) -> bytes:
     """
     if b'"b64"' not in item:
         return item
-    return as_item(_unwrapped(value_in(item)))
+    return _encode(_unwrapped(value_in(item)))
 
 
 def _unwrapped(value: Any) -> Any:

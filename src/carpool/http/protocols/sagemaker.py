@@ -41,6 +41,7 @@ class _Split(msgspec.Struct):
 
 
 _read_split = msgspec.json.Decoder(_Split).decode
+_encode = as_item
 
 
 class SageMaker(HttpProtocol):
@@ -127,7 +128,7 @@ class _Invocations:
             rows = zip(*columns.values(), strict=False)
             if len({len(each) for each in columns.values()}) != 1:
                 raise InvalidRequest("the lists in inputs have different lengths")
-            items = [as_item(dict(zip(columns, row, strict=True))) for row in rows]
+            items = [_encode(dict(zip(columns, row, strict=True))) for row in rows]
             return of_items(self._model, items, partial(as_list, "predictions"))
         return of_instances(self._model, members[form])
 
@@ -137,8 +138,8 @@ class _Invocations:
         if not all(len(row) == len(table.columns) for row in table.data):
             raise InvalidRequest("a row of dataframe_split has another number of values than there are columns")
         if not self._fields and self._model.takes.input_type is not Any and not self._model.takes.accepts:
-            return [as_item(row if len(row) > 1 or self._is_list else row[0]) for row in table.data]
-        return [as_item(dict(zip(table.columns, row, strict=True))) for row in table.data]
+            return [_encode(row if len(row) > 1 or self._is_list else row[0]) for row in table.data]
+        return [_encode(dict(zip(table.columns, row, strict=True))) for row in table.data]
 
     @property
     def _is_list(self) -> bool:
@@ -184,10 +185,10 @@ class _Invocations:
 
     def _item_of(self, line: list[str]) -> bytes:
         """Return a line as an item: what is empty is missing, or if that does not fit a text."""
-        item = as_item(_numbers(line, None, is_list=self._is_list))
+        item = _encode(_numbers(line, None, is_list=self._is_list))
         if all(line) or self._fits(item):
             return item
-        return as_item(_numbers(line, "", is_list=self._is_list))
+        return _encode(_numbers(line, "", is_list=self._is_list))
 
     @cached_property
     def _read(self) -> Callable[[bytes], Any]:
@@ -213,7 +214,7 @@ class _Invocations:
                 f"a line of the table has another number of fields than its columns, {', '.join(names)}"
             )
         return [
-            as_item({name: _value(text, self._fields[name]) for name, text in zip(names, line, strict=True)})
+            _encode({name: _value(text, self._fields[name]) for name, text in zip(names, line, strict=True)})
             for line in lines
         ]
 
