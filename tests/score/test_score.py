@@ -166,14 +166,14 @@ def test_a_running_server(place: Path) -> None:
             ("program:numbers", "--in", "rows.ndjson", "--out", "o", "--model", "flats"),
             "is the service double, not 'flats'",
         ),
-        (("program:numbers", "--in", "bad.csv", "--out", "o"), "another number of fields"),
+        (("program:numbers", "--in", "bad.csv", "--out", "o"), "names a column twice"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(place: Path, arguments: tuple[str, ...], said: str) -> None:
     """A wrong command ends with status 2 and one line."""
     (place / "rows.ndjson").write_text("1\n")
     (place / "there.ndjson").write_text("1\n")
-    (place / "bad.csv").write_text("a,b\n1\n")
+    (place / "bad.csv").write_text("a,a\n1,2\n")
     status, _, err = score(place, *arguments)
     assert status == 2 and said in err and "Traceback" not in err
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.simulate import Report, mean_of, run
+from carpool.simulate.report import json_text
 
 
 def few(**settings: Any) -> Report:
@@ -154,3 +155,10 @@ def test_a_report_as_json() -> None:
     assert content["batch_sizes"] == {"1": 2, "2": 1}
     assert content["policy"] == "greedy"
     assert content["late_share"] == 0.5
+
+
+def test_json_has_no_figure_that_json_cannot_express() -> None:
+    """NaN and infinities are null wherever figures are printed as JSON."""
+    assert (
+        json_text({"load": math.inf, "of": [math.nan, (1.5, -math.inf)]}) == '{"load": null, "of": [null, [1.5, null]]}'
+    )

@@ -9,9 +9,14 @@ from cyclopts import Parameter
 
 import carpool
 from carpool.cli.exits import FAILED, fail
+from carpool.cli.sources import sources
 from carpool.cli.targets import find_service
+from carpool.config import values
 from carpool.errors import CarpoolError
+from carpool.logger import logger
 from carpool.observe import log
+from carpool.service.overrides import changed
+from carpool.service.service import Service
 
 
 def score(
@@ -22,6 +27,7 @@ def score(
     out: Annotated[str, Parameter(allow_leading_hyphen=True)],
     errors: str | None = None,
     resume: bool = False,
+    retry_failed: bool = False,
     model: str | None = None,
     in_format: Literal["ndjson", "csv", "parquet"] | None = None,
     out_format: Literal["ndjson", "csv", "parquet"] | None = None,
@@ -30,6 +36,9 @@ def score(
     """Answer all rows of a file with a model, in order and in constant memory.
 
     Example: carpool score program:service --in rows.ndjson --out answers.ndjson
+
+    What the environment and carpool.toml say of its stages and of the service counts as for
+    `carpool serve`, but for time-outs and SLOs: nobody waits for an answer.
 
     The exit status is 0 if all rows were answered, 1 if some have failed, and 2 for a wrong
     command.
@@ -49,6 +58,8 @@ def score(
         A file that gets a line for each row that has failed, with its number.
     resume:
         Go on where an earlier run was ended, by whatever.
+    retry_failed:
+        With --resume: first try the rows again that failed in earlier runs.
     model:
         The name of the model, of a server that has several; of a service it is the service's own.
     in_format:
@@ -68,14 +79,34 @@ def score(
         if target.startswith(("http://", "https://")):
             scorer = ServerScorer(target, model, carpool.Client)
         else:
-            service = find_service(target)
+            service = service_to_score(target)
             if model not in (None, service.name):
                 raise ValueError(f"{target} is the service {service.name}, not {model!r}: leave --model out")
             scorer = ServiceScorer(service)
-        status = run_job(Job(source, out, errors, in_format, out_format, resume), scorer)
+        status = run_job(Job(source, out, errors, in_format, out_format, resume, retry_failed), scorer)
     except (ImportError, ValueError, TypeError, OSError) as error:
         fail(str(error))
     except CarpoolError as error:  # the service does not start, or the server ends its answer
         logging.shutdown()
         fail(str(error), FAILED)
     raise SystemExit(status)
+
+
+def service_to_score(target: str) -> Service:
+    """Return a service with the settings of the environment and the file, without time-outs.
+
+    Raises:
+        ValueError: A setting is none, or is out of range.
+        TypeError: A value is of the wrong kind.
+    """
+    service = find_service(target)
+    found = sources.read(None, ())
+    for doubt in found.doubts:
+        logger.warning("%s", doubt)
+    # a file may also be that of a server with other services
+    of_services = {name: each for name, each in values(found.services).items() if name == service.name}
+    names = {name for stage in service.stages for name in (stage.name, f"{service.name}/{stage.name}")}
+    of_stages = {name: each for name, each in values(found.stages).items() if name in names}
+    (service,) = changed([service], of_services, of_stages)
+    (service,) = changed([service], {service.name: {"timeout_s": None, "slo_s": None, "part_slo_s": None}}, {})
+    return service

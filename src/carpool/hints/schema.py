@@ -57,9 +57,12 @@ _msgpack_encoder = msgspec.msgpack.Encoder(enc_hook=_to_builtins)
 
 def json_bytes(value: Any) -> bytes:
     """Return a value as JSON in one line; arrays are nested lists. Raises TypeError, ValueError or
-    the like.
+    the like, also if it holds NaN or an infinity.
     """
-    return _without_line_ends(_json_encoder.encode(value))
+    body = _json_encoder.encode(value)
+    if body.partition(_NULL)[1]:
+        _refuse_nan(value)
+    return _without_line_ends(body)
 
 
 def msgpack_bytes(value: Any) -> bytes:

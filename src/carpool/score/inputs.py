@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 
-_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
-_PARQUET_ROWS = 4096
-MISSING_ARROW = "Parquet needs a package that is missing (pyarrow): pip install 'carpool[parquet]'"
+_SUFFIXES: Final = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+_PARQUET_ROWS: Final = 4096
+_LONGEST_FIELD: Final = 2**31 - 1
+_LARGEST: Final = 2**63
+MISSING_ARROW: Final = "Parquet needs a package that is missing (pyarrow): pip install 'carpool[parquet]'"
+_NO_VALUES: Final[dict[str, Any]] = {}
+_read_number = msgspec.json.Decoder(int | float).decode
 
 
 def format_of(path: str) -> str:
@@ -25,12 +29,16 @@ class InputRow(NamedTuple):
     """One row of the input.
 
     Attributes:
-        line: Its JSON as it was read; None if it is a value.
-        value: The fields by name; None if it is JSON.
+        line: Its JSON as it was read; None if it is of a table.
+        values: Its fields by name, in a table.
+        are_texts: Whether these are texts that may stand for something else, as in CSV.
+        problem: Why it cannot be read; None if it can.
     """
 
     line: bytes | None
-    value: Any
+    values: dict[str, Any]
+    are_texts: bool = False
+    problem: str | None = None
 
 
 class Input:
@@ -45,99 +53,139 @@ class Input:
     """
 
     def __init__(self, path: str, format: str) -> None:
-        self._path = path
+        self._path = "-" if path == "/dev/stdin" else path
         self._format = format
         self._file: IO[bytes] | None = None
-        self.size = Path(path).stat().st_size if path != "-" and Path(path).is_file() else None
+        self.size = Path(path).stat().st_size if self._path != "-" and Path(path).is_file() else None
 
-    def rows(self, skipped: int = 0) -> Iterator[InputRow]:
+    def rows(self, skipped: int = 0, but: Collection[int] = ()) -> Iterator[InputRow]:
         """Yield the rows without the first ones. Raises OSError or ValueError.
 
         Args:
             skipped: How many are left out.
+            but: The numbers, from 1, of those among them that are not.
         """
-        if self._format == "parquet":
-            yield from self._parquet(skipped)
-            return
-        self._file = sys.stdin.buffer if self._path == "-" else open(self._path, "rb")  # noqa: SIM115
-        with self._file:
-            rows = self._csv(self._file) if self._format == "csv" else self._lines(self._file)
-            for n, row in enumerate(rows):
-                if n >= skipped:
-                    yield row
+        for n, row in enumerate(self._rows(), 1):
+            if n > skipped or n in but:
+                yield row
 
     @property
     def read_bytes(self) -> int:
         """How far the file has been read."""
         try:
-            return 0 if self._file is None or self._path == "-" else self._file.tell()
+            return 0 if self._file is None or self.size is None else self._file.tell()
         except (OSError, ValueError):
             return self.size or 0
+
+    def _rows(self) -> Iterator[InputRow]:
+        self._file = sys.stdin.buffer if self._path == "-" else open(self._path, "rb")  # noqa: SIM115
+        with self._file as file:
+            if self._format == "parquet":
+                yield from self._parquet(file)
+            elif self._format == "csv":
+                yield from self._csv(file)
+            else:
+                yield from self._lines(file)
 
     def _lines(self, file: IO[bytes]) -> Iterator[InputRow]:
         for line in file:
             if line.strip():
-                yield InputRow(line, None)
+                yield InputRow(line, _NO_VALUES)
 
     def _csv(self, file: IO[bytes]) -> Iterator[InputRow]:
-        lines = iter(lambda: file.readline(), b"")  # not `for`: then there is no `tell`
-        text = (line.decode("utf-8-sig" if n == 0 else "utf-8") for n, line in enumerate(lines))
-        for row in csv.DictReader(text, strict=True):
-            if None in row or None in row.values():
-                raise ValueError(f"a row of {self._path} has another number of fields than its header")
-            yield InputRow(None, row)
+        with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+            yield from self._records(csv_reader(text))
 
-    def _parquet(self, skipped: int) -> Iterator[InputRow]:
+    def _records(self, reader: Any) -> Iterator[InputRow]:
+        try:
+            names: list[str] = next((fields for fields in reader if fields), [])
+        except csv.Error as error:
+            raise ValueError(f"the header of {self._path} cannot be read: {error}") from None
+        if problem := _problem_of(names, len(names)):
+            raise ValueError(f"the header of {self._path} cannot be read: {problem}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"the header of {self._path} names a column twice: rename one")
+        while True:
+            first = reader.line_num + 1
+            try:
+                fields = next(reader)
+                problem = _problem_of(fields, len(names))
+            except StopIteration:
+                return
+            except csv.Error as error:
+                fields, problem = [], str(error)
+            if problem is not None:
+                last = reader.line_num
+                where = f"line {first}" if first == last else f"lines {first} to {last}"
+                yield InputRow(None, {}, problem=f"{where} of {self._path}: {problem}")
+            elif fields:
+                yield InputRow(None, dict(zip(names, fields, strict=True)), are_texts=True)
+
+    def _parquet(self, file: IO[bytes]) -> Iterator[InputRow]:
         try:
             from pyarrow import parquet
         except ImportError:
             raise ValueError(MISSING_ARROW) from None
-        source: Any = io.BytesIO(sys.stdin.buffer.read()) if self._path == "-" else self._path
-        n = 0
-        with parquet.ParquetFile(source) as file:
-            for batch in file.iter_batches(_PARQUET_ROWS):
-                if n + len(batch) > skipped:
-                    for value in batch.to_pylist()[max(0, skipped - n) :]:
-                        yield InputRow(None, value)
-                n += len(batch)
+        source = file if self.size is not None else io.BytesIO(file.read())  # it is read from its end
+        with parquet.ParquetFile(source) as table:
+            names = table.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError(f"{self._path} has two columns of one name: rename one")
+            for batch in table.iter_batches(_PARQUET_ROWS):
+                for values in batch.to_pylist():
+                    yield InputRow(None, values)
 
 
-def number_in(text: str) -> Any:
-    """Return a field of a CSV file: a number if it is one, None if it is empty, else text."""
-    if not text:
-        return None
-    for read in (int, float):
-        try:
-            value = read(text)
-        except ValueError:
-            continue
-        return value if value == value and abs(value) != float("inf") else text
-    return text
+def csv_reader(lines: Iterable[str]) -> Any:
+    """Return a reader of CSV that takes fields of any length and passes over no mistake."""
+    csv.field_size_limit(_LONGEST_FIELD)  # it is that of all readers of this process, a command of its own
+    return csv.reader(lines, strict=True)
 
 
-def as_value(row: InputRow, kind: Any) -> Any:
-    """Return a row of a table as an item: an object of its fields, or what the type makes of it.
+def _problem_of(fields: list[str], n: int) -> str | None:
+    """Return why the fields of a line are no row of `n` columns; None if they are."""
+    if fields and len(fields) != n:
+        return f"it has {len(fields)} field{'s' * (len(fields) != 1)}, and the header {n}"
+    try:
+        "".join(fields).encode()
+    except UnicodeEncodeError:
+        return "it is not UTF-8"
+    return None
+
+
+def candidates(row: InputRow, kind: Any) -> Iterator[Any]:
+    """Yield what a row of a table may be as an item, the likeliest first.
 
     Args:
-        row: A row that is no JSON.
+        row: Of a table, without a problem.
         kind: The type of the model's items; `Any` if it is not known.
     """
-    fields: dict[str, Any] = row.value
-    if not all(isinstance(value, str) for value in fields.values()):
-        return fields
+    fields = row.values
+    if row.are_texts:
+        if kind is not Any:
+            for texts in (fields, {name: text or None for name, text in fields.items()}):
+                try:
+                    yield msgspec.convert(texts, kind, strict=False)
+                except Exception:  # types may have validators, which are user code
+                    continue
+            yield fields
+        fields = {name: _guessed(text) for name, text in fields.items()}
+    yield fields
+    if kind is not Any:
+        values = list(fields.values())
+        yield values[0] if len(values) == 1 else values
+        if row.are_texts and len(values) == 1:
+            yield next(iter(row.values.values()))
+
+
+def _guessed(text: str) -> Any:
+    """Return what a field of a CSV file seems to be: a number as JSON writes it, None if it is
+    empty, else text, such as a code that begins with zeros.
+    """
+    if not text:
+        return None
     try:
-        return msgspec.to_builtins(msgspec.convert(fields, kind, strict=False)) if kind is not Any else _guessed(fields)
-    except (msgspec.MsgspecError, TypeError, NotImplementedError):
-        guessed = _guessed(fields)
-    values = list(guessed.values())
-    for candidate in (values[0] if len(values) == 1 else values, guessed):
-        try:
-            msgspec.convert(candidate, kind)
-        except (msgspec.MsgspecError, TypeError, NotImplementedError):
-            continue
-        return candidate
-    return guessed
-
-
-def _guessed(fields: dict[str, str]) -> dict[str, Any]:
-    return {name: number_in(text) for name, text in fields.items()}
+        number = _read_number(text)
+    except msgspec.DecodeError:
+        return text
+    return number if -_LARGEST <= number < _LARGEST or type(number) is float else text

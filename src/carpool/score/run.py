@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from carpool.clock import monotonic
-from carpool.errors import CarpoolError, ModelError
+from carpool.errors import CarpoolError, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.hints import schema
 from carpool.http.codec import error_response
-from carpool.score.inputs import InputRow, as_value
+from carpool.http.protocols.rows import fields_of
+from carpool.score.inputs import InputRow, candidates
 from carpool.score.outputs import Answer
 
 if TYPE_CHECKING:
@@ -27,8 +28,13 @@ _encode = msgspec.json.Encoder().encode
 class Scorer(Protocol):
     """Answers rows."""
 
+    fields: Sequence[str]
+    """The names of the fields that answers may have, as far as they are known."""
+
     def answers(self, rows: Iterable[InputRow]) -> Iterator[list[Answer]]:
-        """Yield the answers to rows, in their order, in lists of what came together."""
+        """Yield the answers to rows, in their order, in lists of what came together; an empty list
+        once it is ready.
+        """
 
     def summary(self, seconds: float) -> list[str]:
         """Return what is worth knowing in the end, in lines."""
@@ -48,12 +54,46 @@ def failed(error: BaseException) -> Answer:
     return Answer(_encode(told), True)
 
 
+class _Unfit:
+    """The rows that are not sent, which have their errors in their places among the answers.
+
+    Args:
+        rows: All of them.
+        item_of: Makes an item of a row, or raises a `CarpoolError`.
+
+    Attributes:
+        errors: For each row without an answer its error, or None if it was sent.
+    """
+
+    def __init__(self, rows: Iterable[InputRow], item_of: Callable[[InputRow], Any]) -> None:
+        self._rows = rows
+        self._item_of = item_of
+        self.errors: deque[Answer | None] = deque()
+
+    def items(self) -> Iterator[Any]:
+        """Yield the items of the rows that fit."""
+        for row in self._rows:
+            try:
+                if row.problem is not None:
+                    raise ValidationError(row.problem)
+                item = self._item_of(row)
+            except CarpoolError as error:
+                self.errors.append(failed(error))
+            else:
+                self.errors.append(None)
+                yield item
+
+    def rest(self) -> list[Answer]:
+        """Return the errors after the last answer."""
+        return [error for error in self.errors if error is not None]
+
+
 class ServiceScorer:
-    """Starts a service and streams the rows through it.
+    """Starts a service and streams the rows through it. Nobody waits for an answer, so no request
+    has a time-out.
 
     Args:
         service: The service.
-        run: Starts it, and returns its handle.
     """
 
     def __init__(self, service: Service) -> None:
@@ -61,47 +101,55 @@ class ServiceScorer:
         self._service = service
         self._kind = first.input_type
         self._read = schema.json_reader(first.input_type)
+        self._read_packed = schema.msgpack_reader(first.input_type)
         self._write = schema.json_writer(last.output_type)
         self._handle: Any = None
+        self.fields: Sequence[str] = [*(fields_of(last.output_type) or ())]
 
     def answers(self, rows: Iterable[InputRow]) -> Iterator[list[Answer]]:
-        unfit: deque[Answer | None] = deque()  # for each row why it was not sent, or None
-
-        def items() -> Iterator[Any]:
-            for row in rows:
-                try:
-                    item = self._item(row)
-                except CarpoolError as error:
-                    unfit.append(failed(error))
-                else:
-                    unfit.append(None)
-                    yield item
-
+        unfit = _Unfit(rows, self._item)
         with self._service.run() as self._handle:
+            yield []
             bunch: list[Answer] = []
             told_at = monotonic()
-            for result in self._handle.stream(items(), return_exceptions=True):
-                while (answer := unfit.popleft()) is not None:
-                    bunch.append(answer)
+            for result in self._handle.stream(unfit.items(), return_exceptions=True):
+                while (error := unfit.errors.popleft()) is not None:
+                    bunch.append(error)
                 bunch.append(self._answer(result))
                 if len(bunch) >= _MOST_AT_ONCE or monotonic() - told_at > _LONGEST_S:
                     yield bunch
                     bunch, told_at = [], monotonic()
-            yield [*bunch, *[answer for answer in unfit if answer is not None]]
+            yield [*bunch, *unfit.rest()]
             self._stats = self._handle.stats()
 
     def _item(self, row: InputRow) -> Any:
         """Return a row as an item. Raises `CarpoolError` if it does not fit."""
-        line = row.line
-        try:
-            if line is None:
-                line = schema.json_bytes(as_value(row, self._kind))
-            return self._read(line)
-        except BaseException as error:  # types may have validators, which are user code
-            ours = schema.as_our_error(error, "JSON", self._kind, line or b"")
-            if isinstance(ours, CarpoolError):
-                raise ours from None
-            raise
+        if row.line is not None:
+            try:
+                return self._read(row.line)
+            except BaseException as error:  # types may have validators, which are user code
+                raise self._as_ours(error, "JSON", row.line) from None
+        if self._kind is Any:
+            return next(candidates(row, Any))
+        unfit: CarpoolError | None = None
+        for value in candidates(row, self._kind):
+            for write, read, what in (
+                (schema.msgpack_bytes, self._read_packed, "msgpack"),  # it has NaN, bytes and times
+                (schema.json_bytes, self._read, "JSON"),  # in which strict models take texts for times
+            ):
+                body = b""
+                try:
+                    body = write(value)
+                    return read(body)
+                except BaseException as error:
+                    ours = self._as_ours(error, what, body)
+                    if not isinstance(ours, Exception):
+                        raise
+                    unfit = unfit or (ours if isinstance(ours, CarpoolError) else ValidationError(text_of(ours)))
+        raise unfit or ValidationError("the row has no fields")
+
+    def _as_ours(self, error: BaseException, what: str, body: bytes) -> BaseException:
+        return schema.as_our_error(error, what, self._kind, body)
 
     def _answer(self, result: Any) -> Answer:
         try:
@@ -133,18 +181,33 @@ class ServerScorer:
     def __init__(self, url: str, model: str | None, connect: Callable[..., Any]) -> None:
         self._url = url
         self._client = connect(url, model=model)
+        self.fields: Sequence[str] = ()
 
     def answers(self, rows: Iterable[InputRow]) -> Iterator[list[Answer]]:
-        def items() -> Iterator[Any]:
-            for row in rows:
-                yield msgspec.Raw(row.line.strip()) if row.line is not None else as_value(row, Any)
-
+        unfit = _Unfit(rows, self._item)
         with self._client:
             self._client.wait_until_ready()
-            for bunch in self._client.bunches(items()):
-                yield [
-                    failed(each) if isinstance(each, BaseException) else Answer(_encode(each), False) for each in bunch
-                ]
+            yield []
+            for results in self._client.bunches(unfit.items()):
+                bunch: list[Answer] = []
+                for result in results:
+                    while (error := unfit.errors.popleft()) is not None:
+                        bunch.append(error)
+                    bunch.append(self._answer(result))
+                yield bunch
+            yield unfit.rest()
+
+    def _item(self, row: InputRow) -> msgspec.Raw:
+        """Return a row as a line. Raises `ValidationError` if JSON cannot express it."""
+        if row.line is not None:
+            return msgspec.Raw(row.line.strip())
+        try:
+            return msgspec.Raw(schema.json_bytes(next(candidates(row, Any))))
+        except (TypeError, ValueError) as error:
+            raise ValidationError(text_of(error)) from None
+
+    def _answer(self, result: Any) -> Answer:
+        return failed(result) if isinstance(result, BaseException) else Answer(_encode(result), False)
 
     def summary(self, seconds: float) -> list[str]:
         return [f"server: {self._url}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -25,7 +24,7 @@ from carpool.simulate.lengths import EXAMPLE as LENGTHS
 from carpool.simulate.options import Options
 from carpool.simulate.policies import policy_of
 from carpool.simulate.replay import Trace
-from carpool.simulate.report import Report
+from carpool.simulate.report import Report, json_text
 from carpool.simulate.scaling import USUAL_RULE, rule_of
 from carpool.simulate.servers import Servers, WorkerRange
 from carpool.simulate.steps import EXAMPLE as STEP_COST
@@ -382,7 +381,7 @@ def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, fo
     """Print the workload, the settings and every figure as one JSON object."""
     content = {**shown._asdict(), **settings, "capacity": capacity.per_second, "load": capacity.load}
     reports = {"reports": [r.to_dict() for r in found.reports], "sweep": [r.to_dict() for r in found.swept]}
-    print(json.dumps({**content, **reports}, indent=2))
+    print(json_text({**content, **reports}, 2))
 
 
 def _about_lengths(report: Report) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from carpool.simulate.arrivals import USUAL_ARRIVALS
 from carpool.simulate.cost_file import given_costs
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.plan import Staffing, best, staffings
+from carpool.simulate.report import json_text
 
 _FILE_WIDTH = 160  # columns of output that does not go to a terminal
 _USAGE_ERROR = 2
@@ -111,9 +111,7 @@ def plan(
         raise SystemExit(_USAGE_ERROR) from None
     chosen = best(found, share)
     if as_json:
-        print(
-            json.dumps({"choices": [_as_dict(each) for each in found], "best": chosen and _as_dict(chosen)}, indent=2)
-        )
+        print(json_text({"choices": [_as_dict(each) for each in found], "best": chosen and _as_dict(chosen)}, 2))
     else:
         _print(found, chosen, f"{arrivals or USUAL_ARRIVALS} on {' -> '.join(costs)}, SLO {slo}", goal, slo)
     raise SystemExit(0 if chosen is not None else _NOT_ENOUGH)

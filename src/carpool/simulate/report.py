@@ -129,7 +129,7 @@ class Report:
 
     def to_json(self) -> str:
         """Return the figures as JSON text."""
-        return json.dumps(self.to_dict())
+        return json_text(self.to_dict())
 
 
 def report_of(
@@ -340,12 +340,17 @@ def _mean(values: Iterable[float | None]) -> float:
     return fmean(known) if known else NAN
 
 
+def json_text(value: object, indent: int | None = None) -> str:
+    """Return figures as JSON text; unknown and infinite ones are null."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
 def _plain(value: object) -> object:
     """Return a value as JSON has it."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from carpool.policy import STEPS_BY_NAME
+from carpool.simulate.report import json_text
 from carpool.simulate.steps import StepReport, mean_of_steps, run_steps, step_cost_of, traffic_of
 
 _COLUMNS = ("policy", "good", "smooth", "refused", "gap p99", "first p50", "p99", "part p50", "p99", "parts/s", "rows")
@@ -60,7 +60,7 @@ def print_steps(reports: Sequence[StepReport], shown: dict[str, Any], *, as_json
         width: The columns of output that does not go to a terminal.
     """
     if as_json:
-        print(json.dumps({**shown, "reports": [asdict(report) for report in reports]}, indent=2))
+        print(json_text({**shown, "reports": [asdict(report) for report in reports]}, 2))
         return
     console = Console(highlight=False)
     if not console.is_terminal:

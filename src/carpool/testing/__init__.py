@@ -6,6 +6,7 @@
 * `StubWorker` and `stub_workers` are workers that speak the frame protocol and misbehave on demand.
 * `check_policy`, `check_driver` and `check_wire` check whether a policy, a driver or an
   implementation of the frame protocol keeps its contract.
+* `check_batches` checks whether a model gives an item the same answer alone and in company.
 * `check_steps` checks whether a model of steps gives its streams in company what they get alone.
 * `served` serves a service over HTTP for a test, and gives it a client; `carpool.testing.fixtures`
   has a fixture for pytest that does the same.
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from carpool.clock import VirtualClock
     from carpool.drive.virtual import VirtualDriver
     from carpool.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
+    from carpool.testing.batches import BatchesError, check_batches
     from carpool.testing.driver import DriverError, check_driver
     from carpool.testing.policy import PolicyError, check_policy
     from carpool.testing.serving import served
@@ -31,6 +33,7 @@ __all__ = [
     "ACTIONS",
     "EVERY_PASS",
     "POINTS",
+    "BatchesError",
     "DriverError",
     "FaultPlan",
     "InjectedFault",
@@ -41,6 +44,7 @@ __all__ = [
     "VirtualClock",
     "VirtualDriver",
     "WireError",
+    "check_batches",
     "check_driver",
     "check_policy",
     "check_steps",
@@ -55,6 +59,7 @@ _WHERE = {
     "carpool.clock": ["VirtualClock"],
     "carpool.drive.virtual": ["VirtualDriver"],
     "carpool.faults": ["ACTIONS", "EVERY_PASS", "POINTS", "FaultPlan", "InjectedFault", "environment"],
+    "carpool.testing.batches": ["BatchesError", "check_batches"],
     "carpool.testing.driver": ["DriverError", "check_driver"],
     "carpool.testing.policy": ["PolicyError", "check_policy"],
     "carpool.testing.steps": ["StepsError", "check_steps"],

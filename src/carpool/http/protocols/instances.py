@@ -18,11 +18,11 @@ from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ModelOfApp, Submission
-from carpool.http.protocols.wording import as_response, listed_in, members_of, value_in
+from carpool.http.protocols.wording import as_item, as_response, listed_in, members_of, value_in
 from carpool.wire.payload import JSON
 
 _WRONG_INPUTS = "inputs must be a list of items, or an object with a list for each field of them"
-_encode = msgspec.json.Encoder().encode
+_encode = as_item
 _decode = msgspec.json.Decoder().decode
 
 

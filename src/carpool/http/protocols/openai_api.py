@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import base64
+import math
 import secrets
 import sys
 import time
@@ -29,7 +30,7 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.openai_text import ChatForm, CompletionForm, TextForm, Wishes, submission_of
-from carpool.http.protocols.wording import UNPROCESSABLE, as_response, members_of, name_in, struct_of
+from carpool.http.protocols.wording import UNPROCESSABLE, as_response, check_finite, members_of, name_in, struct_of
 from carpool.rows import is_array_type
 from carpool.wire.payload import OBJECT
 
@@ -187,11 +188,13 @@ def _vector(result: Any, asked: _Embeddings) -> list[float] | str:
         raise ModelError("the model returned something else than a vector", code="bad_result") from None
     if asked.dimensions is not None:
         values = values[: asked.dimensions]
-        length = sum(each * each for each in values) ** 0.5
+        length = math.hypot(*values)  # squares of large numbers would be infinite
         values = [each / length for each in values] if length else values
+    check_finite(values)
     if asked.encoding_format == "float":
         return values
     packed = array.array("f", values)
+    check_finite(packed)  # it has less room
     if sys.byteorder == "big":
         packed.byteswap()
     return base64.b64encode(packed.tobytes()).decode()

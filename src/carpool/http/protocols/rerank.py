@@ -25,7 +25,7 @@ from carpool.http.protocols.base import (
     unfit,
 )
 from carpool.http.protocols.rows import fields_of
-from carpool.http.protocols.wording import as_response, members_of, name_in, struct_of, without_details
+from carpool.http.protocols.wording import as_response, check_finite, members_of, name_in, struct_of, without_details
 from carpool.wire.payload import MSGPACK, OBJECT
 
 
@@ -116,7 +116,9 @@ def _text_of(document: str | dict[str, Any]) -> str:
 
 def _respond(asked: _Rerank, documents: list[str], results: list[Any]) -> HttpResponse:
     """Return the documents by falling score."""
-    ranked = sorted(enumerate(map(_score, results)), key=lambda each: -each[1])
+    scores = [_score(result) for result in results]
+    check_finite(scores)  # NaN has no place in an order
+    ranked = sorted(enumerate(scores), key=lambda each: -each[1])
     if asked.top_n is not None:
         ranked = ranked[: max(0, asked.top_n)]
     if asked.texts is not None:

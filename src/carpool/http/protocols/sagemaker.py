@@ -33,7 +33,7 @@ from carpool.http.protocols.instances import (
     records_of,
 )
 from carpool.http.protocols.rows import fields_of
-from carpool.http.protocols.wording import as_response, listed_in, members_of, read, without_details
+from carpool.http.protocols.wording import as_item, as_response, listed_in, members_of, read, without_details
 from carpool.version import __version__
 from carpool.wire.payload import CUSTOM, JSON
 
@@ -52,7 +52,7 @@ class _Split(msgspec.Struct):
 
 _read_split = msgspec.json.Decoder(_Split).decode
 _read_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
+_encode = as_item
 
 
 class SageMaker(HttpProtocol):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from carpool.allowance import Allowance
-from carpool.errors import CarpoolError, InvalidRequest
+from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.hints import nesting, schema
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ShownError
@@ -18,7 +19,6 @@ T = TypeVar("T")
 
 BAD_REQUEST: Final = 400
 UNPROCESSABLE: Final = 422
-_encode = msgspec.json.Encoder().encode
 _read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_value = msgspec.json.Decoder().decode
 _read_text = msgspec.json.Decoder(str).decode
@@ -26,8 +26,29 @@ _read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def as_response(value: object, status: int = 200) -> HttpResponse:
-    """Return a value of our own making as a JSON response."""
-    return HttpResponse(status, _encode(value))
+    """Return a value of our own making as a JSON response. Raises `ModelError` if results in it
+    hold NaN or an infinity.
+    """
+    try:
+        return HttpResponse(status, schema.json_bytes(value))
+    except ValueError as error:
+        raise ModelError(f"the answer cannot be written: {error}", code="bad_result") from error
+
+
+def as_item(value: object) -> bytes:
+    """Return what a client has sent as an item in JSON. Raises `InvalidRequest` if it holds NaN or
+    an infinity.
+    """
+    try:
+        return schema.json_bytes(value)
+    except ValueError as error:
+        raise InvalidRequest(f"an item cannot be read: {error}") from error
+
+
+def check_finite(numbers: Sequence[float]) -> None:
+    """Raise `ModelError` if NaN or an infinity is among the numbers that a model has returned."""
+    if not isfinite(sum(numbers)) and not all(map(isfinite, numbers)):  # either makes the sum so
+        raise ModelError("the model returned NaN or infinity, which the answer cannot express", code="bad_result")
 
 
 def read(decode: Callable[[Any], T], body: bytes | bytearray) -> T:
