@@ -1,4 +1,4 @@
-"""carpool as process 1 of a container: signals reach it from the start, orphans are reaped, its status is the command's.
+"""carpool as process 1 of a container: signals reach it from the start, orphans are reaped, its status is its own.
 
 A container here is a namespace of process ids, where `unshare` (util-linux) may make one.
 """

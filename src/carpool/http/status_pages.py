@@ -166,7 +166,7 @@ class StatusPages:
         more: list[Any] = [] if access is None else [prometheus.CallerMetrics(access)]
         if (shares := self._app.connection_shares) is not None:
             held = {each.name: shares.held.get(each, 0) for each in self._app.served}
-            more.append(prometheus.ConnectionMetrics(held))
+            more.append(prometheus.ConnectionMetrics(held, shares.refused))
         if own is not None:
             running = [endpoint.handle for endpoint in self._app.endpoints if endpoint.handle is not None]
             own.seen([pid for handle in running for pid in handle.pids])
