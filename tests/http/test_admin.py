@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from tests.effort import slow_where
 from tests.support.http.net import Client
 from tests.support.processes import children
 from tests.support.serving import Served, serve
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 PROGRAM = """
 import carpool
@@ -161,6 +163,32 @@ def test_a_terminal_that_is_closed_ends_the_server(folder: Path) -> None:
             said += os.read(ours, 4096)
         os.close(ours)
         assert process.wait(timeout=20) == 0
+
+
+def test_a_server_that_ignores_hang_ups_outlives_its_terminal(folder: Path) -> None:
+    """Where SIGHUP was ignored at the start, as nohup has it, the server serves on without its terminal."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "carpool", "serve", "program:service", "--port", "0"]
+
+    def as_nohup() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with subprocess.Popen(command, cwd=folder, preexec_fn=as_nohup, stderr=subprocess.PIPE, text=True) as process:
+        os.close(theirs)
+        assert process.stderr is not None
+        while "ready on" not in process.stderr.readline():
+            pass
+        os.close(ours)
+        while "the terminal has gone; serving on" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGHUP)  # this one comes from somebody
+        while "was reloaded" not in process.stderr.readline():
+            pass
+        process.terminate()
+        process.stderr.read()
+        assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.slow

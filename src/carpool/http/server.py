@@ -24,6 +24,7 @@ from carpool.http.server_state import Limits, ServerState
 from carpool.http.tls import Certificates
 from carpool.http.watch import SourceFiles, reload_on_change
 from carpool.logger import logger
+from carpool.observe import log
 
 _LAST_ANSWERS_S = 5.0
 _LOOK_EVERY_S = 1.0
@@ -132,6 +133,7 @@ class Server:
         self.drain_delay_s = 0.0
         self._serves_until: float | None = None  # the end of that delay, by the loop's clock
         self._had_terminal = False
+        self._outlives_terminal = False
         self._beside: list[asyncio.Task[None]] = []  # reloads, and what watches for changes
 
     @property
@@ -216,6 +218,7 @@ class Server:
         beating: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
         self._had_terminal = _has_terminal()
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
         self._take_signals(stopping)
         files = None if self.watched is None else SourceFiles(self.watched)
         try:
@@ -251,11 +254,14 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, self._hung_up, stopping)
 
     def _hung_up(self, stopping: asyncio.Event) -> None:
-        """Reload on SIGHUP; but stop if it says that the terminal was closed."""
-        if self._had_terminal and not _has_terminal():
-            self._received_signal(signal.SIGHUP, stopping)
-        else:
+        """Reload on SIGHUP; but if it says that the terminal was closed, stop, or serve on."""
+        if not self._had_terminal or _has_terminal():
             self._reload_soon()
+        elif self._outlives_terminal:
+            self._had_terminal = False
+            logger.info("SIGHUP: the terminal has gone; serving on, as SIGHUP was ignored at the start")
+        else:
+            self._received_signal(signal.SIGHUP, stopping)
 
     def _reload_soon(self) -> None:
         """Have all services load their models anew, if they have started."""
@@ -277,6 +283,7 @@ class Server:
                 if endpoint.handle is not None:
                     endpoint.handle.kill()
             logging.shutdown()  # write the lines that are still on their way
+            log.flush()
             os._exit(128 + number)
         if number == signal.SIGTERM and self.drain_delay_s > 0 and self.app.refusing is None:
             self._announce_end()
