@@ -192,6 +192,13 @@ def test_nginx_passes_on_what_is_for_clients_only() -> None:
     assert not re.match(kept, "/models/admin/predict")
 
 
+def test_nginx_of_debian_12_loads_the_file() -> None:
+    """The file has no directive that is newer than nginx 1.22."""
+    directives = re.findall(r"^ *(\w+ [^;\n]*);", (DEPLOY / "nginx.conf").read_text(), re.MULTILINE)
+    assert "listen 443 ssl http2" in directives
+    assert not any(directive.startswith("http2 ") for directive in directives)
+
+
 def test_the_alerts_load() -> None:
     """Each alert has an expression, a severity and a summary."""
     (file,) = parsed("alerts.yaml")

@@ -211,11 +211,14 @@ class App(AppLife):
     def _tables(self, endpoints: Sequence[Endpoint]) -> tuple[ProtocolRoutes, PredictRoutes, Routes]:
         """Make what answers at addresses of services. Raises ValueError if two share one."""
         served = tuple(endpoints)
-        protocols = ProtocolRoutes(self._named_protocols, served, self, self.problem, is_patient=self._is_patient)
+        protocols = ProtocolRoutes(
+            self._named_protocols, served, self, self.problem, is_patient=self._is_patient, root_path=self.root_path
+        )
         models = PredictRoutes(self, protocols, self._is_patient)
         routes = self._make_routes(served, models)
         for path in protocols.replaced:
             routes.pop(path, None)
+            routes.pop(self.root_path.encode() + path, None)
         return protocols, models, routes
 
     def _note_wanted_headers(self, endpoints: Sequence[Endpoint]) -> None:
@@ -319,18 +322,20 @@ class App(AppLife):
             b"/": self._pages.overview,
             **{as_routes_are(ready_path(each.name).encode()): self._pages.ready_page(each) for each in endpoints},
         }
-        if self._has_admin_address:
-            routes = of_pages(pages)
-        else:
-            routes = {**of_pages({**pages, **self._admin_pages}), **of_orders(self.admin.routes)}
+        routes = of_pages(pages)
+        for_operators = {} if self._has_admin_address else self._operators_routes()
         add_models(routes, endpoints, models.predict, models.predict_list)
-        add_options(routes, self.root_path)
+        add_options(routes, for_operators, self.root_path)
         return routes
+
+    def _operators_routes(self) -> Routes:
+        """Return what answers where those who run the server ask."""
+        return {**of_pages(self._admin_pages), **of_orders(self.admin.routes)}
 
     def admin_admission(self, access: Access | None) -> HeadAdmission:
         """Return what judges the requests at the address of those who run the server."""
-        pages = {b"/livez": self._pages.livez, b"/readyz": self._pages.readyz, **self._admin_pages}
-        return HeadAdmission(self, self._models, {**of_pages(pages), **of_orders(self.admin.routes)}, access)
+        pages = of_pages({b"/livez": self._pages.livez, b"/readyz": self._pages.readyz})
+        return HeadAdmission(self, self._models, {**pages, **self._operators_routes()}, access)
 
     def running_stats(self) -> list[Stats]:
         """Return the statistics of the services that run."""

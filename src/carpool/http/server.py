@@ -19,7 +19,7 @@ from carpool.http.admin import ReloadOrder
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.connection import Connection
-from carpool.http.listener import BACKLOG, Listener, PortListener
+from carpool.http.listener import BACKLOG, InheritedListener, Listener, PortListener
 from carpool.http.server_state import Limits, ServerState
 from carpool.http.tls import Certificates
 from carpool.http.watch import SourceFiles, reload_on_change
@@ -27,6 +27,7 @@ from carpool.logger import logger
 from carpool.observe import log
 
 _LAST_ANSWERS_S = 5.0
+_LAST_HEADS_S = 1.0  # who has connected at last, and has asked for nothing by then, is not waited for
 _LOOK_EVERY_S = 1.0
 _HANDSHAKE_S = 10.0
 
@@ -68,15 +69,43 @@ class _ServedAddress:
         create: Any = asyncio.get_running_loop().create_server
         if self.sock.family == socket.AF_UNIX:
             create = asyncio.get_running_loop().create_unix_server
-        more = {} if self.tls is None else {"ssl": self.tls.context, "ssl_handshake_timeout": _HANDSHAKE_S}
-        self.server = await create(lambda: Connection(state), sock=self.sock, backlog=BACKLOG, **more)
+        self.server = await create(self._connect, sock=self.sock, backlog=BACKLOG, **self._tls_settings)
+
+    def _connect(self) -> Connection:
+        assert self.state is not None
+        return Connection(self.state)
+
+    @property
+    def _tls_settings(self) -> dict[str, Any]:
+        return {} if self.tls is None else {"ssl": self.tls.context, "ssl_handshake_timeout": _HANDSHAKE_S}
+
+    async def _accept_the_last(self, server: asyncio.Server) -> None:
+        """Stop listening, and serve those who have connected and were not accepted yet.
+
+        The kernel resets them where the last descriptor of the socket is closed. If the parent has
+        one, they wait for the next server.
+        """
+        assert self.sock is not None
+        loop, waiting = asyncio.get_running_loop(), []
+        with self.sock.dup() as listening:  # the loop does not read from this one
+            listening.setblocking(False)
+            server.close()
+            if not isinstance(self.listener, InheritedListener):
+                with contextlib.suppress(OSError):  # there are no more
+                    while True:
+                        waiting.append(listening.accept()[0])
+        await asyncio.gather(
+            *[loop.connect_accepted_socket(self._connect, sock, **self._tls_settings) for sock in waiting],
+            return_exceptions=True,
+        )
 
     async def end(self, patience_s: float) -> None:
         """Close every connection: idle ones now, the others after their answers."""
         if self.server is not None:
-            self.server.close()
+            await self._accept_the_last(self.server)
         if self.state is not None:
             self.state.drain()
+            asyncio.get_running_loop().call_later(_LAST_HEADS_S, self.state.drain)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
                     await self.state.empty()

@@ -180,7 +180,9 @@ class StatusPages:
         shown = [
             path
             for path, methods in self._app.routes.items()
-            if b"GET" in methods and path.startswith(root) and not _NOT_SHOWN.fullmatch(path.removeprefix(root))
+            if b"GET" in methods
+            and not (root and root + path in self._app.routes)  # of two it is the one below the root path
+            and not _NOT_SHOWN.fullmatch(path.removeprefix(root))
         ]
         pages = sorted(path.decode() for path in shown)
         text = overview(
