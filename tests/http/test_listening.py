@@ -232,6 +232,7 @@ def test_what_is_no_address(text: str) -> None:
         (ServerSettings(max_connections=0), "max_connections"),
         (ServerSettings(idle_timeout_s=0), "idle_timeout_s"),
         (ServerSettings(access_log=2), "access_log must be a share"),
+        (ServerSettings(access_log_slow_ms=-1), "access_log_slow_ms must be a number of milliseconds"),
         (ServerSettings(compress="br"), "compress must be"),
         (ServerSettings(allow_host=("a:1",)), "is no name of a host"),
     ],

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
+from carpool.clock import monotonic
 from carpool.drive.output import LineSink, print_line
 from carpool.errors import CarpoolError
 from carpool.foreign import text_of, traceback_of
@@ -33,7 +35,7 @@ from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItems
-from carpool.http.observer import new_observer
+from carpool.http.observer import Lines, new_observer
 from carpool.http.predict_routes import PredictRoutes
 from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocol_routes import ProtocolRoutes
@@ -79,7 +81,10 @@ class App(AppLife):
         open_readyz: Whether `/readyz` needs no key, as `/livez` never does.
         root_path: What a proxy puts before each path, such as `/api`; it may also cut it off.
         has_admin_address: Whether the pages for those who run the server are at another address.
-        access_log: The share of requests that get a line in the log `carpool.access`, from 0 to 1.
+        access_log: The share of requests that get a line in the log `carpool.access`, from 0 to 1;
+            errors always do, probes that are answered 200 never.
+        access_log_slow_ms: A request that takes longer gets a line whatever the share; None for no
+            such line.
         server_timing: Whether answers have `Server-Timing`.
         trace: Whether spans are made for OpenTelemetry.
         compress: The codings in which answers may be sent, such as `zstd,gzip`; empty for none.
@@ -133,6 +138,7 @@ class App(AppLife):
         root_path: str = "",
         has_admin_address: bool = False,
         access_log: float = 0.0,
+        access_log_slow_ms: float | None = None,
         server_timing: bool = False,
         trace: bool = False,
         compress: str = "",
@@ -146,12 +152,13 @@ class App(AppLife):
         self._output = output
         self._errors = ErrorAnswers(timeout_status, debug)
         compression = new_compression(compress, compress_from_bytes)
+        lines = Lines(access_log, inf if access_log_slow_ms is None else access_log_slow_ms / 1000)
         super().__init__(
             [
                 Endpoint(service, output, joins[i], self._elsewhere, is_first=i == 0)
                 for i, service in enumerate(services)
             ],
-            new_observer(access_log, server_timing, trace, compression, self._errors.ids),
+            new_observer(lines, server_timing, trace, compression, self._errors.ids),
         )
         self.request_ids = self._errors.ids
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
@@ -286,6 +293,8 @@ class App(AppLife):
 
     def cancel(self, exchange: Exchange) -> None:
         """Give up an exchange whose client has left: if it is still queued, it is not run."""
+        if self.observer is not None:
+            self.observer.left(exchange, monotonic())
         ask, item = exchange.head.ask, exchange.item
         if isinstance(item, ExchangeItems):
             item.cancel()

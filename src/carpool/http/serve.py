@@ -162,6 +162,7 @@ def _new_app(
         root_path=settings.root_path,
         has_admin_address=settings.admin_address is not None,
         access_log=settings.access_log,
+        access_log_slow_ms=settings.access_log_slow_ms,
         server_timing=settings.server_timing,
         trace=settings.trace,
         compress=settings.compress,
