@@ -211,7 +211,8 @@ def test_a_histogram_with_other_bounds_starts_anew(
     written(own, 11, took(before))
     for pid in (22, 33):
         written(own, pid, took(now))
-    own.seen([22, 33])
+    written(own, 44, lambda registry: Histogram("took", "Took.", labelnames=["x"], registry=registry))  # nothing yet
+    own.seen([22, 33, 44])
     found = samples_of(own, "took")
     assert found.pop("took_count") == expected["+Inf"] and found.pop("took_sum") == 5 * expected["+Inf"]
     assert found == expected and [*found] == [*expected]

@@ -112,11 +112,11 @@ def _merged(found: _Found) -> Iterator[Metric]:
     """Yield one metric of several processes, unless it is of those that have ended only."""
     kind = (found.living or found.imported or found.past)[0].kind
     now = found.living or found.imported
-    families = [each for each in (now if kind in _OF_NOW else [*found.living, *found.past, *found.imported])]
-    families = [each for each in families if each.kind == kind]
+    counted = now if kind in _OF_NOW else [*found.living, *found.past, *found.imported]
+    families = [each for each in counted if each.kind == kind]
     if not families:
         return
-    bounds = frozenset.intersection(*[_bounds(each) for each in found.living or families])
+    bounds = _common_bounds(found.living) or _common_bounds(families)
     numbers: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
     for family in families:
         if not bounds <= _bounds(family):
@@ -133,8 +133,12 @@ def _merged(found: _Found) -> Iterator[Metric]:
     yield metric
 
 
+def _common_bounds(families: list[Family]) -> frozenset[str]:
+    """Return the bounds that all of these have which have any."""
+    return frozenset.intersection(*([each for each in map(_bounds, families) if each] or [frozenset()]))
+
+
 def _bounds(family: Family) -> frozenset[str]:
     """Return the bounds of a histogram that has counted anything; nothing for any other metric."""
-    return frozenset(
-        [each.labels["le"] for each in family.samples if family.kind == _HISTOGRAM and "le" in each.labels]
-    )
+    labels = [each.labels for each in family.samples if family.kind == _HISTOGRAM]
+    return frozenset([each["le"] for each in labels if "le" in each])
