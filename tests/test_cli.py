@@ -22,6 +22,8 @@ from carpool.cli.summary import in_short, print_summary
 from carpool.cli.targets import find_service
 from carpool.http import App
 from carpool.http.server import Server
+from carpool.logger import GuardedLogger
+from carpool.observe import log
 from carpool.observe.log import JsonLines, TextLines
 from carpool.settings import ServerSettings
 from tests.effort import slow_where
@@ -254,13 +256,87 @@ def test_a_model_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own_log() -> Iterator[None]:
+def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give the test a log of its own, which is as it was afterwards."""
-    root = logging.getLogger()
+    monkeypatch.setattr(log, "_kept", None)
+    monkeypatch.setattr(GuardedLogger, "keep", None)
+    root, ours = logging.getLogger(), logging.getLogger("carpool")
     handlers, level = [*root.handlers], root.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    ours.setLevel(logging.NOTSET)
+
+
+LOGS = """
+import logging, logging.config, sys
+from carpool.http.observer import access_logger
+from carpool.logger import logger
+from carpool.observe import log
+log.set_up(sys.argv[1])
+for again in range(2):
+    {program}
+    logger.info("one")
+    access_logger.info("two")
+    log.worker_line("M/0", False, "three")
+log.flush()
+"""
+CHANGES_OF_LOGS = {
+    "nothing": "",
+    "dictConfig": "logging.config.dictConfig({'version': 1})",
+    "root's level": "logging.config.dictConfig({'version': 1, 'root': {'level': 'ERROR'}})",
+    "a handler of the root": "logging.config.dictConfig({'version': 1, 'handlers': {'h': {'class':"
+    " 'logging.StreamHandler'}}, 'root': {'handlers': ['h'], 'level': 'INFO'}})",
+    "nothing disabled": "logging.config.dictConfig({'version': 1, 'disable_existing_loggers': False, 'root': {}})",
+    "a level of ours": "logging.config.dictConfig({'version': 1, 'root': {'level': 'ERROR'}, 'loggers':"
+    " {'carpool': {'level': 'INFO'}}})",
+    "a file": "logging.basicConfig(level='ERROR', filename='/dev/null', force=True)",
+    "no handlers": "logging.getLogger().handlers.clear()",
+    "disabled": "logging.getLogger('carpool').disabled = True",
+}
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize("change", CHANGES_OF_LOGS)
+def test_a_program_does_not_silence_the_log(change: str, format: str) -> None:
+    """Whatever a program does to its logging, and whenever, each line of ours is written once, in the format asked for,
+    and so is what workers print and the access log.
+    """
+    program = [sys.executable, "-c", LOGS.format(program=CHANGES_OF_LOGS[change]), format]
+    lines = subprocess.run(program, capture_output=True, text=True, check=True).stderr.splitlines()
+    if format == "json":
+        assert [json.loads(line)["message"] for line in lines] == ["one", "two", "three"] * 2
+    else:
+        assert [re.sub(r"^\S+ (\[M/0\] )?", "", line) for line in lines] == ["one", "two", "three"] * 2
+
+
+def test_a_program_may_say_where_our_log_goes(tmp_path: Path) -> None:
+    """Handlers that a program gives to our logger by its name have all of its lines, and nothing is written beside."""
+    handler = {"class": "logging.FileHandler", "filename": str(tmp_path / "log")}
+    config = {"version": 1, "handlers": {"h": handler}, "loggers": {"carpool": {"handlers": ["h"], "propagate": False}}}
+    program = [sys.executable, "-c", LOGS.format(program=f"logging.config.dictConfig({config})"), "text"]
+    assert subprocess.run(program, capture_output=True, text=True, check=True).stderr == ""
+    assert (tmp_path / "log").read_text().split() == ["one", "two", "three"] * 2
+
+
+def test_a_server_s_log_outlives_the_logging_of_its_program(tmp_path: Path) -> None:
+    """The log of `carpool serve` is whole although its program and a model's `setup` set up logging of their own."""
+    (tmp_path / "program.py").write_text(
+        "import logging.config, carpool\n"
+        "def silence(): logging.config.dictConfig({'version': 1, 'root': {'level': 'ERROR'}})\n"
+        "silence()\n"
+        "class Bad(carpool.Model):\n"
+        "    def setup(self): silence()\n"
+        "    def predict(self, x: int) -> int: raise ValueError('the reason')\n"
+        "service = carpool.Service(carpool.Stage(Bad, run_in='thread'))\n"
+    )
+    with serve("program:service", "--access-log", "1", folder=tmp_path) as served:
+        assert served.ask("POST", "/predict", 1)[0] == 500
+        served.process.terminate()
+        assert served.wait() == 0
+    told = "".join(served.log)
+    for what in ("ready on", "the reason", "POST /predict 500", "stopped"):
+        assert what in told
 
 
 @pytest.mark.usefixtures("own_log")

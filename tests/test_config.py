@@ -65,6 +65,30 @@ def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, error: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_variable_that_is_empty_is_named(tmp_path: Path) -> None:
+    """A variable without a value is an error that names it, unless no text is a value of its setting."""
+    for name in NAMES:
+        variable = f"CARPOOL_{'api_keys_file' if name == 'api_keys' else name}".upper()
+        if getattr(ServerSettings(), name) in ("", ()):
+            assert found(tmp_path, {variable: ""}) == {name: ""}
+        else:
+            with pytest.raises(ValueError, match=f"{variable} is empty"):
+                found(tmp_path, {variable: ""})
+
+
+@pytest.mark.parametrize(
+    "value", ["2", "[1, 3]", "[[0], [0, 1]]", '{FLAGS = "-a -b"}', '"a b"', "a b", "two  words and = signs"]
+)
+def test_values_in_the_environment_may_have_spaces(tmp_path: Path, value: str) -> None:
+    """A value in CARPOOL_SET goes on to the next setting, whatever is in it, and is as in TOML, as behind --set."""
+    text = f" stages.two steps.env={value}  services.s.timeout-s={value}\nstages.S.workers={value} "
+    (expected,) = read({}, tmp_path, None, [f"stages.x.y={value}"]).stages["x"].values()
+    config = read({"CARPOOL_SET": text}, tmp_path)
+    assert config.stages["two steps"]["env"].value == expected.value
+    assert config.services["s"]["timeout_s"].value == expected.value
+    assert config.stages["S"]["workers"].value == expected.value
+
+
 def test_variables_of_others_do_no_harm(tmp_path: Path) -> None:
     """What Kubernetes sets for a service called carpool is passed over; an unknown variable is told and not fatal."""
     environ = {"CARPOOL_PORT": "tcp://10.0.0.1:80", "CARPOOL_SERVICE_HOST": "10.0.0.1", "CARPOOL_PORT_80_TCP": "x"}

@@ -131,7 +131,7 @@ def test_the_manifests_say_what_they_must() -> None:
     assert pod["enableServiceLinks"] is False
     (delay,) = [flag.partition("=")[2] for flag in container["args"] if flag.startswith("--drain-delay-s=")]
     assert pod["terminationGracePeriodSeconds"] > float(delay) + 30 + 5
-    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+    assert container["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "admin"}  # no crowd of clients is there
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert "--open-readyz" in container["args"]
 
@@ -190,6 +190,13 @@ def test_nginx_passes_on_what_is_for_clients_only() -> None:
     for path in ("/admin/reload", "/admin/services/add", "/metrics", "/dashboard/data"):
         assert re.match(kept, path), path
     assert not re.match(kept, "/models/admin/predict")
+
+
+def test_nginx_of_debian_12_loads_the_file() -> None:
+    """The file has no directive that is newer than nginx 1.22."""
+    directives = re.findall(r"^ *(\w+ [^;\n]*);", (DEPLOY / "nginx.conf").read_text(), re.MULTILINE)
+    assert "listen 443 ssl http2" in directives
+    assert not any(directive.startswith("http2 ") for directive in directives)
 
 
 def test_the_alerts_load() -> None:

@@ -22,6 +22,12 @@ def worker(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
+def run_command(*arguments: str) -> str:
+    """What a command prints that ends well."""
+    command = [sys.executable, "-m", "carpool", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 def test_a_worker_joins_a_server(tmp_path: Path) -> None:
     """A worker joins by a path, is shown in /metrics, answers, and leaves in good order; the server is
     ready while it has one.
@@ -32,6 +38,11 @@ def test_a_worker_joins_a_server(tmp_path: Path) -> None:
         with worker(PROGRAM, "--connect", path) as process:
             wait_until(lambda: served.ask("GET", "/readyz")[0] == 200)
             assert json.loads(served.ask("POST", "/predict", 7)[1]) == [process.pid, 7]
+            status, body, _ = served.ask("POST", "/admin/reload", {})
+            assert (status, json.loads(body)["joined"]) == (200, {"where": {"Where": 1}})
+            told = run_command("reload", f"http://127.0.0.1:{served.port}")
+            assert "where: Where has 1 joined worker with the old model: restart them where they run" in told
+            wait_until(lambda: any("1 joined worker with the old model" in line for line in served.log))
             assert 'carpool_worker_info{actor="",device="",host="' in served.ask("GET", "/metrics")[1].decode()
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0

@@ -7,7 +7,14 @@ answer. Declare a `Service` of `Stage`s, or put `@carpool.batch` above a functio
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+if os.getpid() == 1:  # as in a container; signals are lost until it takes them, and all else takes its time
+    from carpool import process_one
+
+    if process_one.is_command():
+        process_one.become_init()
 
 from carpool.errors import (
     CarpoolError,

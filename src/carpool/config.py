@@ -6,19 +6,23 @@ code says.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from carpool.service.overrides import nearest
-from carpool.settings import NAMES
+from carpool.settings import NAMES, ServerSettings
 
 FILE = "carpool.toml"
 _PROJECT = "pyproject.toml"
 _PREFIX = "CARPOOL_"
 _TABLES = ("services", "stages")
 _NOT_SETTINGS = frozenset({"api_keys", "worker", "workers", "config", "set", "key", "metrics_folder"})
+_NEXT_CHANGE = re.compile(r"\s+(?=(?:services|stages)\.[^=]+=)")
+_MAY_BE_EMPTY = frozenset(field.name for field in fields(ServerSettings) if field.default in ("", ()))
 _LINKS = ("service_", "port_")  # Kubernetes tells each pod of the services, and one may be called carpool
 
 
@@ -68,7 +72,8 @@ def read(environ: Mapping[str, str], folder: Path, path: str | None = None, sets
     config = Config({}, {}, {}, [])
     _read_file(config, folder, path or environ.get(f"{_PREFIX}CONFIG"))
     _read_environment(config, environ)
-    for source, texts in ((f"{_PREFIX}SET", environ.get(f"{_PREFIX}SET", "").split()), ("--set", sets)):
+    in_environment = [text for text in _NEXT_CHANGE.split(environ.get(f"{_PREFIX}SET", "").strip()) if text]
+    for source, texts in ((f"{_PREFIX}SET", in_environment), ("--set", sets)):
         for text in texts:
             _read_set(config, text, source)
     return config
@@ -111,7 +116,7 @@ def _table(folder: Path, path: str | None) -> tuple[str | None, dict[str, Any]]:
 def _parsed(path: Path) -> dict[str, Any]:
     """Return a file of TOML. Raises ValueError."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -129,7 +134,7 @@ def _read_tables(config: Config, kind: str, tables: Any, file: str) -> None:
 
 
 def _read_environment(config: Config, environ: Mapping[str, str]) -> None:
-    """Read the variables that begin with CARPOOL_."""
+    """Read the variables that begin with CARPOOL_. Raises ValueError."""
     for variable, value in sorted(environ.items()):
         name = variable.removeprefix(_PREFIX).lower()
         if not variable.startswith(_PREFIX) or name in _NOT_SETTINGS:
@@ -140,6 +145,8 @@ def _read_environment(config: Config, environ: Mapping[str, str]) -> None:
             continue
         if name not in NAMES:
             config.doubts.append(f"{variable} in the environment is no setting{nearest(name, set(NAMES))}")
+        elif not value and name not in _MAY_BE_EMPTY:
+            raise ValueError(f"{variable} is empty: give it a value, or remove it from the environment")
         else:
             config.settings[name] = Found(value, variable, "environment")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -345,3 +346,24 @@ def test_under_a_root_path_addresses_are_found_with_and_without_it(keys: Path) -
     assert app.admit(Head(b"GET", b"/other/livez", {})) is not None
     with pytest.raises(ValueError, match="root_path must begin with a slash"):
         App(models.scale, root_path="api")
+
+
+@pytest.mark.parametrize("root_path", ["", "/api", "/v1"])
+def test_below_a_root_path_are_the_addresses_for_clients_and_no_others(root_path: str) -> None:
+    """All addresses for clients, those of protocols among them, are below the root path as well, and what is for those
+    who run the server (orders, metrics, dashboard) is not, so that a rule of a proxy keeps all of it.
+    """
+    app = App(models.scale, root_path=root_path)
+    app.refusing = None
+    plain = App(models.scale)
+    ours = [(method, path) for path, methods in plain.routes.items() for method in methods]
+    theirs = [(each.route.method.encode(), each.route.path.encode()) for each in plain.protocol_routes()]
+    assert len(theirs) > 5
+    for method, path in [*ours, *theirs]:
+        assert app.admit(Head(method, path, {})) is None, path
+        if path == b"*":
+            continue
+        below = app.admit(Head(method, root_path.encode() + path, {}))
+        is_kept = re.match(rb"/(metrics|dashboard|admin)", path) is not None
+        assert (below is not None) is (is_kept and root_path != ""), path
+        assert below is None or below.status == 404

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 import os
 import pty
@@ -9,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +20,14 @@ from typing import Any
 import pytest
 
 from carpool.cli import operate_commands as operate
-from carpool.http.admin import is_local
+from carpool.http import watch
+from carpool.http.admin import ReloadOrder, is_local
 from carpool.http.watch import SourceFiles
 from tests.effort import slow_where
 from tests.support.http.net import Client
 from tests.support.processes import children
 from tests.support.serving import Served, serve
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 PROGRAM = """
 import carpool
@@ -163,6 +167,32 @@ def test_a_terminal_that_is_closed_ends_the_server(folder: Path) -> None:
         assert process.wait(timeout=20) == 0
 
 
+def test_a_server_that_ignores_hang_ups_outlives_its_terminal(folder: Path) -> None:
+    """Where SIGHUP was ignored at the start, as nohup has it, the server serves on without its terminal."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "carpool", "serve", "program:service", "--port", "0"]
+
+    def as_nohup() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with subprocess.Popen(command, cwd=folder, preexec_fn=as_nohup, stderr=subprocess.PIPE, text=True) as process:
+        os.close(theirs)
+        assert process.stderr is not None
+        while "ready on" not in process.stderr.readline():
+            pass
+        os.close(ours)
+        while "the terminal has gone; serving on" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGHUP)  # this one comes from somebody
+        while "was reloaded" not in process.stderr.readline():
+            pass
+        process.terminate()
+        process.stderr.read()
+        assert process.wait(PATIENCE_S) == 0
+
+
 @pytest.mark.slow
 def test_watching(folder: Path) -> None:
     """With --watch a change of a source file has the service reloaded."""
@@ -259,3 +289,65 @@ def test_source_files(tmp_path: Path) -> None:
     (tmp_path / "a.py").unlink()
     assert files.changed() == ["a.py", "deep/er/b.py"]
     assert files.changed() == []
+
+
+class LoadingWrites:
+    """Stands in for an `Admin`: each load writes files, as models do, or somebody does meanwhile."""
+
+    def __init__(self, folder: Path, *writes: str) -> None:
+        self.loads = 0
+        self._folder = folder
+        self._writes = writes
+
+    async def reload(self, order: ReloadOrder) -> None:
+        self.loads += 1
+        if self.loads <= len(self._writes) and (name := self._writes[self.loads - 1]):
+            (self._folder / name).write_text(f"{self.loads}")
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("writes", "loads"),
+    [
+        ([], 1),
+        ([f"kernel_{n}.py" for n in range(50)], 1),
+        (["cache.py"] * 50, 3),
+        (["program.py", "", "program.py"], 2),
+        (["program.py", "cache.py", "program.py"], 4),
+    ],
+    ids=["nothing", "new files", "one file again and again", "an edit meanwhile", "different files"],
+)
+def test_watching_does_not_go_in_circles(
+    writes: list[str], loads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What loading itself writes has the services loaded no more than three times in a row, and not at all if the files
+    are new; an edit while they are being loaded counts, and so does the next one in any case.
+    """
+    monkeypatch.setattr(watch, "_EVERY_S", 0.01)
+    admin = LoadingWrites(tmp_path, *writes)
+    for name in ("program.py", "cache.py"):
+        (tmp_path / name).write_text("as it was")
+
+    async def until(n: int) -> None:
+        for _ in range(2000):
+            if admin.loads >= n:
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail(f"there were {admin.loads} loads, not {n}")
+
+    async def test() -> None:
+        files = SourceFiles(tmp_path)
+        (tmp_path / "came_while_starting.py").touch()
+        watching = asyncio.create_task(watch.reload_on_change(admin, files))  # type: ignore[arg-type]
+        await asyncio.sleep(0.1)
+        assert admin.loads == 0
+        (tmp_path / "program.py").write_text("an edit")
+        await until(loads)
+        await asyncio.sleep(0.2)  # for one more, if there were one
+        assert admin.loads == loads
+        admin._writes = ()
+        (tmp_path / "program.py").write_text("one more edit")
+        await until(loads + 1)
+        watching.cancel()
+
+    asyncio.run(test())

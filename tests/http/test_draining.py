@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from pathlib import Path
 
+import pytest
+
+from carpool.http.app import App
+from carpool.http.listener import Listener, PortListener, UnixListener
+from carpool.http.server import Server
+from tests.support.http import models
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.waiting import PATIENCE_S
 
 
 @on_a_jumping_loop
@@ -127,3 +136,46 @@ async def test_each_refusal_is_an_exception_of_its_own() -> None:
         client.send(post(b"1"))
         assert [answer.status for answer in client.answers()] == [503]
     assert refusing.__traceback__ is None
+
+
+class ConnectedTo(App):
+    """An app whose clients connect when it has stopped and before the loop can accept them."""
+
+    address: str | tuple[str, int]
+    asks: bytes
+
+    async def stop(self, drain: bool = True) -> None:
+        await super().stop(drain)
+        family = socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET
+        self.clients = [socket.socket(family) for _ in range(20)]
+        for client in self.clients:
+            client.settimeout(PATIENCE_S)
+            client.connect(self.address)
+            client.sendall(self.asks)
+
+
+@pytest.mark.parametrize(
+    "asks", [get("/readyz", "Connection: close"), post(b"1.0"), b""], ids=["page", "model", "nothing"]
+)
+@pytest.mark.parametrize("kind", ["port", "path"])
+def test_those_whom_nobody_has_accepted_are_answered(kind: str, asks: bytes, tmp_path: Path) -> None:
+    """Who has connected when a server ends, and was not accepted yet, is answered; who asks for nothing is not waited
+    for, and nobody is reset.
+    """
+    path = tmp_path / "sock"
+    listener: Listener = PortListener("127.0.0.1", 0) if kind == "port" else UnixListener(path)
+    app = ConnectedTo(models.scale)
+    app.asks = asks
+
+    async def serve() -> None:
+        server = Server(app, listener=listener)
+        await server.listen()
+        app.address = str(path) if kind == "path" else ("127.0.0.1", server.port)
+        await asyncio.wait_for(server.stop(), PATIENCE_S)
+
+    asyncio.run(serve())
+    answers = []
+    for client in app.clients:
+        with client:
+            answers.append(client.recv(65536))  # raises where the connection was reset
+    assert {answer[: len(b"HTTP/1.1 503")] for answer in answers} == {asks and b"HTTP/1.1 503"}

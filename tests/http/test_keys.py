@@ -87,10 +87,28 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not(tmp_path: Path, ca
     assert ring.caller_of(b"other", 0.0) == "env"
     path.write_text("broken\n")
     assert not ring.reload()
-    path.unlink()
-    assert not ring.reload()
     assert ring.caller_of(b"another", 0.0) == "bob"
     assert "the keys stay as they are: line 1" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "# nobody\n\n", None], ids=["empty", "comments", "deleted"])
+@pytest.mark.parametrize("more", ["", "env:other"], ids=["alone", "and the environment's"])
+def test_the_last_key_that_is_taken_out_is_no_longer_good(tmp_path: Path, text: str | None, more: str) -> None:
+    """If a file has no key any more, or is deleted, none of its keys opens the server, until there are some again."""
+    path = tmp_path / "keys"
+    path.write_text("bob:secret\n")
+    ring = KeyRing(path, more)
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    assert ring.reload()
+    assert ring.caller_of(b"secret", 0.0) is None
+    assert (ring.caller_of(b"other", 0.0) == "env") is bool(more)
+    assert not ring.reload()
+    path.write_text("bob:secret\n")
+    assert ring.reload()
+    assert ring.caller_of(b"secret", 0.0) == "bob"
 
 
 def test_a_file_that_all_can_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

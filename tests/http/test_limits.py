@@ -19,7 +19,7 @@ from carpool.wire.memory import Memory
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, code_of, serving
-from tests.support.http.wire import Answer, Wire
+from tests.support.http.wire import Answer, Wire, read_answers
 from tests.support.processes import resident_bytes
 
 FIELD = 4  # ": " and the line's end
@@ -262,6 +262,7 @@ async def test_connections() -> None:
     front = Front(Limits(connections=3))
     first = [front.connect() for _ in range(3)]
     late = front.connect()
+    late.send(get("/"))
     (answer,) = late.answers()
     assert (answer.status, answer.closes) == (503, True)
     assert json.loads(answer.body)["error"]["code"] == "too_many_connections"
@@ -275,17 +276,62 @@ async def test_connections() -> None:
 
 @on_a_jumping_loop
 async def test_a_crowd_of_connections() -> None:
-    """Refused connections stay open for a moment; with twice the limit open further ones are cut
-    off, so that their number is bounded.
+    """Refused connections stay open for a moment, and those that ask for nothing until a head is due;
+    with twice the limit open the oldest of both are cut off, so that their number is bounded.
     """
     front = Front(Limits(connections=3))
     wires = [front.connect() for _ in range(100)]
     await turns()
     assert len(front.state.connections) == 6
-    assert [a.status for wire in wires for a in wire.answers()] == [503] * 3
-    for wire in wires[3:]:
+    for wire in wires[-3:]:
         await wire.closed
-    assert len(front.state.connections) == 3
+    assert [a.status for wire in wires[3:] for a in wire.answers()] == [503] * 3
+    assert len(front.state.connections) == 0  # those with room have asked for nothing, either
+    assert front.state.shares.refused == 97
+
+
+@pytest.mark.parametrize("root_path", ["", "/api"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("pieces", [1, 100], ids=["whole", "byte by byte"])
+@on_a_jumping_loop
+async def test_a_full_server_says_that_it_is_alive(root_path: str, method: str, pieces: int) -> None:
+    """/livez is 200 while as many connections are open as may be, also among a crowd of others that ask for nothing;
+    the connection then closes, and nobody is counted as refused.
+    """
+    front = Front(Limits(connections=3), root_path=root_path)
+    crowd = [front.connect() for _ in range(5)]
+    for path in ("/livez", f"{root_path}/livez?x=1"):
+        probe = front.connect()
+        request = f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        for i in range(pieces):
+            probe.send(request[i * len(request) // pieces : (i + 1) * len(request) // pieces])
+        assert [(answer.status, answer.closes) for answer in read_answers(bytes(probe.received), [method])] == [
+            (200, True)
+        ]
+        await probe.closed
+    assert [wire.ended for wire in crowd[:3]] == [False] * 3
+    assert front.state.shares.refused == 0
+
+
+@pytest.mark.parametrize(
+    "request_", [get("/readyz"), post(b"1"), b"POST /livez HTTP/1.1\r\n\r\n", b"x" * 9000, b"GET " + b"x" * 9000]
+)
+@on_a_jumping_loop
+async def test_a_full_server_refuses_all_else_and_says_so(request_: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever else a connection asks for that has no room, it is told 503, counted, and summed up in the log."""
+    front = Front(Limits(connections=1))
+    front.connect()
+    for _ in range(5):
+        wire = front.connect()
+        wire.send(request_)
+        assert [answer.status for answer in wire.answers()] == [503]
+    assert front.state.shares.refused == 5
+    await asyncio.sleep(15)
+    lines = [record.getMessage() for record in caplog.records if "as many connections" in record.getMessage()]
+    assert lines == [
+        "the server refused 1 (503): as many connections are open as may be",
+        "the server refused 4 (503) in the last 10 s: as many connections are open as may be",
+    ]
 
 
 @on_a_jumping_loop
@@ -340,4 +386,5 @@ async def test_a_refused_client_may_be_gone_already() -> None:
     front = Front(limits=Limits(connections=1))
     front.connect()
     wire = Gone(lambda: Connection(front.state))
+    wire.send(get("/"))
     assert [answer.status for answer in wire.answers()] == [503]

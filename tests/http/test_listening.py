@@ -4,20 +4,23 @@ its own.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from carpool import top
+from carpool.drive.gate import Gate
 from carpool.http import systemd
 from carpool.http.listener import InheritedListener, PortListener, UnixListener, listener_at
 from carpool.http.serve import new_server
 from carpool.settings import ServerSettings
+from carpool.worker.address import parse_address
 from tests.support.http import models
 from tests.support.http.front import get, post
 from tests.support.http.net import Client, RunningServer
@@ -51,6 +54,48 @@ def over(path: Path, data: bytes) -> Answer:
 
 def local(data: bytes) -> bytes:
     return data.replace(b"Host: test", b"Host: localhost")
+
+
+@pytest.mark.parametrize("place", ["server", "admin address", "gate"])
+@pytest.mark.parametrize(
+    ("host", "clients"),
+    [
+        ("127.0.0.1", {"127.0.0.1"}),
+        ("::1", {"::1"}),
+        ("[::1]", {"::1"}),
+        ("::", {"::1", "127.0.0.1"}),
+        ("[::]", {"::1", "127.0.0.1"}),
+        ("0.0.0.0", {"127.0.0.1"}),
+        ("localhost", {"127.0.0.1"}),
+    ],
+)
+def test_each_place_listens_where_its_host_says(place: str, host: str, clients: set[str]) -> None:
+    """The server, the address for its operators and the gate for workers take the same hosts: `::` is for both
+    families, and an IPv6 address may have brackets.
+    """
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("there is no IPv6 here")
+
+    def reached(port: int) -> set[str]:
+        found = set()
+        for client in ("::1", "127.0.0.1"):
+            with suppress(OSError):
+                socket.create_connection((client, port), 5).close()
+                found.add(client)
+        return found
+
+    async def reached_at_gate() -> set[str]:
+        gate = Gate(None, 5.0, "digits")
+        try:
+            return reached(gate.listen(parse_address(f"{host}:0")).port)
+        finally:
+            gate.close()
+
+    if place == "gate":
+        assert asyncio.run(reached_at_gate()) == clients
+    else:
+        with (PortListener(host, 0) if place == "server" else listener_at(f"{host}:0")).bind() as sock:
+            assert reached(sock.getsockname()[1]) == clients
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
@@ -187,6 +232,7 @@ def test_what_is_no_address(text: str) -> None:
         (ServerSettings(max_connections=0), "max_connections"),
         (ServerSettings(idle_timeout_s=0), "idle_timeout_s"),
         (ServerSettings(access_log=2), "access_log must be a share"),
+        (ServerSettings(access_log_slow_ms=-1), "access_log_slow_ms must be a number of milliseconds"),
         (ServerSettings(compress="br"), "compress must be"),
         (ServerSettings(allow_host=("a:1",)), "is no name of a host"),
     ],

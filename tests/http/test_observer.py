@@ -86,7 +86,7 @@ def test_refusals_and_pages_have_lines_too(port: int, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO):
         asked(port, post(b"{", "/models/echo/predict"))
         asked(port, get("/nowhere/%0a" + "x" * 1000), "GET")
-        asked(port, get("/livez"), "GET")
+        asked(port, get("/openapi.json"), "GET")
     assert [line["status"] for line in lines(caplog)] == [400, 404, 200]
     path = lines(caplog)[1]["path"]
     assert isinstance(path, str)
@@ -182,8 +182,50 @@ def test_a_sample_of_the_requests_is_logged(caplog: pytest.LogCaptureFixture) ->
     caplog.set_level(logging.INFO)
     with both_fronts(App(models.scale, access_log=0.5)) as (ours, _), Client(ours.port) as client:
         for _ in range(100):
-            client.ask(get("/livez"))
+            client.ask(post(b"3", "/predict"))
     assert 20 <= len(lines(caplog)) <= 80
+
+
+PROBES = ("/livez", "/readyz", "/metrics", "/models/scale/ready", "/v2/health/live", "/v2/health/ready", "/ping")
+
+
+@pytest.mark.parametrize("settings", [{"access_log": 1.0}, {"access_log": 0.001}, {"access_log_slow_ms": 60_000.0}])
+def test_errors_have_a_line_and_probes_that_went_well_have_none(
+    settings: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the share, what is refused or fails has a line in the log, and probes and scrapes that are answered 200
+    have none; what is no probe has one by its share.
+    """
+    caplog.set_level(logging.INFO)
+    with both_fronts(App(models.scale, **settings)) as fronts:  # type: ignore[arg-type]
+        for front in fronts:
+            for path in PROBES:
+                assert asked(front.port, get(path)).status == 200
+            assert asked(front.port, get("/openapi.json")).status == 200
+            assert asked(front.port, post(b"[]", "/predict")).status == 422
+            assert asked(front.port, get("/nowhere/livez")).status == 404
+    told = [(line["path"], line["status"]) for line in lines(caplog)]
+    assert [each for each in told if each[1] != 200] == [("/predict", 422), ("/nowhere/livez", 404)] * 2
+    assert [path for path, status in told if status == 200] in (
+        [["/openapi.json"] * 2] if settings.get("access_log") == 1 else [[], ["/openapi.json"]]
+    )
+
+
+@on_a_jumping_loop
+async def test_who_leaves_and_what_is_slow_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A client that leaves before its answer has a line with status 499, and a request that takes longer than the
+    setting says has one, too, even a probe.
+    """
+    caplog.set_level(logging.INFO)
+    front = Front(cost_s=None, access_log_slow_ms=0.0)
+    wire = front.connect()
+    wire.send(post(b"1"))
+    await turns()
+    wire.reset()
+    await turns()
+    slow = front.connect()
+    slow.send(get("/livez"))
+    assert [(line["path"], line["status"]) for line in lines(caplog)] == [("/predict", 499), ("/livez", 200)]
 
 
 @on_a_jumping_loop

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import tempfile
 import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info
 
 from carpool.http.app import App
 from carpool.http.serve import _own_metrics
@@ -145,3 +146,92 @@ def test_without_a_folder_for_them_it_serves_all_the_same(
     with _own_metrics(app):
         assert app.own_metrics is None
     assert "metrics of the models' own are not collected" in caplog.text
+
+
+def written(own: OwnMetricsOfWorkers, pid: int, make: Callable[[CollectorRegistry], object]) -> None:
+    """A worker with this process id has these metrics."""
+    registry = CollectorRegistry()
+    make(registry)
+    OwnMetrics(f"{own.folder}/S.0.{pid}", registry).write()
+
+
+def samples_of(own: OwnMetricsOfWorkers, name: str) -> dict[str, float]:
+    """The samples of a metric, by the value of their one label, in order."""
+    (metric,) = [metric for metric in own.collect() if metric.name == name]
+    return {next(iter(sample.labels.values()), sample.name): sample.value for sample in metric.samples}
+
+
+@pytest.fixture
+def own() -> Iterator[OwnMetricsOfWorkers]:
+    one = OwnMetricsOfWorkers()
+    yield one
+    one.close()
+
+
+def test_what_an_info_or_enum_says_is_there_once(own: OwnMetricsOfWorkers) -> None:
+    """An Info and an Enum say what the workers that live say, each with value 1, however many they are and were."""
+
+    def weights(version: str, state: str) -> Callable[[CollectorRegistry], object]:
+        def make(registry: CollectorRegistry) -> None:
+            Info("weights", "Weights.", registry=registry).info({"version": version})
+            Enum("state", "State.", states=["cold", "warm"], registry=registry).state(state)
+
+        return make
+
+    written(own, 11, weights("1", "cold"))
+    for pid in (22, 33):
+        written(own, pid, weights("2", "warm"))
+    own.seen([22, 33])
+    assert samples_of(own, "weights") == {"2": 1.0}
+    assert samples_of(own, "state") == {"cold": 0.0, "warm": 1.0}
+    own.seen([])
+    assert not {"weights", "state"} & {metric.name for metric in own.collect()}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ((1, 10), (2, 4, 8, 16), {"2.0": 0, "4.0": 0, "8.0": 2, "16.0": 2, "+Inf": 2}),
+        ((2, 4, 8), (4, 8), {"4.0": 0, "8.0": 3, "+Inf": 3}),
+        ((4, 8), (4, 8), {"4.0": 0, "8.0": 3, "+Inf": 3}),
+        ((4,), (4, 8), {"4.0": 0, "8.0": 2, "+Inf": 2}),
+    ],
+    ids=["others", "fewer", "the same", "more"],
+)
+def test_a_histogram_with_other_bounds_starts_anew(
+    own: OwnMetricsOfWorkers, before: Sequence[float], now: Sequence[float], expected: dict[str, float]
+) -> None:
+    """After a reload a histogram has the bounds of the workers that live, with what fits them of those that have ended,
+    so its counts never fall from bound to bound; while both live, it has the bounds that both have.
+    """
+
+    def took(bounds: Sequence[float]) -> Callable[[CollectorRegistry], object]:
+        return lambda registry: Histogram("took", "Took.", buckets=bounds, registry=registry).observe(5)
+
+    written(own, 11, took(before))
+    for pid in (22, 33):
+        written(own, pid, took(now))
+    written(own, 44, lambda registry: Histogram("took", "Took.", labelnames=["x"], registry=registry))  # nothing yet
+    own.seen([22, 33, 44])
+    found = samples_of(own, "took")
+    assert found.pop("took_count") == expected["+Inf"] and found.pop("took_sum") == 5 * expected["+Inf"]
+    assert found == expected and [*found] == [*expected]
+    own.seen([11, 22])
+    found = samples_of(own, "took")
+    assert [*found.values()][:-2] == sorted([*found.values()][:-2]) and found["+Inf"] == 3
+
+
+@pytest.mark.parametrize("has_own_stages", [False, True])
+def test_what_a_server_has_only_imported_does_not_count(
+    own: OwnMetricsOfWorkers, has_own_stages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gauge is that of the workers, and of this process if stages run in it or if it is the only one to have it."""
+    registry = CollectorRegistry()
+    Gauge("level", "Level.", registry=registry).set(10)
+    Gauge("here", "Here.", registry=registry).set(7)
+    monkeypatch.setattr("carpool.observe.own_metrics.REGISTRY", registry)
+    for pid in (11, 22):
+        written(own, pid, lambda registry: Gauge("level", "Level.", registry=registry).set(10))
+    own.seen([11, 22], has_own_stages=has_own_stages)
+    assert samples_of(own, "level") == {"level": 30.0 if has_own_stages else 20.0}
+    assert samples_of(own, "here") == {"here": 7.0}

@@ -53,7 +53,12 @@ def reload(
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
     order = {"service": service, "rolling": rolling, "grace_s": grace_s}
-    _print_workers(_send(url, "/admin/reload", order, key_file), "reloaded")
+    answer = _send(url, "/admin/reload", order, key_file)
+    _print_workers(answer, "reloaded")
+    for name, stages in answer.get("joined", {}).items():
+        if service in (None, name):
+            counts = ", ".join(f"{stage} has {_workers(n, 'joined ')}" for stage, n in stages.items())
+            print(f"{name}: {counts} with the old model: restart them where they run")
 
 
 def scale(
@@ -174,5 +179,9 @@ def _message_of(answer: PlainAnswer) -> str:
 def _print_workers(answer: dict[str, Any], done: str) -> None:
     """Print how many workers there are now."""
     for service, stages in answer["workers"].items():
-        counts = ", ".join(f"{stage} has {n} worker{'' if n == 1 else 's'}" for stage, n in stages.items())
+        counts = ", ".join(f"{stage} has {_workers(n)}" for stage, n in stages.items())
         print(f"{service} {done}: {counts}")
+
+
+def _workers(n: int, kind: str = "") -> str:
+    return f"{n} {kind}worker{'' if n == 1 else 's'}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -70,6 +72,8 @@ def worker(
 
     log.set_up(log_format, log.level_of(log_level))
     service = find_service(target)
+    for number in (signal.SIGTERM, signal.SIGINT):  # until it has joined there is nothing to finish
+        signal.signal(number, lambda _number, _frame: os._exit(0))
     try:
         chosen = stage_to_join(service, stage)
         address = parse_address(connect)

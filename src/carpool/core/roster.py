@@ -160,6 +160,11 @@ class Roster:
             if not (record.is_new or record.is_leaving or record.is_guest)
         ]
 
+    @property
+    def guests(self) -> int:
+        """How many guests there are that stay."""
+        return sum(record.is_guest and not record.is_leaving for record in self.places.values())
+
     def add(self, index: int | None = None, *, is_new: bool = True) -> int:
         """Add a place, the worker of which is to be started now, and return its number.
 

@@ -24,7 +24,7 @@ from carpool.drive.strangers import Strangers
 from carpool.logger import logger
 from carpool.wire import handshake
 from carpool.wire.handshake import Claim, HandshakeError, Hello
-from carpool.worker.address import JoinAddress, tune
+from carpool.worker.address import JoinAddress, listen_at, tune
 from carpool.worker.tls import Tls
 
 STRANGER_S: Final = 5.0
@@ -284,8 +284,7 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 def _bound(address: JoinAddress) -> socket.socket:
     """Return a socket that listens, and does not block. Raises OSError."""
     if not address.path:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        sock = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+        sock = listen_at(address.host, address.port, _BACKLOG)
         sock.setblocking(False)
         return sock
     _remove_leftover(address.path)

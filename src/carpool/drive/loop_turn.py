@@ -61,7 +61,7 @@ class LoopTurn:
         self._is_handing_over = False  # batches go out in their order; what happens meanwhile is polled for afterwards
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
-        self._refusal_log = RefusalLog(stats, clock, self.loop)
+        self._refusal_log = RefusalLog(stats.refusals, f"service {stats.name}", {"model": stats.name}, clock, self.loop)
 
         # the service's life: each of these happens once, in whatever order
         self._started: asyncio.Future[None] = self.loop.create_future()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from math import inf
 
 from carpool.clock import Clock
 from carpool.logger import logger
-from carpool.observe.stats import Stats
+from carpool.observe.refusals import Refusals
 
 
 class RefusalLog:
-    """Logs what `Stats.refusals` has counted, as soon as it is due.
+    """Logs what `Refusals` have counted, as soon as it is due.
 
     Args:
-        stats: The service's.
+        refusals: What has been counted.
+        who: Who has refused: the server, or a service by its name.
+        about: What else is said of each line.
         clock: Monotonic seconds.
         loop: The one that the service runs on.
 
@@ -23,8 +26,17 @@ class RefusalLog:
         has_stopped: Whether the service has: then nothing is told later any more.
     """
 
-    def __init__(self, stats: Stats, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
-        self._stats = stats
+    def __init__(
+        self,
+        refusals: Refusals,
+        who: str,
+        about: Mapping[str, str],
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._refusals = refusals
+        self._who = who
+        self._about = about
         self._clock = clock
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None  # for the next line
@@ -33,7 +45,7 @@ class RefusalLog:
     def tell(self) -> None:
         """Log what is due, and see to it that the rest is told in time."""
         self._log()
-        wake_at = self._stats.refusals.wake_at
+        wake_at = self._refusals.wake_at
         if wake_at < inf and not self.has_stopped and not self._loop.is_closed():
             self._timer = self._loop.call_later(max(0.0, wake_at - self._clock()), self.tell)
 
@@ -42,10 +54,10 @@ class RefusalLog:
         self._log(everything=True)
 
     def _log(self, *, everything: bool = False) -> None:
-        for line in self._stats.refusals.take(self._clock(), everything=everything):
+        for line in self._refusals.take(self._clock(), everything=everything):
             level = logging.WARNING if line.reason.is_alarming else logging.INFO
-            about = {"model": self._stats.name, "code": line.reason.code, "requests": line.requests}
-            logger.log(level, "service %s %s", self._stats.name, line, extra=about)
+            about = {**self._about, "code": line.reason.code, "requests": line.requests}
+            logger.log(level, "%s %s", self._who, line, extra=about)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

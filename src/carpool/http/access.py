@@ -198,8 +198,12 @@ def new_access(
         ValueError: A setting or a line of the keys cannot be understood.
         OSError: The file of keys cannot be read.
     """
-    text = os.environ.get("CARPOOL_API_KEYS", "")
-    keys = None if api_keys is None and not text else KeyRing(None if api_keys is None else Path(api_keys), text)
+    text = os.environ.get("CARPOOL_API_KEYS")
+    if text is not None and not text.strip():
+        raise ValueError("CARPOOL_API_KEYS is empty: put a key there, which `carpool key NAME` makes, or remove it")
+    keys = None
+    if api_keys is not None or text is not None:
+        keys = KeyRing(None if api_keys is None else Path(api_keys), text or "")
     hosts, origins = tuple(allow_host), tuple(cors_origin)
     if keys is None and not hosts and not origins:
         return None

@@ -149,6 +149,9 @@ class Admin:
                 failed = failed or error
             else:
                 logger.info("service %s was reloaded", endpoint.name, extra=about)
+                if joined := sum(_joined(endpoint).values()):
+                    text = "service %s has %d joined worker%s with the old model: restart them where they run"
+                    logger.warning(text, endpoint.name, joined, "" if joined == 1 else "s", extra=about)
         if failed is not None:
             raise failed
 
@@ -219,7 +222,7 @@ class Admin:
             logger.error("an order could not be carried out:\n%s", printable(traceback_of(error)))
             response = self._failure(500, "internal_error", named_text_of(error))
         else:
-            response = HttpResponse(200, as_json({"workers": self._workers()}))
+            response = HttpResponse(200, as_json({"workers": self._workers(), **self._guests()}))
         exchange.respond(response)
 
     def _failure(self, status: int, code: str, text: str) -> HttpResponse:
@@ -238,6 +241,12 @@ class Admin:
             if endpoint.driver is not None and not endpoint.is_leaving
         }
 
+    def _guests(self) -> dict[str, Any]:
+        """Return how many workers have joined each stage, where any have."""
+        joined = {each.name: _joined(each) for each in self._endpoints if not each.is_leaving}
+        joined = {name: stages for name, stages in joined.items() if stages}
+        return {"joined": joined} if joined else {}
+
     def _chosen(self, service: str | None) -> list[Endpoint]:
         """Return the services of that name, or all. Raises ValueError if there is none."""
         chosen = [each for each in self._endpoints if service in (None, each.name) and not each.is_leaving]
@@ -245,6 +254,13 @@ class Admin:
             known = ", ".join(endpoint.name for endpoint in self._endpoints if not endpoint.is_leaving)
             raise ValueError(f"there is no service {service!r}; there is {known}")
         return chosen
+
+
+def _joined(endpoint: Endpoint) -> dict[str, int]:
+    """Return how many workers have joined each stage, without those that none has joined."""
+    stages = [] if endpoint.driver is None else endpoint.driver.stats.stages
+    guests = {stage.name: stage.roster.guests for stage in stages if stage.roster is not None}
+    return {name: n for name, n in guests.items() if n}
 
 
 def _is_cancelled(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ class AdminApp:
         access: Who may ask.
         observer: Watches requests and their answers.
         request_ids: Gives ids to requests that bring none.
+        root_path: What a proxy puts before each path.
         shares: Nothing, as these pages are of no service.
     """
 
@@ -34,6 +35,7 @@ class AdminApp:
         self.shares: dict[object, float] = {}
         self.observer = app.observer
         self.request_ids = app.request_ids
+        self.root_path = app.root_path
         self.wanted_headers = WANTED_HEADERS.union(
             *[each.wanted_headers for each in (access, app.observer) if each is not None]
         )

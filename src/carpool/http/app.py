@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
+from carpool.clock import monotonic
 from carpool.drive.output import LineSink, print_line
 from carpool.errors import CarpoolError
 from carpool.foreign import text_of, traceback_of
@@ -33,7 +35,7 @@ from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItems
-from carpool.http.observer import new_observer
+from carpool.http.observer import Lines, new_observer
 from carpool.http.predict_routes import PredictRoutes
 from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocol_routes import ProtocolRoutes
@@ -79,7 +81,10 @@ class App(AppLife):
         open_readyz: Whether `/readyz` needs no key, as `/livez` never does.
         root_path: What a proxy puts before each path, such as `/api`; it may also cut it off.
         has_admin_address: Whether the pages for those who run the server are at another address.
-        access_log: The share of requests that get a line in the log `carpool.access`, from 0 to 1.
+        access_log: The share of requests that get a line in the log `carpool.access`, from 0 to 1;
+            errors always do, probes that are answered 200 never.
+        access_log_slow_ms: A request that takes longer gets a line whatever the share; None for no
+            such line.
         server_timing: Whether answers have `Server-Timing`.
         trace: Whether spans are made for OpenTelemetry.
         compress: The codings in which answers may be sent, such as `zstd,gzip`; empty for none.
@@ -133,6 +138,7 @@ class App(AppLife):
         root_path: str = "",
         has_admin_address: bool = False,
         access_log: float = 0.0,
+        access_log_slow_ms: float | None = None,
         server_timing: bool = False,
         trace: bool = False,
         compress: str = "",
@@ -146,12 +152,13 @@ class App(AppLife):
         self._output = output
         self._errors = ErrorAnswers(timeout_status, debug)
         compression = new_compression(compress, compress_from_bytes)
+        lines = Lines(access_log, inf if access_log_slow_ms is None else access_log_slow_ms / 1000)
         super().__init__(
             [
                 Endpoint(service, output, joins[i], self._elsewhere, is_first=i == 0)
                 for i, service in enumerate(services)
             ],
-            new_observer(access_log, server_timing, trace, compression, self._errors.ids),
+            new_observer(lines, server_timing, trace, compression, self._errors.ids),
         )
         self.request_ids = self._errors.ids
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
@@ -211,11 +218,14 @@ class App(AppLife):
     def _tables(self, endpoints: Sequence[Endpoint]) -> tuple[ProtocolRoutes, PredictRoutes, Routes]:
         """Make what answers at addresses of services. Raises ValueError if two share one."""
         served = tuple(endpoints)
-        protocols = ProtocolRoutes(self._named_protocols, served, self, self.problem, is_patient=self._is_patient)
+        protocols = ProtocolRoutes(
+            self._named_protocols, served, self, self.problem, is_patient=self._is_patient, root_path=self.root_path
+        )
         models = PredictRoutes(self, protocols, self._is_patient)
         routes = self._make_routes(served, models)
         for path in protocols.replaced:
             routes.pop(path, None)
+            routes.pop(self.root_path.encode() + path, None)
         return protocols, models, routes
 
     def _note_wanted_headers(self, endpoints: Sequence[Endpoint]) -> None:
@@ -283,6 +293,8 @@ class App(AppLife):
 
     def cancel(self, exchange: Exchange) -> None:
         """Give up an exchange whose client has left: if it is still queued, it is not run."""
+        if self.observer is not None:
+            self.observer.left(exchange, monotonic())
         ask, item = exchange.head.ask, exchange.item
         if isinstance(item, ExchangeItems):
             item.cancel()
@@ -319,18 +331,20 @@ class App(AppLife):
             b"/": self._pages.overview,
             **{as_routes_are(ready_path(each.name).encode()): self._pages.ready_page(each) for each in endpoints},
         }
-        if self._has_admin_address:
-            routes = of_pages(pages)
-        else:
-            routes = {**of_pages({**pages, **self._admin_pages}), **of_orders(self.admin.routes)}
+        routes = of_pages(pages)
+        for_operators = {} if self._has_admin_address else self._operators_routes()
         add_models(routes, endpoints, models.predict, models.predict_list)
-        add_options(routes, self.root_path)
+        add_options(routes, for_operators, self.root_path)
         return routes
+
+    def _operators_routes(self) -> Routes:
+        """Return what answers where those who run the server ask."""
+        return {**of_pages(self._admin_pages), **of_orders(self.admin.routes)}
 
     def admin_admission(self, access: Access | None) -> HeadAdmission:
         """Return what judges the requests at the address of those who run the server."""
-        pages = {b"/livez": self._pages.livez, b"/readyz": self._pages.readyz, **self._admin_pages}
-        return HeadAdmission(self, self._models, {**of_pages(pages), **of_orders(self.admin.routes)}, access)
+        pages = of_pages({b"/livez": self._pages.livez, b"/readyz": self._pages.readyz})
+        return HeadAdmission(self, self._models, {**pages, **self._operators_routes()}, access)
 
     def running_stats(self) -> list[Stats]:
         """Return the statistics of the services that run."""

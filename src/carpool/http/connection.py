@@ -85,14 +85,8 @@ class Connection(PartWriter):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        has_room = self._state.add(self)
         self._timers.start()
-        if has_room:
-            return
-        if self._state.is_crowded:
-            self.abort()
-        else:
-            self.refuse(self.app.refuse(None, too_many_connections()))
+        self.ignoring_input = not self._state.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._state.remove(self)
@@ -109,6 +103,8 @@ class Connection(PartWriter):
 
     def data_received(self, data: bytes) -> None:
         if self.ignoring_input:
+            if self in self._state.beyond:
+                self._read_first_line(data)
             return
         if self._reader.at_request_start and len(data) <= _LONGEST_LOOKED_UP:
             self._look_up(data)
@@ -308,7 +304,10 @@ class Connection(PartWriter):
             return
         present = self._reader.head
         method, path = (present.method, present.path) if present else (b"", b"")
-        head = HttpHead(method, path, {})  # the request's own may be shared
+        self._answer_last(HttpHead(method, path, {}), response)  # the request's own head may be shared
+
+    def _answer_last(self, head: HttpHead, response: HttpResponse | None) -> None:
+        """Answer a request, with what the app says to it without a response, and then close."""
         head.keep_alive = False
         head.is_cut_short = True
         exchange = HttpExchange(self, head)
@@ -318,6 +317,34 @@ class Connection(PartWriter):
         self._kept = b""
         self._queue.add(exchange)
         self._give()
+
+    def _read_first_line(self, data: bytes) -> None:
+        """Answer a connection for which there is no room: is this process alive, or 503.
+
+        A supervisor restarts a server that does not answer the first, however busy it is.
+        """
+        if self._queue:
+            return
+        method, _, rest = (self._kept + data).lstrip(b"\r\n").partition(b" ")
+        path, space, _ = rest.partition(b" ")
+        if not space and len(method) + len(path) <= self._limits.target_bytes:
+            self._kept += data  # there may be more of it
+        elif space and method in (b"GET", b"HEAD") and path.partition(b"?")[0] in self._state.livez:
+            head = HttpHead(method, path.partition(b"?")[0], {})
+            self._answer_last(head, self.app.admit(head))
+        else:
+            self._refuse_for_room()
+
+    def _refuse_for_room(self) -> None:
+        self._state.note_refused()
+        self.refuse(self.app.refuse(None, too_many_connections()))
+
+    def close(self) -> None:
+        """Close once everything has been written; without room for it, not without an answer."""
+        if self in self._state.beyond and not self._queue:
+            self._refuse_for_room()
+        else:
+            super().close()
 
     def received_too_slowly(self) -> None:
         """Refuse the request that is half received."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -134,6 +135,10 @@ class KeyRing:
         self._seen: tuple[int, int, int] | None = None
         self._keys: Sequence[Key] = ()
         self._load()
+        if not self._keys:
+            raise ValueError(
+                f"there is no key in {path or 'CARPOOL_API_KEYS'}: put a line there, which `carpool key NAME` makes"
+            )
 
     @property
     def names(self) -> frozenset[str]:
@@ -164,19 +169,22 @@ class KeyRing:
         """Read the file again if it has changed; report whether the keys are other ones now.
 
         A file that cannot be read, or in which a line is no key, leaves the keys as they are, which
-        is logged.
+        is logged. Of one that has no key any more, or that has gone, none stays good.
         """
         before = self._keys
         try:
             if self._path is None or _state_of(self._path) == self._seen:
                 return False
             self._load()
+        except FileNotFoundError:
+            self._seen, self._keys = None, self._from_text
         except (OSError, ValueError) as error:
             logger.error("the keys stay as they are: %s", error)
             return False
         if self._keys == before:
             return False
-        logger.info("%d keys in %s are in force", len(self._keys), self._path)
+        level = logging.INFO if self._keys else logging.WARNING
+        logger.log(level, "%d keys in %s are in force", len(self._keys), self._path)
         return True
 
     def _load(self) -> None:
@@ -184,11 +192,6 @@ class KeyRing:
         if self._path is not None:
             self._seen = _state_of(self._path)  # before it is read: a later change is seen the next time
             keys += self._read()
-        if not keys:
-            raise ValueError(
-                f"there is no key in {self._path or 'CARPOOL_API_KEYS'}: put a line there, which `carpool key NAME`"
-                " makes"
-            )
         self._keys = tuple(keys)
 
     def _read(self) -> Iterator[Key]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carpool.http.access import is_loopback
+from carpool.worker.address import bare_host, listen_at
 
 BACKLOG = 2048
 _LARGEST_PORT = 65535
@@ -39,18 +40,17 @@ class PortListener:
     """A TCP port.
 
     Args:
-        host: The address to bind.
+        host: The address to bind, with or without brackets; `::` is for IPv4 as well.
         port: The port to bind; 0 takes a free one.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.host = host
+        self.host = bare_host(host)
         self.port = port
 
     def bind(self) -> socket.socket:
         """Take the port. Raises OSError if it is not free."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        sock = socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
+        sock = listen_at(self.host, self.port, BACKLOG)
         self.port = sock.getsockname()[1]
         return sock
 
@@ -176,4 +176,4 @@ def listener_at(text: str) -> Listener:
     host, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > _LARGEST_PORT:
         raise ValueError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:9000, or unix:PATH")
-    return PortListener(host.strip("[]") or "127.0.0.1", int(port))
+    return PortListener(host or "127.0.0.1", int(port))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from math import inf
 from random import getrandbits, random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.clock import monotonic
 from carpool.http.compression import Compression
@@ -30,6 +31,9 @@ access_logger = GuardedLogger(logging.getLogger("carpool.access"), {})
 
 _TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _LONGEST_PATH = 256
+_FIRST_ERROR, _LEFT = 400, 499  # the latter is no answer, but what logs of proxies say of a client that left
+_PROBED = frozenset({b"livez", b"readyz", b"healthz", b"metrics", b"health", b"live", b"ready", b"ping"})
+"""How the addresses end at which supervisors and Prometheus ask, those of protocols among them."""
 _ZERO_TRACE, _ZERO_SPAN = b"0" * 32, b"0" * 16
 
 
@@ -49,11 +53,37 @@ class SpanMaker(Protocol):
         """End the span of the batch that a worker had."""
 
 
+class Lines(NamedTuple):
+    """Which requests get a line in the log.
+
+    Those that are refused or fail always do, and so do those whose clients leave.
+
+    Attributes:
+        share: How many of the others, from 0 to 1; probes that are answered 200 never do.
+        slow_s: What takes longer than this gets one, whatever the share; infinity for nothing.
+    """
+
+    share: float
+    slow_s: float
+
+    def has(self, exchange: Exchange, status: int, took_s: float) -> bool:
+        """Report whether an answered request gets a line."""
+        if not self.share and self.slow_s == inf:
+            return False
+        is_broken = getattr(exchange, "is_broken", False)  # an answer in parts, whose head has said 200
+        if status >= _FIRST_ERROR or is_broken or took_s > self.slow_s:
+            return True
+        head = exchange.head
+        if head.method != b"POST" and head.path.rpartition(b"/")[2] in _PROBED:
+            return False
+        return self.share >= 1 or random() < self.share
+
+
 class Observer:
     """Watches the requests of an app.
 
     Args:
-        share: How many of the requests get a line in the log, from 0 to 1.
+        lines: Which requests get a line in the log.
         tells_times: Whether answers have `Server-Timing`.
         compression: Compresses answers; None to leave them as they are.
         spans: Makes spans; None for none.
@@ -65,13 +95,13 @@ class Observer:
 
     def __init__(
         self,
-        share: float,
+        lines: Lines,
         tells_times: bool,
         compression: Compression | None,
         spans: SpanMaker | None,
         ids: RequestIds,
     ) -> None:
-        self._share = share
+        self._lines = lines
         self._tells_times = tells_times
         self._compression = compression
         self._spans = spans
@@ -150,8 +180,12 @@ class Observer:
         notes = self._notes_of(exchange, now)
         if self._spans is not None:
             self._spans.end(exchange, notes, status)
-        if self._share and (self._share >= 1 or random() < self._share):
+        if self._lines.has(exchange, status, now - notes.began):
             self._write_line(exchange, notes, status, nbytes, now)
+
+    def left(self, exchange: Exchange, now: float) -> None:
+        """Note that the client has left before its answer, or the end of it."""
+        self.answered(exchange, _LEFT, 0, now)
 
     def _write_line(self, exchange: Exchange, notes: Notes, status: int, nbytes: int, now: float) -> None:
         """Write a line of the access log."""
@@ -207,23 +241,26 @@ class Observer:
 
 
 def new_observer(
-    share: float, tells_times: bool, traces: bool, compression: Compression | None, ids: RequestIds
+    lines: Lines, tells_times: bool, traces: bool, compression: Compression | None, ids: RequestIds
 ) -> Observer | None:
     """Return what watches requests by some settings; None if none of them asks for it.
 
     Raises:
-        ValueError: `share` is no share, or a package for tracing is missing.
+        ValueError: `lines.share` is no share, `lines.slow_s` is no time, or a package for tracing
+            is missing.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"access_log must be a share of the requests, from 0 to 1, not {share!r}")
-    if not share and not tells_times and not traces and compression is None:
+    if not 0 <= lines.share <= 1:
+        raise ValueError(f"access_log must be a share of the requests, from 0 to 1, not {lines.share!r}")
+    if not lines.slow_s >= 0:
+        raise ValueError(f"access_log_slow_ms must be a number of milliseconds, not {1000 * lines.slow_s:g}")
+    if not lines.share and lines.slow_s == inf and not tells_times and not traces and compression is None:
         return None
     spans: SpanMaker | None = None
     if traces:
         from carpool.observe.tracing import Tracer  # it needs an extra
 
         spans = Tracer()
-    return Observer(share, tells_times, compression, spans, ids)
+    return Observer(lines, tells_times, compression, spans, ids)
 
 
 def server_timing(notes: Notes, now: float) -> bytes:

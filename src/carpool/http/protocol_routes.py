@@ -55,6 +55,7 @@ class ProtocolRoutes:
         responder: Puts errors into HTTP.
         problem: Tells why the app could not answer now.
         is_patient: Whether items wait while the queue is full.
+        root_path: What a proxy puts before each path.
 
     Attributes:
         headers: The names of further headers that the protocols read.
@@ -68,7 +69,9 @@ class ProtocolRoutes:
         responder: ErrorResponder,
         problem: Callable[[], str | None],
         is_patient: bool,
+        root_path: str = "",
     ) -> None:
+        self._root = as_routes_are(root_path.encode())
         self._endpoints = endpoints
         self._responder = responder
         self._problem = problem
@@ -118,10 +121,11 @@ class ProtocolRoutes:
             Refusal: There is nothing at an address below those of a protocol, or it does not have
                 the method.
         """
-        key = as_routes_are(head.path)
-        methods = self._routes.get(key) or self._routes.get(key.rstrip(b"/") if key != b"/" else key)
+        keys = self._readings(as_routes_are(head.path))
+        found_at = [self._routes.get(key) or self._routes.get(key.rstrip(b"/") or key) for key in keys]
+        methods = next((methods for methods in found_at if methods is not None), None)
         if methods is None:
-            head.protocol = next((protocol for prefix, protocol in self._prefixes if key.startswith(prefix)), None)
+            head.protocol = next((protocol for prefix, protocol in self._prefixes if keys[-1].startswith(prefix)), None)
             if head.protocol is None:
                 return False
             raise self._nothing_below(head.protocol)
@@ -138,6 +142,11 @@ class ProtocolRoutes:
         if head.method == b"POST":
             head.model = found.model
         return True
+
+    def _readings(self, path: bytes) -> list[bytes]:
+        """Return a path as it is, and without the root path if it is below that."""
+        below = path.removeprefix(self._root)
+        return [path, below] if self._root and below != path and below.startswith(b"/") else [path]
 
     def _nothing_below(self, protocol: HttpProtocol) -> Refusal:
         """Return the refusal of an address that a protocol could have, and has not."""

@@ -50,17 +50,24 @@ def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Route, pr
             routes[address.key] = {b"POST": (route, endpoint, address)}
 
 
-def add_options(routes: Routes, root_path: str) -> None:
-    """Have each address of a table tell its methods, and repeat all of them below a root path.
+def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
+    """Have each address tell its methods, and repeat those for clients below a root path.
+
+    The others are nowhere else, so that a rule of a proxy for their paths keeps all of them.
 
     Args:
-        routes: The table.
+        routes: The table, of addresses for clients.
+        for_operators: Those for the ones who run the server, which are added.
         root_path: What a proxy puts before each path; empty for nothing.
     """
-    for methods in routes.values():
-        methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None, None)
     if root_path:
         routes.update({root_path.encode() + path: methods for path, methods in routes.items()})
+    for path, methods in for_operators.items():
+        if path in routes:
+            raise ValueError(f"routes names {path.decode()}, which is an address of the server: choose another path")
+        routes[path] = methods
+    for methods in routes.values():
+        methods[b"OPTIONS"] = (_tell_methods(*[name for name in methods if name != b"OPTIONS"], b"OPTIONS"), None, None)
     # of the server as a whole (RFC 9110, 9.3.7)
     routes[b"*"] = {b"OPTIONS": (_tell_methods(b"GET", b"HEAD", b"POST", b"OPTIONS"), None, None)}
 

@@ -30,7 +30,7 @@ from carpool.service.checks import at_least, nonnegative_seconds, seconds
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
-from carpool.settings import ServerSettings, SettingsByName
+from carpool.settings import ServerSettings, SettingsByName, UsualNumber
 from carpool.worker import program
 from carpool.worker.own_metrics import FOLDER_VARIABLE
 
@@ -162,6 +162,7 @@ def _new_app(
         root_path=settings.root_path,
         has_admin_address=settings.admin_address is not None,
         access_log=settings.access_log,
+        access_log_slow_ms=settings.access_log_slow_ms,
         server_timing=settings.server_timing,
         trace=settings.trace,
         compress=settings.compress,
@@ -283,7 +284,7 @@ def check_port(port: int, setting: str) -> None:
     Raises:
         ValueError: There is no such port.
     """
-    if type(port) is not int or not 0 <= port <= _LARGEST_PORT:
+    if type(port) not in (int, UsualNumber) or not 0 <= port <= _LARGEST_PORT:
         raise ValueError(
             f"there is no port {port}: choose one from 1 to {_LARGEST_PORT} with {setting}, or 0 for a free one"
         )

@@ -19,13 +19,15 @@ from carpool.http.admin import ReloadOrder
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.connection import Connection
-from carpool.http.listener import BACKLOG, Listener, PortListener
+from carpool.http.listener import BACKLOG, InheritedListener, Listener, PortListener
 from carpool.http.server_state import Limits, ServerState
 from carpool.http.tls import Certificates, TlsServer
 from carpool.http.watch import SourceFiles, reload_on_change
 from carpool.logger import logger
+from carpool.observe import log
 
 _LAST_ANSWERS_S = 5.0
+_LAST_HEADS_S = 1.0  # who has connected at last, and has asked for nothing by then, is not waited for
 _LOOK_EVERY_S = 1.0
 
 
@@ -64,19 +66,47 @@ class _ServedAddress:
             self.app.on_new_routes.append(state.routes_changed)
             self.app.connection_shares = state.shares
         if self.tls is not None:
-            self.server = TlsServer(self.sock, self.tls, lambda: Connection(state), limits.connections)
+            self.server = TlsServer(self.sock, self.tls, self._connect, limits.connections)
             return
         create: Any = asyncio.get_running_loop().create_server
         if self.sock.family == socket.AF_UNIX:
             create = asyncio.get_running_loop().create_unix_server
-        self.server = await create(lambda: Connection(state), sock=self.sock, backlog=BACKLOG)
+        self.server = await create(self._connect, sock=self.sock, backlog=BACKLOG)
+
+    def _connect(self) -> Connection:
+        assert self.state is not None
+        return Connection(self.state)
+
+    async def _accept_the_last(self, server: asyncio.Server | TlsServer) -> None:
+        """Stop listening, and serve those who have connected and were not accepted yet.
+
+        The kernel resets them where the last descriptor of the socket is closed. If the parent has
+        one, they wait for the next server.
+        """
+        assert self.sock is not None
+        loop, waiting = asyncio.get_running_loop(), []
+        with self.sock.dup() as listening:  # the loop does not read from this one
+            listening.setblocking(False)
+            server.close()
+            if not isinstance(self.listener, InheritedListener):
+                with contextlib.suppress(OSError):  # there are no more
+                    while True:
+                        waiting.append(listening.accept()[0])
+        shaking: dict[str, Any] = {}
+        if self.tls is not None:
+            shaking = {"ssl": self.tls.context, "ssl_handshake_timeout": _LAST_HEADS_S}
+        await asyncio.gather(
+            *[loop.connect_accepted_socket(self._connect, sock, **shaking) for sock in waiting],
+            return_exceptions=True,
+        )
 
     async def end(self, patience_s: float) -> None:
         """Close every connection: idle ones now, the others after their answers."""
         if self.server is not None:
-            self.server.close()
+            await self._accept_the_last(self.server)
         if self.state is not None:
             self.state.drain()
+            asyncio.get_running_loop().call_later(_LAST_HEADS_S, self.state.drain)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
                     await self.state.empty()
@@ -133,6 +163,7 @@ class Server:
         self.drain_delay_s = 0.0
         self._serves_until: float | None = None  # the end of that delay, by the loop's clock
         self._had_terminal = False
+        self._outlives_terminal = False
         self._beside: list[asyncio.Task[None]] = []  # reloads, and what watches for changes
 
     @property
@@ -217,6 +248,7 @@ class Server:
         beating: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
         self._had_terminal = _has_terminal()
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
         self._take_signals(stopping)
         files = None if self.watched is None else SourceFiles(self.watched)
         try:
@@ -252,11 +284,14 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, self._hung_up, stopping)
 
     def _hung_up(self, stopping: asyncio.Event) -> None:
-        """Reload on SIGHUP; but stop if it says that the terminal was closed."""
-        if self._had_terminal and not _has_terminal():
-            self._received_signal(signal.SIGHUP, stopping)
-        else:
+        """Reload on SIGHUP; but if it says that the terminal was closed, stop, or serve on."""
+        if not self._had_terminal or _has_terminal():
             self._reload_soon()
+        elif self._outlives_terminal:
+            self._had_terminal = False
+            logger.info("SIGHUP: the terminal has gone; serving on, as SIGHUP was ignored at the start")
+        else:
+            self._received_signal(signal.SIGHUP, stopping)
 
     def _reload_soon(self) -> None:
         """Have all services load their models anew, if they have started."""
@@ -278,6 +313,7 @@ class Server:
                 if endpoint.handle is not None:
                     endpoint.handle.kill()
             logging.shutdown()  # write the lines that are still on their way
+            log.flush()
             os._exit(128 + number)
         if number == signal.SIGTERM and self.drain_delay_s > 0 and self.app.refusing is None:
             self._announce_end()

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final, Protocol
 
+from carpool.drive.refusal_log import RefusalLog
 from carpool.http.bodies import Bodies
-from carpool.http.codec import content_length
+from carpool.http.codec import content_length, too_many_connections
 from carpool.http.exchange import REQUEST_ID, Head
 from carpool.http.shares import ConnectionShares
 from carpool.http_request import Field
+from carpool.observe.refusals import Refusals
 from carpool.wire.memory import Memory
 
 if TYPE_CHECKING:
@@ -31,9 +33,9 @@ class Limits:
     """How much one client may take up, and how long it may take.
 
     Attributes:
-        connections: How many may be open at a time. One more is answered 503 and closed; from twice
-            as many on they are closed without an answer. Of several services none can have all
-            (`shares.py`).
+        connections: How many may be open at a time. One more is answered 503 and closed, unless it
+            asks for `/livez`; from twice as many on the oldest of these are closed without an
+            answer. Of several services none can have all (`shares.py`).
         header_bytes: Size of all header lines of a request.
         header_fields: How many headers a request may have.
         target_bytes: Size of a request's address.
@@ -136,6 +138,7 @@ class ServerState:
     Attributes:
         connections: Those that are open.
         ending: Those of them that have had their last answer, and are open only so that it arrives.
+        beyond: Those for which there is no room, and which have not been answered yet.
         shares: How many of the others each service has.
         kept_headers: The headers of a request that are not thrown away.
         heads: Recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
@@ -145,6 +148,7 @@ class ServerState:
         next_number: Returns the number in the next id.
         memory: Holds large bodies.
         bodies: The account of the bodies that are being received.
+        livez: The addresses that are answered although there is no room.
         is_draining: Whether connections are to be closed after the answers that are owed.
         long_page_written: Whether a long page was written in this turn of the loop. That takes
             milliseconds, so there is one in a turn however many clients ask for one, and every
@@ -157,6 +161,10 @@ class ServerState:
         self._loop = asyncio.get_running_loop()
         self.connections: set[ConnectedClient] = set()
         self.ending: dict[ConnectedClient, None] = {}
+        self.beyond: dict[ConnectedClient, None] = {}
+        self._refusals = Refusals()
+        self._refusal_log = RefusalLog(self._refusals, "the server", {}, self._loop.time, self._loop)
+        self.livez = frozenset([b"/livez", app.root_path.encode() + b"/livez"])
         self.shares = ConnectionShares(limits.connections)
         self.kept_headers = {*FRAMING_HEADERS, *app.wanted_headers}
         self.heads: dict[bytes, HttpHead] = {}
@@ -238,6 +246,8 @@ class ServerState:
         """Close every connection, whatever it is doing."""
         for connection in list(self.connections):
             connection.abort()
+        self._refusal_log.tell_all()
+        self._refusal_log.has_stopped = True
 
     async def empty(self) -> None:
         """Wait until the last connection is closed."""
@@ -248,25 +258,32 @@ class ServerState:
     def add(self, connection: ConnectedClient) -> bool:
         """Note a new connection, and report whether there is room for it.
 
-        Those that are ending take no room. If there are too many of them, the one that has been
-        ending for longest is cut off.
+        Those that are ending take no room, nor do those beyond the limit. If there are too many of
+        both, the oldest one is cut off.
         """
         self.connections.add(connection)
         n_open, most = len(self.connections), self.limits.connections
-        has_room = n_open - len(self.ending) <= most
-        if has_room and n_open > 2 * most:
-            longest = next(iter(self.ending))
-            self.remove(longest)
-            longest.abort()
+        has_room = n_open - len(self.ending) - len(self.beyond) <= most
+        if not has_room:
+            self.beyond[connection] = None
+        if n_open > 2 * most:
+            oldest = next(iter(self.ending or self.beyond))
+            if oldest in self.beyond:
+                self.note_refused()
+            self.remove(oldest)
+            oldest.abort()
         return has_room
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether there are so many connections that not even a refusal is written."""
-        return len(self.connections) > 2 * self.limits.connections
+    def note_refused(self) -> None:
+        """Count a connection that is refused since there is no room for it, and log it in time."""
+        self.shares.refused += 1
+        self._refusals.count(too_many_connections())
+        if self._refusals.is_due:
+            self._refusal_log.tell()
 
     def note_ending(self, connection: ConnectedClient) -> None:
         """Note that a connection has had its last answer."""
+        self.beyond.pop(connection, None)
         self.ending[connection] = None
         self.shares.give_back(connection)
 
@@ -274,6 +291,7 @@ class ServerState:
         """Note that a connection is closed."""
         self.connections.discard(connection)
         self.ending.pop(connection, None)
+        self.beyond.pop(connection, None)
         self.shares.give_back(connection)
         if self._emptied is not None and not self._emptied.done() and not self.connections:
             self._emptied.set_result(None)

@@ -41,11 +41,13 @@ class ConnectionShares:
     Attributes:
         held: How many each service has; those that have none are left out.
         guaranteed: How many are guaranteed to each.
+        refused: How many connections have been refused, since there was no room for them.
     """
 
     def __init__(self, total: int) -> None:
         self.held: dict[object, int] = {}
         self.guaranteed: dict[object, int] = {}
+        self.refused = 0
         self._total = total
         self._claimed = 0  # the sum of what each service has, or is guaranteed where that is more
         self._services: dict[object, object] = {}  # for which each connection counts
@@ -73,6 +75,7 @@ class ConnectionShares:
         held = self.held.get(service, 0)
         if held >= self.guaranteed.get(service, 0):
             if self._claimed >= self._total:
+                self.refused += 1
                 return False
             self._claimed += 1
         self.held[service] = held + 1

@@ -166,10 +166,12 @@ class StatusPages:
         more: list[Any] = [] if access is None else [prometheus.CallerMetrics(access)]
         if (shares := self._app.connection_shares) is not None:
             held = {each.name: shares.held.get(each, 0) for each in self._app.served}
-            more.append(prometheus.ConnectionMetrics(held))
+            more.append(prometheus.ConnectionMetrics(held, shares.refused))
         if own is not None:
             running = [endpoint.handle for endpoint in self._app.endpoints if endpoint.handle is not None]
-            own.seen([pid for handle in running for pid in handle.pids])
+            stages = [stage for each in self._app.endpoints for stage in each.service.stages]
+            has_own_stages = any(stage.run_in != "process" for stage in stages)
+            own.seen([pid for handle in running for pid in handle.pids], has_own_stages=has_own_stages)
             more.append(own)
         body, content_type = prometheus.render(self._app.running_stats(), monotonic(), accept.decode("latin-1"), more)
         exchange.respond(HttpResponse(200, body, content_type.encode()))
@@ -180,7 +182,9 @@ class StatusPages:
         shown = [
             path
             for path, methods in self._app.routes.items()
-            if b"GET" in methods and path.startswith(root) and not _NOT_SHOWN.fullmatch(path.removeprefix(root))
+            if b"GET" in methods
+            and not (root and root + path in self._app.routes)  # of two it is the one below the root path
+            and not _NOT_SHOWN.fullmatch(path.removeprefix(root))
         ]
         pages = sorted(path.decode() for path in shown)
         text = overview(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from carpool.errors import CarpoolError
@@ -12,6 +12,7 @@ from carpool.http.admin import Admin, ReloadOrder
 from carpool.logger import logger
 
 _EVERY_S = 0.5
+_MOST_LOADS = 3
 _SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
 
 
@@ -27,12 +28,19 @@ class SourceFiles:
         self._times = self._look()
 
     def changed(self) -> list[str]:
-        """Return the files that have changed, come or gone since the last call, by their names."""
+        """Return the files that have changed, come or gone since the last look, by their names."""
         before, self._times = self._times, self._look()
+        return self._unlike(before, before.keys() | self._times.keys())
+
+    def rewritten(self) -> list[str]:
+        """Return the files that were there at the last look, and have changed since."""
+        before, self._times = self._times, self._look()
+        return self._unlike(before, before.keys() & self._times.keys())
+
+    def _unlike(self, before: dict[str, int], paths: Iterable[str]) -> list[str]:
+        """Return those of some files that are not as they were before, by their names."""
         return sorted(
-            os.path.relpath(path, self._folder)
-            for path in before.keys() | self._times.keys()
-            if before.get(path) != self._times.get(path)
+            os.path.relpath(path, self._folder) for path in paths if before.get(path) != self._times.get(path)
         )
 
     def _look(self) -> dict[str, int]:
@@ -43,23 +51,30 @@ class SourceFiles:
 async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
     """Reload all services whenever source files have changed and stay as they are for a moment.
 
+    What models write while they load is no reason: neither files that come or go meanwhile (kernels
+    that are generated, code that is fetched), nor one that changes in three loads in a row.
+
     Args:
         admin: Reloads them.
         files: As they were before the services were started.
     """
-    changed: list[str] = []
+    changed = await asyncio.to_thread(files.rewritten)
+    loads = dict.fromkeys(changed, 1)  # by file: in how many loads in a row it has changed
     while True:
         await asyncio.sleep(_EVERY_S)
         more = await asyncio.to_thread(files.changed)
         if more:
-            changed += more
+            changed = [*changed, *more]
         elif changed:
             logger.info("changed: %s", ", ".join(dict.fromkeys(changed)))
-            changed = []
             try:
                 await admin.reload(ReloadOrder())
             except CarpoolError:
                 logger.info("the next change is waited for")  # why it failed has been logged
+            loads = {name: loads.get(name, 0) + 1 for name in await asyncio.to_thread(files.rewritten)}
+            changed = [name for name, n in loads.items() if n < _MOST_LOADS]
+            if by_loading := [name for name, n in loads.items() if n >= _MOST_LOADS]:
+                logger.info("no reason to reload, as loading itself writes it: %s", ", ".join(by_loading))
 
 
 def _written(folder: str) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from carpool.logger import GuardedLogger
 from carpool.observe.outlet import Outlet
 
 _LONGEST_LINE = 16 * 1024
@@ -19,31 +20,55 @@ _FIELDS = (
     *("request_id", "code", "requests", "address", "serves"),
     *("caller", "method", "path", "status", "bytes", "took_ms", "trace_id", "stages"),
 )
-_WORKERS = "carpool.worker"  # the logger of what workers print
+_OURS, _WORKERS, _ACCESS = (logging.getLogger(f"carpool{name}") for name in ("", ".worker", ".access"))
+_worker_logger = GuardedLogger(_WORKERS, {})  # of what workers print
 
 
 def set_up(format: str, level: int = logging.INFO) -> None:
-    """Send the program's logs to stderr.
+    """Send the program's logs to stderr, and our own whatever the program does to its logging.
 
     Args:
         format: `text` or `json`.
         level: The least important level that is shown; what workers print is always shown.
     """
-    handler = _ThroughOutlet()
+    global _kept
+    if _kept is not None:
+        _OURS.removeHandler(_kept)
+    _kept = handler = _ThroughOutlet()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger(_WORKERS).setLevel(logging.INFO)  # workers have chosen by their level what to print
+    _OURS.setLevel(level)
+    _OURS.propagate = True
+    _WORKERS.setLevel(logging.INFO)  # workers have chosen by their level what to print
+    GuardedLogger.keep = lambda: _keep(handler, level)
+
+
+def _keep(handler: logging.Handler, level: int) -> None:
+    """Put back what a `dictConfig` of the program has taken from our loggers.
+
+    What it says of them by name, with handlers, is left as it is.
+    """
+    for logger in (_OURS, _WORKERS, _ACCESS):
+        logger.disabled = False
+    root = logging.getLogger()
+    if handler in root.handlers or _OURS.handlers:
+        return
+    _OURS.addHandler(handler)
+    _OURS.setLevel(_OURS.level or level)
+    _WORKERS.setLevel(logging.INFO)
+    # or each line would be there twice
+    _OURS.propagate = not any(type(each) is logging.StreamHandler for each in root.handlers)
 
 
 def is_json() -> bool:
     """Report whether the lines are JSON objects."""
-    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
+    return _kept is not None and isinstance(_kept.formatter, JsonLines)
 
 
 def flush() -> None:
     """Wait a moment for all lines to be written."""
-    for handler in logging.getLogger().handlers:
-        handler.flush()
+    if _kept is not None:
+        _kept.flush()
 
 
 def level_of(name: str) -> int:
@@ -73,13 +98,16 @@ class _ThroughOutlet(logging.Handler):
         self._outlet.flush()
 
 
+_kept: _ThroughOutlet | None = None  # the handler, once the log is set up
+
+
 class TextLines(logging.Formatter):
     """Lines for people: time, worker if one has printed it, level unless it is info, message."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        worker = getattr(record, "worker", None) if record.name == _WORKERS else None
+        worker = getattr(record, "worker", None) if record.name == _WORKERS.name else None
         source = f"[{worker}] " if worker else ""
         # further lines are indented, so that no text from outside looks like a line of its own
         message = printable(_message(record)).replace("\n", "\n    ")
@@ -109,7 +137,7 @@ class JsonLines(logging.Formatter):
 def worker_line(worker: str, is_error: bool, line: str) -> None:
     """Log a line that a worker has printed; this is a `LineSink`."""
     about = {"worker": worker, "stage": worker.rpartition("/")[0], "is_error": is_error}
-    logging.getLogger(_WORKERS).info("%s", line, extra=about)
+    _worker_logger.info("%s", line, extra=about)
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -1,7 +1,8 @@
 """Metrics of the user's own, from all worker processes and from this one, as one set of metrics.
 
 Counters and histograms are summed over all workers that there have been, so that they never fall;
-gauges over those that live.
+gauges over those that live, and of what an Info or an Enum says each is there once. A histogram
+whose bounds have changed, by a reload, starts anew with those of the workers that live.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import REGISTRY, Collector
@@ -24,6 +25,23 @@ from carpool.worker.own_metrics import Family, families_of, read_all
 
 _OURS = "carpool_"
 _PREFIX = "carpool-metrics-"
+_HISTOGRAM, _INFINITE = "histogram", "+Inf"
+_ONCE = frozenset({"info", "stateset"})  # they say what is so, and not how often
+_OF_NOW = _ONCE | {"gauge", "gaugehistogram"}
+
+
+class _Found(NamedTuple):
+    """One metric, as several processes have it.
+
+    Attributes:
+        living: Of the processes that count it and live.
+        past: Of workers that have ended.
+        imported: Of this process, if it has no stages and has only imported the module.
+    """
+
+    living: list[Family]
+    past: list[Family]
+    imported: list[Family]
 
 
 class OwnMetricsOfWorkers(Collector):
@@ -37,10 +55,12 @@ class OwnMetricsOfWorkers(Collector):
         _remove_abandoned()
         self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
         self._alive: frozenset[int] = frozenset()
+        self._has_own_stages = True
 
-    def seen(self, pids: Iterable[int]) -> None:
-        """Note which workers live now."""
+    def seen(self, pids: Iterable[int], *, has_own_stages: bool = True) -> None:
+        """Note which workers live now, and whether stages run in this process as well."""
         self._alive = frozenset(pids)
+        self._has_own_stages = has_own_stages
 
     def close(self) -> None:
         """Remove the folder."""
@@ -48,18 +68,16 @@ class OwnMetricsOfWorkers(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the user's metrics."""
-        merged: dict[str, Metric] = {}
-        sums: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], Any]] = {}
+        found: dict[str, _Found] = {}
         sources = [(0, _of_this_process()), *read_all(self.folder)]
         for pid, families in sources:
+            is_living = self._has_own_stages if pid == 0 else pid in self._alive
             for family in families:
-                is_past = pid != 0 and pid not in self._alive
-                if not family.name.startswith(_OURS) and not (is_past and family.kind == "gauge"):
-                    _add(family, merged, sums)
-        for name, metric in merged.items():
-            for sample, value in sums[name].items():
-                metric.add_sample(sample[0], dict(sample[1]), value)
-            yield metric
+                if not family.name.startswith(_OURS):
+                    of_name = found.setdefault(family.name, _Found([], [], []))
+                    (of_name.living if is_living else of_name.past if pid else of_name.imported).append(family)
+        for each in found.values():
+            yield from _merged(each)
 
 
 def _of_this_process() -> list[Family]:
@@ -90,12 +108,37 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _add(family: Family, merged: dict[str, Metric], sums: dict[str, dict[Any, float]]) -> None:
-    """Add the numbers of one process to a metric."""
-    if family.name not in merged:
-        merged[family.name] = Metric(family.name, family.text, family.kind)
-        sums[family.name] = {}
-    of_metric = sums[family.name]
-    for sample in family.samples:
-        key = (sample.name, frozenset(sample.labels.items()))
-        of_metric[key] = of_metric.get(key, 0.0) + sample.value
+def _merged(found: _Found) -> Iterator[Metric]:
+    """Yield one metric of several processes, unless it is of those that have ended only."""
+    kind = (found.living or found.imported or found.past)[0].kind
+    now = found.living or found.imported
+    counted = now if kind in _OF_NOW else [*found.living, *found.past, *found.imported]
+    families = [each for each in counted if each.kind == kind]
+    if not families:
+        return
+    bounds = _common_bounds(found.living) or _common_bounds(families)
+    numbers: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for family in families:
+        if not bounds <= _bounds(family):
+            continue
+        for sample in family.samples:
+            if kind == _HISTOGRAM and sample.labels.get("le", _INFINITE) not in bounds | {_INFINITE}:
+                continue
+            key = (sample.name, frozenset(sample.labels.items()))
+            before = numbers.get(key, 0.0)
+            numbers[key] = max(before, sample.value) if kind in _ONCE else before + sample.value
+    metric = Metric(families[0].name, families[0].text, kind)
+    for (name, labels), value in numbers.items():
+        metric.add_sample(name, dict(labels), value)
+    yield metric
+
+
+def _common_bounds(families: list[Family]) -> frozenset[str]:
+    """Return the bounds that all of these have which have any."""
+    return frozenset.intersection(*([each for each in map(_bounds, families) if each] or [frozenset()]))
+
+
+def _bounds(family: Family) -> frozenset[str]:
+    """Return the bounds of a histogram that has counted anything; nothing for any other metric."""
+    labels = [each.labels for each in family.samples if family.kind == _HISTOGRAM]
+    return frozenset([each["le"] for each in labels if "le" in each])

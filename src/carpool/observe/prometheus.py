@@ -83,19 +83,30 @@ class CallerMetrics(Collector):
 
 
 class ConnectionMetrics(Collector):
-    """Collects how many connections of a server each service has, by its name."""
+    """Collects how many connections of a server each service has, by its name, and who was refused.
 
-    def __init__(self, connections: Mapping[str, int]) -> None:
+    Args:
+        connections: How many are open, by the name of the service.
+        refused: How many have been refused for want of room.
+    """
+
+    def __init__(self, connections: Mapping[str, int], refused: int) -> None:
         self._connections = connections
+        self._refused = refused
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metric of connections."""
+        """Yield the metrics of connections."""
         connections = GaugeMetricFamily(
             "carpool_connections", "Open connections, by the model that they have asked last.", labels=("model",)
         )
         for name, count in self._connections.items():
             connections.add_metric((name,), count)
         yield connections
+        yield CounterMetricFamily(
+            "carpool_connections_refused",
+            "Connections that were refused, since as many were open as may be.",
+            value=self._refused,
+        )
 
 
 def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:

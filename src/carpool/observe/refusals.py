@@ -28,7 +28,7 @@ _TEXTS = {
     "unsupported_media_type": "the model does not read the content type",
     "invalid_item": "the item does not fit the model",
     "bad_http": "the request is not valid HTTP",
-    "too_many_connections": "the service has as many connections as it may",
+    "too_many_connections": "as many connections are open as may be",
     "request_timeout": "the request did not arrive in time",
     "deadline_exceeded": "the deadline passed before the answer was ready",
     "starting": "the service is starting",
@@ -166,7 +166,8 @@ def _reason_of(error: CarpoolError) -> Reason:
             text = _SUSPICIOUS
         else:
             text = _TEXTS.get(code, code)
-        is_alarming = isinstance(error, Overloaded | DeadlineExceeded | Unavailable) and code not in _ENDING
+        is_trouble = isinstance(error, Overloaded | DeadlineExceeded | Unavailable) or code == "too_many_connections"
+        is_alarming = is_trouble and code not in _ENDING
         if isinstance(error, DeadlineExceeded):
             verb = "gave up"
         else:

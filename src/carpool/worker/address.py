@@ -47,13 +47,37 @@ def parse_address(text: str) -> JoinAddress:
     if "/" in text:
         return JoinAddress(path=text)
     host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    host = bare_host(host)
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > _LARGEST_PORT:
         raise ValueError(
             f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:7000, or the path of a Unix socket with a"
             " slash in it, such as /run/carpool.sock or ./carpool.sock"
         )
     return JoinAddress(host=host, port=int(port))
+
+
+def listen_at(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a socket that listens on a network; at `::` for IPv4 as well as IPv6.
+
+    Of a name the IPv4 address is taken if it has several.
+
+    Args:
+        host: A name or a number, which may be in brackets.
+        port: The port; 0 takes a free one.
+        backlog: How many connections may wait to be accepted.
+
+    Raises:
+        OSError: It is in use, or no address of this machine.
+    """
+    found = socket.getaddrinfo(bare_host(host) or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    is_for_both = address[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address, family=family, backlog=backlog, dualstack_ipv6=is_for_both)
+
+
+def bare_host(host: str) -> str:
+    """Return a host without the brackets that an IPv6 address may have."""
+    return host.removeprefix("[").removesuffix("]")
 
 
 def tune(sock: socket.socket, silence_s: float) -> None:

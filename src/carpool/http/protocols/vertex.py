@@ -20,14 +20,13 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.instances import of_instances
 from carpool.http.protocols.wording import as_response, members_of, without_details
+from carpool.settings import UsualNumber, UsualText
 from carpool.wire.payload import JSON
 
 HEALTH_ROUTE: Final = "AIP_HEALTH_ROUTE"
 PREDICT_ROUTE: Final = "AIP_PREDICT_ROUTE"
 HTTP_PORT: Final = "AIP_HTTP_PORT"
 DEFAULT_PORT: Final = 8080
-_LOCAL: Final = "127.0.0.1"
-_USUAL_PORT: Final = 8000
 _DEFAULTS = {HEALTH_ROUTE: "/health", PREDICT_ROUTE: "/predict"}
 
 
@@ -55,8 +54,8 @@ class Vertex(HttpProtocol):
         """Return where a container of Vertex AI listens, unless the user says otherwise.
 
         Args:
-            host: As the user gives it, or the default.
-            port: As the user gives it, or the default.
+            host: As the user gives it, or the usual one.
+            port: As the user gives it, or the usual one.
 
         Raises:
             ValueError: The variable holds no port.
@@ -64,7 +63,10 @@ class Vertex(HttpProtocol):
         given = os.environ.get(HTTP_PORT) or str(DEFAULT_PORT)
         if not given.isdigit():
             raise ValueError(f"{HTTP_PORT} is {given!r}, which is no port")
-        return ("0.0.0.0" if host == _LOCAL else host), (int(given) if port == _USUAL_PORT else port)
+        return (
+            "0.0.0.0" if isinstance(host, UsualText) else host,
+            int(given) if isinstance(port, UsualNumber) else port,
+        )
 
     def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
         if not self.is_wanted:
