@@ -89,8 +89,12 @@ class World:
         assert is_whole and not data and not self.is_ended
         self.is_ended = True
 
-    def turn(self) -> None:
-        """What is due in a turn of the loop: the driver's poll, then the flush."""
+    def turn(self) -> bool:
+        """What is due in a turn of the loop: the driver's poll, then the flush, which may submit items for the next poll.
+
+        Returns:
+            Whether there was a flush.
+        """
         todo = self.pipeline.poll(self.now)
         self.running += todo.run
         for request in todo.answer:
@@ -98,6 +102,7 @@ class World:
         due, self.due[:] = self.due[:], []
         for each in due:
             each()
+        return bool(due)
 
     def answer(self, which: int, guilty: frozenset[int] = frozenset()) -> None:
         """Have a worker answer its batch, some of it with errors."""
@@ -109,12 +114,12 @@ class World:
     def finish(self, guilty: frozenset[int] = frozenset()) -> None:
         """Answer all that is still inside."""
         for _ in range(10_000):
-            self.turn()
+            was_due = self.turn()
             if self.running:
                 self.answer(0, guilty)
             elif self.timed:
                 self.timed.pop()()
-            elif not self.due:
+            elif not was_due:
                 return
 
 
