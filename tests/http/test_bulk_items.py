@@ -90,10 +90,10 @@ class World:
         self.is_ended = True
 
     def turn(self) -> bool:
-        """What is due in a turn of the loop: the driver's poll, then the flush, which may submit items for the next poll.
+        """What is due in a turn of the loop: the driver's poll, then the flush.
 
         Returns:
-            Whether there was a flush.
+            Whether there was a flush, which may have submitted items for the next poll.
         """
         todo = self.pipeline.poll(self.now)
         self.running += todo.run
