@@ -307,6 +307,15 @@ class App(AppLife):
         model = head.ask.endpoint.name if head.ask is not None else ""
         return self._errors.response(head.request_id, error, model, head.caller)
 
+    @property
+    def compresses(self) -> bool:
+        """Whether answers may be compressed."""
+        return self.observer is not None and self.observer.compresses
+
+    def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
+        """Return an answer in a coding that its client accepts, or as it is."""
+        return response if self.observer is None else self.observer.compressed(head, response)
+
     # -- the routes
 
     def _make_routes(self, endpoints: Sequence[Endpoint], models: PredictRoutes) -> Routes:

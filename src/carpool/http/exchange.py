@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from carpool.http import large_answer
+from carpool.http.large_answer import LARGE_ANSWER
 from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import Framing, HttpStream, framed
 from carpool.http_request import Field
@@ -69,6 +71,13 @@ class ErrorResponder(Protocol):
 
     def plain_error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`, never in a protocol's words."""
+
+    @property
+    def compresses(self) -> bool:
+        """Whether answers may be compressed."""
+
+    def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
+        """Return an answer in a coding that its client accepts, or as it is."""
 
 
 class ErrorWords(Protocol):
@@ -281,6 +290,9 @@ class Exchange(Request):
         elif type(result) is CheckedResponse:
             content_type = result.content_type or ask.content_type
             self.respond(HttpResponse(result.status, result.body, content_type, result.headers))
+        elif len(result) >= LARGE_ANSWER and ask.responder.compresses:  # type: ignore[arg-type]
+            whole = HttpResponse(200, result, ask.content_type)  # type: ignore[arg-type]
+            large_answer.respond(self, ask.responder, len(whole.body), lambda: whole, "the server")
         else:
             self.respond(HttpResponse(200, result, ask.content_type))  # type: ignore[arg-type]
 
