@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 import carpool
-from carpool.http import large_answer
 from carpool.http.compression import Compression
+from carpool.http.exchange import LARGE_ANSWER, Exchange
 from carpool.testing import served
 from tests.support.waiting import PATIENCE_S
 
@@ -42,7 +42,7 @@ def _filled(shape: Any, n: int) -> Any:
 def test_a_large_answer_is_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """By each way a large answer is made and compressed in a thread, and a small one on the loop."""
     threads: dict[str, set[str]] = {"made": set(), "compressed": set()}
-    made, compressed = large_answer._made, Compression.compressed
+    made, compressed = Exchange._made, Compression.compressed
 
     def note_made(*args: Any) -> Any:
         threads["made"].add(threading.current_thread().name)
@@ -54,7 +54,7 @@ def test_a_large_answer_is_written_beside_the_loop(monkeypatch: pytest.MonkeyPat
             threads["compressed"].add(threading.current_thread().name)
         return answer
 
-    monkeypatch.setattr(large_answer, "_made", note_made)
+    monkeypatch.setattr(Exchange, "_made", note_made)
     monkeypatch.setattr(Compression, "compressed", note_compressed)
     path, shape = WAYS[way]
     stage = carpool.Stage(wide, max_batch_size=4, run_in="thread")
@@ -77,7 +77,7 @@ def test_what_raises_beside_the_loop_is_an_answer() -> None:
     """A protocol that raises over large results answers 500, as it does over small ones."""
 
     def texts(names: list[str]) -> list[Any]:
-        return ["x" * large_answer.LARGE_ANSWER for _ in names]
+        return ["x" * LARGE_ANSWER for _ in names]
 
     with served(carpool.Service(carpool.Stage(texts, max_batch_size=4, run_in="thread"))) as client:
         body = {"model": "texts", "input": ["a"]}

@@ -12,7 +12,6 @@ import msgspec
 from carpool.allowance import Allowance
 from carpool.errors import CarpoolError, ModelError
 from carpool.hints import nesting, schema
-from carpool.http import large_answer
 from carpool.http.codec import TYPES_OF_ENTRIES, format_of_entries
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
@@ -57,9 +56,7 @@ class ItemList(ExchangeItems):
         if self.refusal is not None:
             exchange.respond(ask.responder.error(exchange.head, self.refusal))
             return
-        large_answer.respond(
-            exchange, ask.responder, self.answer_bytes, lambda: _listed(items, ask, exchange.head), "a list"
-        )
+        exchange.respond_with(ask.responder, self.answer_bytes, lambda: _listed(items, ask, exchange.head), "a list")
 
 
 def _listed(items: Sequence[Request], ask: Ask, head: Head) -> HttpResponse:

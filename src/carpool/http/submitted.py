@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from carpool.drive.callers import load_result
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error
-from carpool.http import large_answer
 from carpool.http.codec import TYPES_OF_ENTRIES
 from carpool.http.exchange import ErrorResponder, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
@@ -91,7 +90,7 @@ class SubmittedItems(ExchangeItems):
 
     def _respond(self, make: Callable[[], HttpResponse]) -> None:
         what = "a protocol that makes an answer of results"
-        large_answer.respond(self._exchange, self._terms.responder, self.answer_bytes, make, what)
+        self._exchange.respond_with(self._terms.responder, self.answer_bytes, make, what)
 
     def _result_of(self, item: ExchangeItem, is_partial: bool, head: Head) -> Any:
         """Return an item's result, or what its client is told of its error.
