@@ -179,7 +179,7 @@ class Observer:
         about = {
             "request_id": notes.request_id.decode("latin-1"),
             "caller": head.caller or None,
-            "model": head.ask.endpoint.name if head.ask is not None else None,
+            "model": head.model.name if head.model is not None else None,
             "method": method,
             "path": path,
             "status": status,
