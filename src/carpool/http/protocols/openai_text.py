@@ -198,6 +198,8 @@ def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
         item: Any = msgspec.convert(parameters, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
+    if not getattr(item, "messages", True):
+        raise InvalidRequest("`messages` must have at least one message")
     if len(item.stop) > _MOST_STOPS or not all(0 < len(stop) <= _LONGEST_STOP for stop in item.stop):
         raise InvalidRequest(f"`stop` must be up to {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters")
     if item.max_tokens is not None and item.max_tokens < 1:
