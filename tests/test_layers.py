@@ -28,6 +28,7 @@ PURE = frozenset(
         "dataclasses",
         "enum",
         "functools",
+        "heapq",
         "itertools",
         "math",
         "operator",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.observe import log
 from carpool.observe.outlet import _MOST_LINES, Outlet
 from tests.effort import slow_where
 from tests.support.waiting import wait_until
@@ -77,6 +79,24 @@ def test_what_nobody_reads_is_dropped_and_counted() -> None:
     assert lines[0] == "line 0"
     assert "lines were dropped here" in lines[-2]
     assert lines[-1] == "afterwards"
+
+
+def test_the_line_about_dropped_lines_is_written_as_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a log of which each line is an object, the line that counts dropped ones is one, too."""
+    stream = Waits()
+    monkeypatch.setattr(sys, "stderr", stream)
+    handler = log._ThroughOutlet()
+    handler.setFormatter(log.JsonLines())
+    for n in range(_MOST_LINES + 1000):
+        handler.emit(logging.LogRecord("carpool", logging.INFO, "", 0, f"line {n}", None, None))
+    stream.go.set()
+    handler._outlet.flush(20)
+    handler.emit(logging.LogRecord("carpool", logging.INFO, "", 0, "afterwards", None, None))
+    handler._outlet.flush(20)
+
+    told = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+    assert "lines were dropped here" in told[-2]
+    assert told[-1] == "afterwards"
 
 
 def test_waiting_for_it_is_bounded() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations, count, repeat
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -541,6 +542,28 @@ def test_what_is_no_sequence_of_as_many_results(returned: Any) -> None:
     """
     with pytest.raises(ModelError, match="a call with 3 items must return ") as caught:
         as_results(returned, 3)
+    assert caught.value.code == "bad_result"
+
+
+class Scalar:
+    """What `squeeze` makes of a batch of one: an array, or a torch tensor, without axes."""
+
+    ndim = 0
+
+    def detach(self) -> Scalar:
+        return self
+
+    cpu = unbind = detach
+
+    def tolist(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("returned", [np.asarray(1.0), Scalar()])
+def test_what_has_no_axes_is_no_result_of_one_item(returned: Any) -> None:
+    """An array or a tensor without axes is one clear error, as any single value is."""
+    with pytest.raises(ModelError, match="a single value") as caught:
+        as_results(returned, 1)
     assert caught.value.code == "bad_result"
 
 

@@ -57,5 +57,24 @@ def test_it_is_tried_ever_more_rarely_while_successors_fail() -> None:
     assert [recycling.failed(10), recycling.failed(20)] == [5, 10]
     assert recycling.due(29) is None
     assert recycling.due(30) is not None
-    recycling.succeeded()
+    recycling.succeeded(35)
     assert recycling.failed(40) == 5
+
+
+def test_a_successor_that_is_over_the_limit_at_once_is_followed_ever_more_rarely() -> None:
+    """A worker that holds too much memory when it has just loaded is replaced after pauses that
+    double; one that does not ends the pauses.
+    """
+    recycling, now, pauses = Recycling(max_memory_mb=100), 0.0, []
+    for order in range(10):
+        recycling.are_there(now, {order: order})
+        recycling.measured(order, 200)
+        assert recycling.due(now) is not None
+        pauses.append(recycling.succeeded(now, 200))
+        recycling.are_there(now, {order + 1: order + 1})
+        recycling.measured(order + 1, 200)
+        assert recycling.due(now + pauses[-1] - 0.1) is None
+        now += pauses[-1]
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300, 300]
+    assert recycling.succeeded(now, 90) == 0
+    assert recycling.due(now) is not None

@@ -43,6 +43,16 @@ def test_without_a_word_of_the_user_s_the_cores_are_shared(caplog: pytest.LogCap
         assert line.startswith(f"workers of stage {name} {each}")
 
 
+def test_workers_that_scale_adds_share_the_cores_with_the_others() -> None:
+    """After `scale` has added workers, no process has more threads than its share of the cores."""
+    with Service(Stage(Environment)).run() as s:
+        s.scale("Environment", 2 * CORES)
+        assert len(s.pids) == 2 * CORES
+        for pid in s.pids:
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                assert b"OMP_NUM_THREADS=1" in environ.read().split(b"\0")
+
+
 @pytest.mark.parametrize("cpus", [None, [0]])
 def test_what_is_exported_stands(cpus: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exported number of threads stands, in pinned workers too, and variables that the user has

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from carpool.errors import InvalidRequest
 from carpool.http.items import ExchangeItem, ExchangeItems
 from carpool.http.protocols.rows import items_of, table_of, tensors_of
-from carpool.http.protocols.tensors import Tensor, to_binary, to_list
+from carpool.http.protocols.tensors import Tensor, elements_of, to_binary
 from carpool.type_hints import meant
 from tests.support.http.served import Answer, ask, fetched, posted
 
@@ -174,7 +174,7 @@ def test_rows_that_lie_apart_are_one_tensor(ours: int, is_binary: bool) -> None:
         if is_binary and name != "texts":
             assert b"".join(to_binary(made)) == wanted.astype(wanted.dtype.newbyteorder("<")).tobytes(), name
         elif not is_binary:
-            assert to_list(made) == wanted.ravel().tolist(), name
+            assert list(elements_of(made)) == wanted.ravel().tolist(), name
     data = rows.astype("<f4").tobytes()
     head = {"name": "input", "datatype": "FP32", "shape": list(rows.shape)}
     answer = binary(ours, "rows", [(head, data)], parameters={"binary_data_output": is_binary})

@@ -286,6 +286,7 @@ def test_chats(port: int) -> None:
 M = [{"role": "user", "content": "a"}]
 BAD_CHATS: list[tuple[str, Any, int]] = [
     ("no messages", {"model": "parrot"}, 400),
+    ("a list of no messages", {"model": "parrot", "messages": []}, 400),
     ("messages without roles", {"model": "parrot", "messages": [{"content": "a"}]}, 400),
     ("an unknown parameter", {"model": "parrot", "messages": M, "logit_bias": {}}, 400),
     ("no answers", {"model": "parrot", "messages": M, "n": 0}, 400),

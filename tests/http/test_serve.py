@@ -135,6 +135,9 @@ def test_wrong_settings_and_places_are_refused() -> None:
         service.serve(port=99999)
     with pytest.raises(ValueError, match="log must be 'text' or 'json', not 'xml'"):
         service.serve(log="xml")  # type: ignore[arg-type]
+    for odd in (float("nan"), float("inf"), -1.0, 0.0):
+        with pytest.raises(ValueError, match="max_body_mb must be a positive number, not "):
+            service.serve(port=0, max_body_mb=odd)
     with pytest.raises(RuntimeError, match="an event loop is running in this thread"):
         asyncio.run(in_a_task())
     raised: list[BaseException] = []

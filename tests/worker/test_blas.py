@@ -18,10 +18,19 @@ def decided(
     pinned: list[int] | None = None,
     cores: int = 2,
     all_workers: int = 2,
+    limit: int | None = None,
 ) -> blas.Threads:
-    return blas.decide(
-        "Net", exported or {}, env or {}, workers=workers, pinned=pinned, cores=cores, all_workers=all_workers
-    )
+    numbers = {"workers": workers, "cores": cores, "all_workers": all_workers, "limit": limit}
+    return blas.decide("Net", exported or {}, env or {}, pinned=pinned, **numbers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limit", "each"), [(None, ["4", "8"]), (2, ["1", "1"]), (12, ["4", "6"]), (100, ["4", "8"]), (1, ["1", "1"])]
+)
+def test_pinned_workers_share_what_their_container_may_use(limit: int | None, each: list[str]) -> None:
+    """A pinned worker has no more threads than its share of its container's limit."""
+    threads = decided(pinned=[4, 8], cores=64, limit=limit)
+    assert [variables[blas.FOR_ALL] for variables in threads.variables] == each
 
 
 @pytest.mark.parametrize(
@@ -169,3 +178,18 @@ def test_the_usable_cores_are_no_more_than_the_limit(
     monkeypatch.setattr(affinity, "available", lambda: 8)
     monkeypatch.setattr(cgroup, "cpu_limit", lambda: limit)
     assert affinity.usable() == usable
+
+
+@pytest.mark.parametrize("named", ["cpu,cpuacct", "cpuacct,cpu", "cpu"])
+@pytest.mark.parametrize("folder", ["cpu,cpuacct", "cpuacct,cpu", "cpu"])
+def test_a_limit_is_found_in_whatever_order_its_controllers_are_named(tmp_path: Path, named: str, folder: str) -> None:
+    """The kernel and the folder may name the controllers of version 1 in other orders."""
+    group = tmp_path / "sys/fs/cgroup" / folder / "docker/a"
+    group.mkdir(parents=True)
+    if folder != "cpu":
+        (tmp_path / "sys/fs/cgroup/cpu").symlink_to(folder)
+    (group / "cpu.cfs_quota_us").write_text("200000\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"4:{named}:/docker/a\n")
+    assert cgroup.cpu_limit(tmp_path) == 2.0

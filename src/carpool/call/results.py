@@ -103,7 +103,7 @@ def as_results(returned: Any, n: int) -> list[Any]:
     if hasattr(returned, "unbind") and hasattr(returned, "detach"):  # a torch tensor
         tensor = returned.detach().cpu()
         # each row gets memory of its own: pickling a view would take the whole batch along
-        results = tensor.tolist() if tensor.ndim == 1 else [row.clone() for row in tensor]
+        results = tensor.tolist() if tensor.ndim <= 1 else [row.clone() for row in tensor]
     elif hasattr(returned, "tolist") and hasattr(returned, "ndim"):  # a numpy array
         results = returned.tolist() if returned.ndim <= 1 else ArrayRows(returned)
     elif not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray):

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from carpool.cli.exits import FAILED, fail
 from carpool.cli.targets import find_service
 from carpool.errors import StartupError
+from carpool.logger import logger
 from carpool.observe import log
 
 
@@ -71,6 +72,7 @@ def worker(
     from carpool.worker.tls import Tls
 
     log.set_up(log_format, log.level_of(log_level))
+    _limit_threads(stage or target)
     service = find_service(target)
     for number in (signal.SIGTERM, signal.SIGINT):  # until it has joined there is nothing to finish
         signal.signal(number, lambda _number, _frame: os._exit(0))
@@ -90,3 +92,17 @@ def worker(
         fail(f"the service at {connect} does not admit this worker: {error}", FAILED)
     except OSError as error:
         fail(f"the service at {connect} cannot be reached: {error}", FAILED)
+
+
+def _limit_threads(name: str) -> None:
+    """Have BLAS take the cores that this process may use, before a model imports it.
+
+    Args:
+        name: What the worker runs, for the log.
+    """
+    from carpool.worker import affinity, blas
+
+    cores = affinity.usable()
+    threads = blas.decide(name, os.environ, {}, workers=1, pinned=None, cores=cores, all_workers=1)
+    os.environ.update(threads.variables[0])
+    logger.info("%s", threads.why)

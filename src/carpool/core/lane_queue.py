@@ -90,6 +90,7 @@ class LaneQueue:
         self.head_is_oldest = False
         if request.due < request.deadline or self.latest_deadline > -inf:
             self.head_expires_first = False
+            self.latest_deadline = max(self.latest_deadline, request.deadline)
 
     def peek(self, n: int) -> list[Request]:
         """Return the next `n` requests that wait, or all if fewer do."""
@@ -141,6 +142,21 @@ class LaneQueue:
                 break
             found.append(request)
         return found
+
+    @property
+    def earliest_due(self) -> float:
+        """When the next of its requests should be answered; at least one must wait."""
+        if self.dead:
+            self.skip_dead()
+        return self.entries[self.head].due
+
+    @property
+    def oldest_arrival(self) -> float:
+        """When the one that has waited longest arrived; at least one must wait."""
+        if not self.head_is_oldest:
+            return min(request.arrived for request in self)
+        self.skip_dead()
+        return self.entries[self.head].arrived
 
     @property
     def earliest_deadline(self) -> float:

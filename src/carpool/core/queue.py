@@ -16,8 +16,9 @@ clocks.
 from __future__ import annotations
 
 from bisect import insort, insort_left
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from operator import attrgetter
 
@@ -52,6 +53,67 @@ class Suspect:
 def key_of(lane: Lane) -> Hashable:
     """Return a lane's key, and for lanes of suspects the one that these had before."""
     return lane.key.former_key if isinstance(lane.key, Suspect) else lane.key
+
+
+class _LeastOfLanes:
+    """The least of some time over many lanes, without a look at each of them for each question.
+
+    Each lane that waits has an entry that is no later than its time, and is corrected when it comes
+    to the front. So what a question costs does not grow with the number of lanes.
+
+    Args:
+        time_of: Returns the time of a lane in which a request waits.
+    """
+
+    def __init__(self, time_of: Callable[[LaneQueue], float]) -> None:
+        self._time_of = time_of
+        self._heap: list[tuple[float, int, LaneQueue]] = []
+        self._n = 0
+        self._is_kept = False
+
+    def note(self, lane_queue: LaneQueue) -> None:
+        """Note that the time of a lane may have become earlier."""
+        if self._is_kept:
+            self._n += 1
+            heappush(self._heap, (-inf, self._n, lane_queue))
+
+    def least(self, lanes: dict[Lane, LaneQueue]) -> float:
+        """Return the earliest time of all lanes; infinity if nothing waits."""
+        if len(lanes) <= _MANY_LANES:
+            if self._is_kept:
+                self._is_kept = False
+                self._heap.clear()
+            times = [self._time_of(each) for each in lanes.values() if each.live]
+            return min(times, default=inf)
+        heap = self._heap
+        if not self._is_kept or len(heap) > 4 * len(lanes):
+            live = [each for each in lanes.values() if each.live]
+            heap[:] = [(self._time_of(each), n, each) for n, each in enumerate(live)]
+            heapify(heap)
+            self._n, self._is_kept = len(heap), True
+        while heap:
+            noted, n, lane_queue = heap[0]
+            if not lane_queue.live:
+                heappop(heap)
+                continue
+            time = self._time_of(lane_queue)
+            if time == noted:
+                return time
+            heapreplace(heap, (time, n, lane_queue))
+        return inf
+
+    def until(self, now: float, lanes: dict[Lane, LaneQueue]) -> list[LaneQueue]:
+        """Return the lanes in which something waits and whose times are not later than `now`."""
+        if self.least(lanes) > now:
+            return []
+        if not self._is_kept:
+            return [each for each in lanes.values() if each.live and self._time_of(each) <= now]
+        found: dict[LaneQueue, None] = {}
+        while self._heap and self.least(lanes) <= now:
+            found[heappop(self._heap)[2]] = None
+        for lane_queue in found:
+            self.note(lane_queue)
+        return list(found)
 
 
 class Queue:
@@ -102,6 +164,10 @@ class Queue:
         self._usual: Lane | None = None
         self._lanes: dict[Lane, LaneQueue] = {}
         self._order: list[Lane] = []  # by rank
+        self._alike: dict[tuple[Hashable, int], int] = {}  # how many lanes have a key and a bucket
+        self._dues = _LeastOfLanes(attrgetter("earliest_due"))
+        self._deadlines = _LeastOfLanes(attrgetter("earliest_deadline"))
+        self._arrivals = _LeastOfLanes(attrgetter("oldest_arrival"))
 
     def __len__(self) -> int:
         return self.count
@@ -176,6 +242,7 @@ class Queue:
                 else:
                     latest = -inf
                     lane_queue.ages_from = request.arrived
+                    self._note_earlier(lane_queue)
             due = request.due
             deadline = request.deadline
             if due >= latest:
@@ -183,8 +250,10 @@ class Queue:
                 latest = due
             else:
                 lane_queue.insert(request)
+                self._note_earlier(lane_queue)
             if due != deadline or deadline < latest_deadline:
                 lane_queue.watch_deadline(deadline)
+                self._deadlines.note(lane_queue)
                 latest_deadline = lane_queue.latest_deadline
             request.state = QUEUED
             nbytes += request.nbytes
@@ -212,11 +281,13 @@ class Queue:
         entries = lane_queue.entries
         if not entries:
             lane_queue.ages_from = alike.arrived
+            self._note_earlier(lane_queue)
         elif due < entries[-1].due:
             self.push(requests)
             return
         if due != deadline or deadline < lane_queue.latest_deadline:
             lane_queue.watch_deadline(deadline)
+            self._deadlines.note(lane_queue)
         entries += requests
         for request in requests:
             request.state = QUEUED
@@ -232,6 +303,7 @@ class Queue:
         for request in reversed(requests):  # each goes ahead of its equals, so the last comes first
             lane_queue = self._lanes.get(request.lane) or self._open(request.lane, request.arrived)
             lane_queue.put_back(request)
+            self._note_earlier(lane_queue)
             if lane_queue.levels is not None:
                 lane_queue.levels.put_back(request)
             request.state = QUEUED
@@ -381,7 +453,7 @@ class Queue:
 
     def expired(self, now: float) -> list[Request]:
         """Return every request whose deadline has passed; they stay in the queue."""
-        return [request for queue in self._lanes.values() if queue.live for request in queue.expired(now)]
+        return [request for queue in self._deadlines.until(now, self._lanes) for request in queue.expired(now)]
 
     def expire(self, now: float) -> list[Request]:
         """Remove and return every request whose deadline has passed; they are now done."""
@@ -393,32 +465,23 @@ class Queue:
     @property
     def earliest_deadline(self) -> float:
         """When the next request expires; infinity when none waits."""
-        return min([queue.earliest_deadline for queue in self._lanes.values() if queue.live], default=inf)
+        return self._deadlines.least(self._lanes)
 
     @property
     def earliest_due(self) -> float:
         """When the next request should be answered; infinity when none waits."""
-        earliest = inf
-        for lane_queue in self._lanes.values():
-            if lane_queue.live:
-                if lane_queue.dead:
-                    lane_queue.skip_dead()
-                due = lane_queue.entries[lane_queue.head].due
-                if due < earliest:
-                    earliest = due
-        return earliest
+        return self._dues.least(self._lanes)
 
     @property
     def oldest_arrival(self) -> float:
         """When the request that has waited longest arrived; infinity when none waits."""
-        oldest = inf
-        for lane_queue in self._lanes.values():
-            if lane_queue.head_is_oldest and lane_queue.live:
-                lane_queue.skip_dead()
-                oldest = min(oldest, lane_queue.entries[lane_queue.head].arrived)
-            else:
-                oldest = min(oldest, min((r.arrived for r in lane_queue), default=oldest))
-        return oldest
+        return self._arrivals.least(self._lanes)
+
+    def _note_earlier(self, lane_queue: LaneQueue) -> None:
+        """Note that a lane has a request that may be the first of all by some time."""
+        self._dues.note(lane_queue)
+        self._deadlines.note(lane_queue)
+        self._arrivals.note(lane_queue)
 
     def _next_lanes(self) -> list[Lane]:
         """Return the lanes that the next batch may draw from: the first, and those like it."""
@@ -426,6 +489,8 @@ class Queue:
         if len(order) <= 1:
             return order[:]
         first = order[0]
+        if self._alike[first[1:]] == 1:
+            return [first]
         return [lane for lane in order if lane.key == first.key and lane.bucket == first.bucket]
 
     def _sort_in(self, requests: Sequence[Request]) -> None:
@@ -493,6 +558,7 @@ class Queue:
         how = self._levels_of
         levels = None if how is None else Levels(how.level_of, lane.key, how.lengths)
         opened = self._lanes[lane] = LaneQueue(arrived, levels)
+        self._alike[lane[1:]] = self._alike.get(lane[1:], 0) + 1
         if type(lane.key) is Suspect:
             self.suspect_lanes += 1
             insort_left(self._order, lane, key=self._rank)
@@ -510,5 +576,9 @@ class Queue:
     def _forget(self, lane: Lane) -> None:
         del self._lanes[lane]
         self._order.remove(lane)
+        if self._alike[lane[1:]] == 1:
+            del self._alike[lane[1:]]
+        else:
+            self._alike[lane[1:]] -= 1
         if type(lane.key) is Suspect:
             self.suspect_lanes -= 1

@@ -3,7 +3,8 @@
 For models that leak memory, or get slower with time: after a number of calls, above an amount of
 memory, or at an age. One worker of a stage is replaced at a time, since its successor needs memory
 while it is still there. If a successor cannot load, the old worker stays, and it is tried again
-later.
+later. So it is where the successor itself holds too much memory as soon as it has loaded: then the
+limit is too low for the model, and workers that come and go would be no cure.
 """
 
 from __future__ import annotations
@@ -84,12 +85,20 @@ class Recycling:
                 return Worn(place, why)
         return None
 
-    def succeeded(self) -> None:
-        """Note that a worker was replaced."""
+    def succeeded(self, now: float, memory_mb: float = 0.0) -> float:
+        """Note that a worker was replaced; return after how many seconds another may be.
+
+        Args:
+            now: The time.
+            memory_mb: How much memory its successor holds before it has done anything, in MiB.
+        """
+        if memory_mb > self._max_memory_mb:
+            return self.failed(now)
         self._pause_s = _FIRST_PAUSE_S
+        return 0.0
 
     def failed(self, now: float) -> float:
-        """Note that a successor could not load; return after how many seconds another is tried."""
+        """Note that a successor is no better; return after how many seconds another is tried."""
         pause_s = self._pause_s
         self._resume_at = now + pause_s
         self._pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)

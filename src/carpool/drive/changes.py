@@ -8,7 +8,7 @@ change at a time; what the upkeep of a service does by itself (`drive/upkeep.py`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from carpool.drive.aio import Driver
@@ -32,15 +32,43 @@ class _Successor(NamedTuple):
     new: Newcomer
 
 
+class CoreShares:
+    """How worker processes share the cores, as some are added.
+
+    Args:
+        workers: How many worker processes each stage has.
+        variables_of: Returns the variables of each worker of a stage, by the position of the stage
+            and the number of workers in all stages.
+    """
+
+    def __init__(
+        self, workers: Sequence[int], variables_of: Callable[[int, int], tuple[Mapping[str, str], ...]]
+    ) -> None:
+        self._workers = [*workers]
+        self._variables_of = variables_of
+
+    def scaled(self, stage: int, workers: int) -> list[tuple[int, tuple[Mapping[str, str], ...]]]:
+        """Note that a stage gets another number of workers; return each stage's new variables."""
+        if not self._workers[stage]:
+            return []
+        before, self._workers[stage] = sum(self._workers), workers
+        n = sum(self._workers)
+        if n == before:
+            return []
+        return [(each, self._variables_of(each, n)) for each, there in enumerate(self._workers) if there]
+
+
 class Changes:
     """Changes one running service, on its loop.
 
     Args:
         driver: The service's.
         pools: The service's, one per stage.
+        shares: How its worker processes share the cores; None if it has none on this machine.
     """
 
-    def __init__(self, driver: Driver, pools: Sequence[WorkerPool]) -> None:
+    def __init__(self, driver: Driver, pools: Sequence[WorkerPool], shares: CoreShares | None = None) -> None:
+        self._shares = shares
         self._driver = driver
         self._pools = pools
         self._lock = asyncio.Lock()
@@ -54,7 +82,9 @@ class Changes:
         """Have another number of workers in a stage.
 
         It returns when those that were added are ready, or those that were to go have gone, or
-        `grace_s` later at the latest, if some still finish what they have.
+        `grace_s` later at the latest, if some still finish what they have. Where workers are added,
+        those that were there are replaced, one at a time, if they have more than their share of the
+        cores (`worker/blas.py`): a process cannot be given fewer threads.
 
         Raises:
             StartupError: A new worker could not load; then none was added.
@@ -69,11 +99,29 @@ class Changes:
             logger.info(
                 "stage %s: %d workers instead of %d", pool.name, workers, len(established), extra=self._about(pool)
             )
+            changed = self._share_cores(stage, workers)
             if more > 0:
-                for place in await self._hired(pool, [None] * more):
+                try:
+                    new = await self._hired(pool, [None] * more)
+                except BaseException:
+                    self._share_cores(stage, len(established))
+                    raise
+                for place in new:
                     pool.turnover.admit(place)
+                for other in changed:
+                    for place in [place for place in other.roster.established if place not in new or other is not pool]:
+                        await self._replace_in_place(other, place, grace_s)
             elif more:
                 await self._let_go(pool, pool.roster.least_useful(-more), grace_s)
+
+    def _share_cores(self, stage: int, workers: int) -> list[WorkerPool]:
+        """Have workers that are started from now on get their share of the cores.
+
+        Returns:
+            The stages whose workers get another share.
+        """
+        scaled = [] if self._shares is None else self._shares.scaled(stage, workers)
+        return [self._pools[each] for each, variables in scaled if self._pools[each].set_variables(variables)]
 
     async def add_one(self, stage: int) -> None:
         """Add a worker to a stage, beside other changes.
@@ -90,8 +138,11 @@ class Changes:
         pool = self._pools[stage]
         await self._let_go(pool, pool.roster.least_useful(workers), GRACE_S)
 
-    async def recycle(self, stage: int, place: int) -> None:
+    async def recycle(self, stage: int, place: int) -> int | None:
         """Replace one worker, beside other changes; it goes when its successor is ready.
+
+        Returns:
+            The process of the successor; None if another change was faster.
 
         Raises:
             StartupError: The successor could not load; the old worker stays.
@@ -100,9 +151,10 @@ class Changes:
         (new,) = await self._hired(pool, [pool.roster.places[place].index])
         if place not in pool.roster.established:  # another change was faster
             await _take_back(pool, [new])
-            return
+            return None
         pool.turnover.admit(new)
         await self._let_go(pool, [place], GRACE_S)
+        return pool.pids_by_place.get(new)
 
     async def reload(self, *, rolling: bool = False, grace_s: float = GRACE_S) -> None:
         """Replace all workers by new ones, which load the model anew.

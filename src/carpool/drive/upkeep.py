@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Coroutine, Sequence
 from math import inf
@@ -54,6 +55,7 @@ class StageUpkeep:
         self._coming: set[asyncio.Task[None]] = set()  # which each add a worker
         self._going: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
+        self._is_limit_told = False
         self._resume_at = -inf  # when workers may be added again, after one that could not load
         self._pause_s = _FIRST_PAUSE_S
         if recycling is not None:
@@ -157,7 +159,7 @@ class StageUpkeep:
 
     async def _replace(self, place: int, recycling: Recycling, about: dict[str, str]) -> None:
         try:
-            await self._changes.recycle(self._pool.stage, place)
+            pid = await self._changes.recycle(self._pool.stage, place)
         except CarpoolError as error:
             if self._changes.is_changing:  # which has ended it
                 return
@@ -165,7 +167,16 @@ class StageUpkeep:
             text = "worker %s stays, and is not replaced for %.0f s, since its successor could not load: %s"
             logger.error(text, about["worker"], pause_s, error, extra=about)
         else:
-            recycling.succeeded()
+            memory_mb = _resident_mb(pid) if pid is not None and recycling.measures_memory else 0.0
+            pause_s = recycling.succeeded(self._driver.clock(), memory_mb)
+            if pause_s:
+                text = (
+                    "worker %s holds %.0f MiB when it has just loaded: max_memory_mb is too low for stage %s, and no"
+                    " worker of it is replaced for %.0f s"
+                )
+                level = logging.INFO if self._is_limit_told else logging.WARNING
+                self._is_limit_told = True
+                logger.log(level, text, about["worker"], memory_mb, self._pool.name, pause_s, extra=about)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._driver.loop.create_task(work)

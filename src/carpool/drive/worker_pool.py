@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -97,6 +98,12 @@ class WorkerPool:
         # planned faults, for tests
         self._after_dispatch = faults.at("parent.after_dispatch")
         self._before_reply = faults.at("parent.before_reply")
+
+    def set_variables(self, variables: tuple[Mapping[str, str], ...]) -> bool:
+        """Set the variables of processes to come; report whether they are others."""
+        differ = variables != self._launch.env
+        self._launch = replace(self._launch, env=variables)
+        return differ
 
     @property
     def pids(self) -> list[int]:

@@ -262,8 +262,8 @@ class App(AppLife):
             head: The request's head; None if it was not received.
             error: Why the request is refused.
         """
-        if head is not None and head.ask is not None:
-            count_refusal(head.ask.endpoint, error)
+        if head is not None and head.model is not None:
+            count_refusal(head.model, error)
         return self.error(head, error)
 
     def handle(self, exchange: Exchange) -> None:
@@ -278,8 +278,8 @@ class App(AppLife):
 
         A front that calls `head.route` by itself guards the call with this, as `handle` does.
         """
-        path, ask = printable(repr(exchange.head.path)), exchange.head.ask
-        about = {"code": "internal_error", **({} if ask is None else {"model": ask.endpoint.name})}
+        path, model = printable(repr(exchange.head.path)), exchange.head.model
+        about = {"code": "internal_error", **({} if model is None else {"model": model.name})}
         logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)), extra=about)
         exchange.respond(self.refuse(exchange.head, CarpoolError("a route raised an error")))
 
@@ -316,8 +316,17 @@ class App(AppLife):
         """Return the response to a request that ended with `error`, never in a protocol's words."""
         if head is None:
             return self._errors.response(b"", error)
-        model = head.ask.endpoint.name if head.ask is not None else ""
+        model = head.model.name if head.model is not None else ""
         return self._errors.response(head.request_id, error, model, head.caller)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether answers may be compressed."""
+        return self.observer is not None and self.observer.compresses
+
+    def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
+        """Return an answer in a coding that its client accepts, or as it is."""
+        return response if self.observer is None else self.observer.compressed(head, response)
 
     # -- the routes
 

@@ -13,7 +13,7 @@ _COMPRESSIBLE = re.compile(
     rb"text/.*|application/(json|.*\+json|msgpack|x-msgpack|vnd\.msgpack|x-ndjson|javascript).*|image/svg.*"
 )
 _UNWANTED = re.compile(rb";\s*q\s*=\s*0(\.0*)?\s*$")
-_LEVEL = 1  # the loop compresses, and all connections wait for it
+_LEVEL = 1  # of small answers the loop does it, and all connections wait for it
 _GZIP = 16 + zlib.MAX_WBITS
 _VARY = (b"vary", b"accept-encoding")
 
@@ -45,7 +45,7 @@ class Compression:
         body, headers = response.body, response.headers
         if len(body) < self._from_bytes or not _COMPRESSIBLE.fullmatch(response.content_type):
             return response
-        if any(name == b"content-encoding" for name, _ in headers):
+        if any(header == _VARY or header[0] == b"content-encoding" for header in headers):  # it has been here
             return response
         wanted = _wanted(accepted)
         for coding, encode in self._encoders:

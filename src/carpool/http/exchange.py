@@ -6,12 +6,15 @@ This file knows neither the app nor its models. What it needs of them are two pr
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from carpool.errors import CarpoolError
+from carpool.foreign import as_model_error
 from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import Framing, HttpStream, framed
 from carpool.http_request import Field
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 JSON_TYPE = b"application/json"
 REQUEST_ID = b"x-request-id"
+LARGE_ANSWER = 2**18
+"""Bytes of results from which on an answer is made in a thread: to write as many takes some
+milliseconds, and the way there and back 0.1 ms."""
 _FIT_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
@@ -69,6 +75,13 @@ class ErrorResponder(Protocol):
 
     def plain_error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`, never in a protocol's words."""
+
+    @property
+    def compresses(self) -> bool:
+        """Whether answers may be compressed."""
+
+    def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
+        """Return an answer in a coding that its client accepts, or as it is."""
 
 
 class ErrorWords(Protocol):
@@ -234,6 +247,40 @@ class Exchange(Request):
         """Send the response to the client."""
         raise NotImplementedError
 
+    def respond_with(self, responder: ErrorResponder, nbytes: int, make: Callable[[], HttpResponse], what: str) -> None:
+        """Send the response that `make` returns; where it is large it is made in a thread.
+
+        So one client's answer of many megabytes holds up nobody else's.
+
+        Args:
+            responder: Compresses it, and puts an error into HTTP.
+            nbytes: How many bytes the results have of which it is made.
+            make: Makes the response; it may raise anything.
+            what: What makes it, for the log.
+        """
+        if nbytes < LARGE_ANSWER:
+            self.respond(self._made(responder, make, what))
+            return
+
+        def made() -> HttpResponse:
+            return responder.compressed(self.head, self._made(responder, make, what))
+
+        try:
+            making = asyncio.get_running_loop().run_in_executor(None, made)
+        except RuntimeError:  # the loop is about to end, and takes no more work for its threads
+            self.respond(made())
+            return
+        making.add_done_callback(lambda done: None if done.cancelled() else self.respond(done.result()))
+
+    def _made(self, responder: ErrorResponder, make: Callable[[], HttpResponse], what: str) -> HttpResponse:
+        """Return what `make` returns, or the response to what it raises."""
+        try:
+            return make()
+        except CarpoolError as error:
+            return responder.error(self.head, error)
+        except BaseException as error:  # a protocol may be the user's
+            return responder.error(self.head, as_model_error(error, what))
+
     def watch_silence(self) -> None:
         """See to it that the client hears something now and then, if no parts come."""
 
@@ -281,6 +328,9 @@ class Exchange(Request):
         elif type(result) is CheckedResponse:
             content_type = result.content_type or ask.content_type
             self.respond(HttpResponse(result.status, result.body, content_type, result.headers))
+        elif len(result) >= LARGE_ANSWER and ask.responder.compresses:  # type: ignore[arg-type]
+            whole = HttpResponse(200, result, ask.content_type)  # type: ignore[arg-type]
+            self.respond_with(ask.responder, len(whole.body), lambda: whole, "the server")
         else:
             self.respond(HttpResponse(200, result, ask.content_type))  # type: ignore[arg-type]
 

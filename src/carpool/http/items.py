@@ -5,12 +5,14 @@ written once all of them are done.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from carpool.errors import ModelError
 from carpool.http.exchange import Exchange
 from carpool.request import Request
 from carpool.wire import entries
+from carpool.wire.payload import size_of
+from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.http.exchange import ServedModel
@@ -89,6 +91,11 @@ class ExchangeItems:
         is_refused = self.submitted and not any(item.id for item in self.submitted)
         return self.submitted[0].error if is_refused else None
 
+    @property
+    def answer_bytes(self) -> int:
+        """How many bytes the results hold, as far as they are bytes."""
+        return sum([_nbytes(item.result) for item in self.items if item.error is None])
+
     def cancel(self) -> None:
         """Give up all items: nobody waits for them any more."""
         if self.model.driver is not None:
@@ -105,6 +112,10 @@ class ExchangeItems:
     def _answer(self) -> None:
         """Answer the exchange, as all items are done."""
         raise NotImplementedError
+
+
+def _nbytes(result: Any) -> int:
+    return size_of(result.body if type(result) is CheckedResponse else result)
 
 
 def as_entry(body: bytes, format: int) -> bytes:

@@ -52,13 +52,17 @@ class ItemList(ExchangeItems):
             item.patient = patient
 
     def _answer(self) -> None:
+        exchange, ask, items = self._exchange, self._ask, self.items
         if self.refusal is not None:
-            self._exchange.respond(self._ask.responder.error(self._exchange.head, self.refusal))
+            exchange.respond(ask.responder.error(exchange.head, self.refusal))
             return
-        body = _ENCODERS[_format_of_answer(self._ask)](
-            [msgspec.Raw(entry_of(item, self._ask, self._exchange.head)) for item in self.items]
-        )
-        self._exchange.respond(HttpResponse(200, body, self._ask.content_type))
+        exchange.respond_with(ask.responder, self.answer_bytes, lambda: _listed(items, ask, exchange.head), "a list")
+
+
+def _listed(items: Sequence[Request], ask: Ask, head: Head) -> HttpResponse:
+    """Return the response that lists what has become of items."""
+    entries = [msgspec.Raw(entry_of(item, ask, head)) for item in items]
+    return HttpResponse(200, _ENCODERS[_format_of_answer(ask)](entries), ask.content_type)
 
 
 def entry_of(item: Request, ask: Ask, head: Head) -> bytes:

@@ -169,11 +169,20 @@ class Observer:
         if notes.request_id and any(name == REQUEST_ID for name, _ in response.headers):
             added = tuple(header for header in added if header[0] != REQUEST_ID)
         response = response._replace(headers=response.headers + added)
-        head = exchange.head
-        if self._compression is not None and head.method != b"HEAD" and response.describes_its_body:
-            response = self._compression.compressed(response, head.headers.get(b"accept-encoding", b""))
+        response = self.compressed(exchange.head, response)
         self.answered(exchange, response.status, len(response.body), now)
         return response
+
+    @property
+    def compresses(self) -> bool:
+        """Whether answers may be compressed."""
+        return self._compression is not None
+
+    def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
+        """Return an answer in a coding that its client accepts, or as it is."""
+        if self._compression is None or head.method == b"HEAD" or not response.describes_its_body:
+            return response
+        return self._compression.compressed(response, head.headers.get(b"accept-encoding", b""))
 
     def answered(self, exchange: Exchange, status: int, nbytes: int, now: float) -> None:
         """Note the end of an answer: a line in the log, and the end of its span."""
@@ -204,7 +213,7 @@ class Observer:
         about = {
             "request_id": notes.request_id.decode("latin-1"),
             "caller": head.caller or None,
-            "model": head.ask.endpoint.name if head.ask is not None else None,
+            "model": head.model.name if head.model is not None else None,
             "method": method,
             "path": path,
             "status": status,

@@ -6,6 +6,7 @@ as any other: a page if the protocol answers at once, else an exchange with item
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -209,6 +210,9 @@ class ProtocolRoutes:
         driver, ask = model.driver, exchange.head.ask
         if ask is None:
             raise InvalidRequest("items are submitted by POST")
+        if exchange.head.model is not model:  # the body has said which one is asked; others may have the head, too
+            exchange.head = copy.copy(exchange.head)
+            exchange.head.model = model
         if driver is None:
             starting = Unavailable(f"{model.name} is starting", code="starting")
             exchange.respond(self._responder.error(exchange.head, starting))

@@ -26,7 +26,7 @@ from carpool.http.server_state import Limits
 from carpool.http.tls import Certificates
 from carpool.logger import logger
 from carpool.observe import log as log_lines
-from carpool.service.checks import at_least, nonnegative_seconds, seconds
+from carpool.service.checks import at_least, nonnegative_seconds, positive, seconds
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
@@ -148,7 +148,7 @@ def _new_app(
         *services,
         when_full=settings.when_full,
         timeout_status=settings.timeout_status,
-        max_body_bytes=int(settings.max_body_mb * 2**20),
+        max_body_bytes=max(1, int(positive("max_body_mb", settings.max_body_mb) * 2**20)),
         debug=settings.debug,
         protocols=protocols,
         accept_compressed=settings.accept_compressed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from carpool.drive.callers import load_result
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error
 from carpool.http.codec import TYPES_OF_ENTRIES
-from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
+from carpool.http.exchange import ErrorResponder, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.http.protocols.base import PartsWriter, Submission, shown_in
 from carpool.http.streaming import HttpStream
@@ -82,22 +83,16 @@ class SubmittedItems(ExchangeItems):
         return item
 
     def _answer(self) -> None:
-        try:
-            response = self._responded([self._result_of(item) for item in self.items])
-        except CarpoolError as error:
-            response = self._terms.responder.error(self._exchange.head, error)
-        self._exchange.respond(response)
+        exchange, items, is_partial = self._exchange, self.items, self._submission.is_partial and self.refusal is None
+        self._respond(
+            lambda: self._submission.respond([self._result_of(item, is_partial, exchange.head) for item in items])
+        )
 
-    def _responded(self, results: list[Any]) -> HttpResponse:
-        """Return what the protocol makes of the results. Raises `CarpoolError`."""
-        try:
-            return self._submission.respond(results)
-        except CarpoolError:
-            raise
-        except BaseException as error:  # a protocol may be the user's
-            raise as_model_error(error, "a protocol that makes an answer of results") from error
+    def _respond(self, make: Callable[[], HttpResponse]) -> None:
+        what = "a protocol that makes an answer of results"
+        self._exchange.respond_with(self._terms.responder, self.answer_bytes, make, what)
 
-    def _result_of(self, item: ExchangeItem) -> Any:
+    def _result_of(self, item: ExchangeItem, is_partial: bool, head: Head) -> Any:
         """Return an item's result, or what its client is told of its error.
 
         Raises:
@@ -108,9 +103,9 @@ class SubmittedItems(ExchangeItems):
                 raise item.error
             return result_as(item.accept, item.result)
         except CarpoolError as error:
-            if not self._submission.is_partial or self.refusal is not None:
+            if not is_partial:
                 raise
-            return shown_in(self._terms.responder.plain_error(self._exchange.head, error))
+            return shown_in(self._terms.responder.plain_error(head, error))
 
 
 class SubmittedStreams(SubmittedItems):
@@ -191,7 +186,7 @@ class SubmittedStreams(SubmittedItems):
 
     def _answer(self) -> None:
         """Answer a submission without items."""
-        self._exchange.respond(self._responded([]))
+        self._respond(lambda: self._submission.respond([]))
 
 
 class _StreamedItem(ExchangeItem):

@@ -84,7 +84,7 @@ class _ThroughOutlet(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._outlet = Outlet(lambda: sys.stderr)
+        self._outlet = Outlet(lambda: sys.stderr, self._as_line)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record; errors in doing so are handled as `logging` handles them."""
@@ -96,6 +96,10 @@ class _ThroughOutlet(logging.Handler):
     def flush(self) -> None:
         """Wait a moment for all lines to be written."""
         self._outlet.flush()
+
+    def _as_line(self, text: str) -> str:
+        """Return a text of ours as a line of the log."""
+        return self.format(logging.LogRecord("carpool", logging.WARNING, "", 0, text, None, None))
 
 
 _kept: _ThroughOutlet | None = None  # the handler, once the log is set up

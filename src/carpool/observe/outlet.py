@@ -24,12 +24,14 @@ class Outlet:
 
     Args:
         stream: Returns the stream. It is called for each line, since programs replace `sys.stdout`.
+        as_line: Returns a text about dropped lines as a line like the others.
 
     Attributes:
         dropped: How many lines have been dropped since the last line about dropped ones.
     """
 
-    def __init__(self, stream: Callable[[], TextIO]) -> None:
+    def __init__(self, stream: Callable[[], TextIO], as_line: Callable[[str], str] = "({})".format) -> None:
+        self._as_line = as_line
         self.dropped = 0
         self._stream = stream
         self._lines: SimpleQueue[str | threading.Event] = SimpleQueue()
@@ -41,7 +43,7 @@ class Outlet:
             self.dropped += 1
             return
         if self.dropped:
-            self._lines.put(f"({self.dropped} lines were dropped here, since nobody was reading them)")
+            self._lines.put(self._as_line(f"{self.dropped} lines were dropped here, since nobody was reading them"))
             self.dropped = 0
         self._lines.put(line)
         if self._thread is None or not self._thread.is_alive():  # a forked process has lost the thread

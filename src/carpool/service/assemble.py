@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import msgspec
@@ -24,7 +25,7 @@ from carpool.core.roster import Starts
 from carpool.core.stepper import Stepper
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
-from carpool.drive.changes import Changes
+from carpool.drive.changes import Changes, CoreShares
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch, WarmUpShape
 from carpool.drive.output import LineSink
@@ -102,7 +103,10 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
         _pool_class(service.stages[stage])(stage, launch, driver, roster, starts, output)
         for stage, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
     ]
-    changes = Changes(driver, pools)
+    shares = None
+    if site is None and any(stage.run_in == "process" for stage in service.stages):
+        shares = CoreShares(_processes_of(service), partial(_environments_of, service, cores))
+    changes = Changes(driver, pools, shares)
     upkeep = Upkeep(driver, [_upkeep(*each, driver, changes) for each in zip(service.stages, pools, strict=True)])
     return Assembly(driver, pools, guard, changes, upkeep)
 
@@ -247,7 +251,9 @@ def _allowed_sizes(stage: Stage) -> tuple[int, ...] | None:
     return tuple(sizes) if sizes else None
 
 
-def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tuple[Mapping[str, str], ...]:
+def _environments(
+    service: Declaration, stage: Stage, usable_cores: int, all_workers: int | None = None
+) -> tuple[Mapping[str, str], ...]:
     """Return the variables that each worker of a stage gets besides those of this process."""
     threads = [
         blas.decide(
@@ -257,7 +263,8 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
             workers=stage.most_workers,
             pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
             cores=usable_cores,
-            all_workers=sum(other.most_workers for other in service.stages if other.run_in == "process"),
+            all_workers=all_workers or sum(_processes_of(service)),
+            limit=affinity.limit(),
         )
         for env in stage.env
     ]
@@ -266,6 +273,16 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
     visible = _visible_devices(service, stage)
     own = zip(threads, stage.env, strict=True)
     return _named(stage, [{**each.variables[place], **env, **visible[place]} for place, (each, env) in enumerate(own)])
+
+
+def _environments_of(service: Declaration, cores: int, stage: int, all_workers: int) -> tuple[Mapping[str, str], ...]:
+    """Return the variables that each worker of a stage gets where there are so many workers."""
+    return _environments(service, service.stages[stage], cores, all_workers)
+
+
+def _processes_of(service: Declaration) -> list[int]:
+    """Return how many worker processes each stage is declared to have."""
+    return [stage.most_workers if stage.run_in == "process" else 0 for stage in service.stages]
 
 
 def _named(stage: Stage, variables: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, str], ...]:

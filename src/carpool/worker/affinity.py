@@ -31,8 +31,13 @@ def usable() -> int:
     """Return how many cores' time this process has: the cores it may run on, or fewer if its
     container is limited.
     """
-    limit = cgroup.cpu_limit()
-    return available() if limit is None else max(1, min(available(), int(limit)))
+    return min(available(), limit() or available())
+
+
+def limit() -> int | None:
+    """Return how many cores' time the container has, at least one; None if nothing limits it."""
+    cores = cgroup.cpu_limit()
+    return None if cores is None else max(1, int(cores))
 
 
 def parse(cpus: int | Collection[int]) -> Cores:

@@ -57,6 +57,7 @@ def decide(
     pinned: Sequence[int] | None,
     cores: int,
     all_workers: int,
+    limit: int | None = None,
 ) -> Threads:
     """Decide the environment variables for each worker of a stage.
 
@@ -72,15 +73,23 @@ def decide(
             tied to cores.
         cores: How many cores there are for all of them.
         all_workers: How many worker processes the service has in all its stages.
+        limit: To how many cores' time the container is limited; None if it is not. Where workers
+            are tied to more cores than their share of it, they get a thread for each of the share.
     """
     set_names = [name for name in VARIABLES if name in exported or name in env]
     ours = () if FOR_ALL in set_names else tuple(name for name in VARIABLES if name not in set_names)
-    counts = tuple(pinned) if pinned is not None else (_share(cores, all_workers),) * workers
+    counts = (_share(cores, all_workers),) * workers
+    if pinned is not None:
+        counts = tuple(pinned) if limit is None else tuple(min(n, _share(limit, all_workers)) for n in pinned)
     settings = [f"{name}={env[name]} (env=)" if name in env else f"{name}={exported[name]}" for name in set_names]
     set_text = ", ".join(settings)
     if not ours:
         return Threads(({},) * workers, f"workers of stage {stage} get BLAS threads as you have set them: {set_text}")
-    reason = "as many as the cores that each is tied to" if pinned is not None else _describe_share(cores, all_workers)
+    reason = _describe_share(cores, all_workers)
+    if pinned is not None and counts == tuple(pinned):
+        reason = "as many as the cores that each is tied to"
+    elif pinned is not None and limit is not None:
+        reason = f"their container is limited to {_describe_share(limit, all_workers)}"
     more = f"{set_text} is kept as you have set it" if set_text else f"set {FOR_ALL} or env= to choose"
     why = f"workers of stage {stage} get {_describe_threads(counts)} each: {reason}; {more}"
     may_spin = pinned is None and counts[0] > 1 and SPIN_TIMEOUT not in exported and SPIN_TIMEOUT not in env

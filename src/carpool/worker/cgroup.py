@@ -26,7 +26,10 @@ def cpu_limit(root: Path = _ROOT) -> float | None:
         if not controllers:
             limits += [_limit_v2(folder) for folder in _folders(root / "sys/fs/cgroup", group)]
         elif "cpu" in controllers.split(","):
-            limits += [_limit_v1(folder) for folder in _folders(root / "sys/fs/cgroup" / controllers, group)]
+            mounts = [
+                root / "sys/fs/cgroup" / name for name in (controllers, "cpu")
+            ]  # the kernel's order may be another
+            limits += [_limit_v1(folder) for mount in mounts for folder in _folders(mount, group)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -29,8 +29,8 @@ from carpool.http.protocols.base import (
     unfit,
 )
 from carpool.http.protocols.rows import INPUT, OUTPUT, TensorColumn, TensorTable, items_of, table_of, tensors_of
-from carpool.http.protocols.tensors import Tensor, from_binary, from_json, to_binary, to_list
-from carpool.http.protocols.wording import as_response, read, versions_of, without_details
+from carpool.http.protocols.tensors import Tensor, elements_of, from_binary, from_json, to_binary
+from carpool.http.protocols.wording import as_response, as_written, read, versions_of, without_details
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
 from carpool.wire.memory import Memory
@@ -373,7 +373,7 @@ def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], m
             entry["parameters"] = {"binary_data_size": sum(map(len, data))}
             binary += data
         else:
-            entry["data"] = to_list(tensor)
+            entry["data"] = as_written(elements_of(tensor))
         described.append(entry)
     answer: dict[str, Any] = {"model_name": model, "model_version": VERSION}
     if asked.id:

@@ -30,7 +30,15 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.openai_text import ChatForm, CompletionForm, TextForm, Wishes, submission_of
-from carpool.http.protocols.wording import UNPROCESSABLE, as_response, check_finite, members_of, name_in, struct_of
+from carpool.http.protocols.wording import (
+    UNPROCESSABLE,
+    as_response,
+    as_written,
+    check_finite,
+    members_of,
+    name_in,
+    struct_of,
+)
 from carpool.rows import is_array_type
 from carpool.wire.payload import OBJECT
 
@@ -180,8 +188,11 @@ def _respond_with_vectors(
     return with_id(request, as_response({"object": "list", "data": data, "model": model.name, "usage": usage}))
 
 
-def _vector(result: Any, asked: _Embeddings) -> list[float] | str:
-    """Return a vector as the client wants it. Raises `ModelError` if a result is none."""
+def _vector(result: Any, asked: _Embeddings) -> msgspec.Raw | str:
+    """Return a vector as the client wants it. Raises `ModelError` if a result is none.
+
+    Each is written by itself: one call that wrote all of many thousand would hold all threads up.
+    """
     try:
         values = [float(each) for each in (result.tolist() if hasattr(result, "tolist") else result)]
     except (TypeError, ValueError):
@@ -192,7 +203,7 @@ def _vector(result: Any, asked: _Embeddings) -> list[float] | str:
         values = [each / length for each in values] if length else values
     check_finite(values)
     if asked.encoding_format == "float":
-        return values
+        return as_written(values)
     packed = array.array("f", values)
     check_finite(packed)  # it has less room
     if sys.byteorder == "big":

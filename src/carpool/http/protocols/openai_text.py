@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -198,6 +198,8 @@ def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
         item: Any = msgspec.convert(parameters, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
+    if not getattr(item, "messages", True):
+        raise InvalidRequest("`messages` must have at least one message")
     if len(item.stop) > _MOST_STOPS or not all(0 < len(stop) <= _LONGEST_STOP for stop in item.stop):
         raise InvalidRequest(f"`stop` must be up to {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters")
     if item.max_tokens is not None and item.max_tokens < 1:
@@ -255,6 +257,20 @@ def delta_of(part: Any) -> Delta:
     raise ModelError(f"the model returned {schema.type_name(type(part))}, not a text or a Delta", code="bad_result")
 
 
+@lru_cache(64)
+def _shorter(stop: str) -> list[int]:
+    """Return, for each length of a beginning of a text, how long the longest shorter one is that it
+    ends with.
+    """
+    found, n = [0, 0], 0
+    for c in stop[1:]:
+        while n and stop[n] != c:
+            n = found[n]
+        n += stop[n] == c
+        found.append(n)
+    return found
+
+
 @dataclass(slots=True)
 class Choice:
     """How far the text of one choice has come; it is cut at the first stop.
@@ -271,6 +287,7 @@ class Choice:
     tokens: int = 0
     has_begun: bool = False
     _held: str = field(default="", repr=False)
+    _begun: list[int] = field(default_factory=list, repr=False)  # of each stop, how much the held text ends with
 
     def add(self, delta: Delta) -> str:
         """Take the next part, and return the text that can be told now."""
@@ -285,17 +302,28 @@ class Choice:
         if delta.finish_reason is not None:
             self._held, self.finish_reason = "", delta.finish_reason
             return text
-        kept = self._kept(text)
+        kept = self._kept(delta.text)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
-    def _kept(self, text: str) -> int:
-        """Return how many characters at the end of a text may be the beginning of a stop."""
-        most = max((len(stop) - 1 for stop in self.stops), default=0)
-        for n in range(min(most, len(text)), 0, -1):
-            if any(stop.startswith(text[-n:]) for stop in self.stops):
-                return n
-        return 0
+    def _kept(self, new: str) -> int:
+        """Return how many characters at the end of the text may be the beginning of a stop.
+
+        Each new character is looked at once or twice, however long the stops are (Knuth, Morris and
+        Pratt, 1977).
+        """
+        begun = self._begun or [0] * len(self.stops)
+        for i, stop in enumerate(self.stops):
+            n, shorter = begun[i], _shorter(stop)
+            if len(new) >= len(stop):
+                n = 0
+            for c in new[-len(stop) + 1 :] if len(stop) > 1 else "":
+                while n and stop[n] != c:
+                    n = shorter[n]
+                n += stop[n] == c
+            begun[i] = n
+        self._begun = begun
+        return max(begun, default=0)
 
     def rest(self) -> str:
         """Return what was kept back, as the answer has ended."""

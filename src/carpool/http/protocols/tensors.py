@@ -221,8 +221,8 @@ def _bytes_of(numbers: Any) -> bytes | memoryview:
     return memoryview(array.reshape(-1)).cast("B") if array.size else b""
 
 
-def to_list(tensor: Tensor) -> list[Any]:
-    """Return the elements of a tensor as a flat list that JSON can express.
+def elements_of(tensor: Tensor) -> Any:
+    """Return the elements of a tensor, which JSON can express: a list, or a flat array.
 
     Raises:
         ModelError: It holds bytes that are no text, or NaN.
@@ -242,8 +242,7 @@ def to_list(tensor: Tensor) -> list[Any]:
             f"output {tensor.name!r} holds NaN or infinity, which JSON cannot express: ask for it as binary data",
             code="bad_result",
         )
-    listed: list[Any] = flat.tolist()
-    return listed
+    return flat
 
 
 def _as_bytes(element: Any) -> bytes:

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 BAD_REQUEST: Final = 400
 UNPROCESSABLE: Final = 422
+_PIECE: Final = 10_000  # values
 _read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_value = msgspec.json.Decoder().decode
 _read_text = msgspec.json.Decoder(str).decode
@@ -29,8 +30,12 @@ def as_response(value: object, status: int = 200) -> HttpResponse:
     """Return a value of our own making as a JSON response. Raises `ModelError` if results in it
     hold NaN or an infinity.
     """
+    return HttpResponse(status, _written(value))
+
+
+def _written(value: object) -> bytes:
     try:
-        return HttpResponse(status, schema.json_bytes(value))
+        return schema.json_bytes(value)
     except ValueError as error:
         raise ModelError(f"the answer cannot be written: {error}", code="bad_result") from error
 
@@ -49,6 +54,19 @@ def check_finite(numbers: Sequence[float]) -> None:
     """Raise `ModelError` if NaN or an infinity is among the numbers that a model has returned."""
     if not isfinite(sum(numbers)) and not all(map(isfinite, numbers)):  # either makes the sum so
         raise ModelError("the model returned NaN or infinity, which the answer cannot express", code="bad_result")
+
+
+def as_written(values: Any) -> msgspec.Raw:
+    """Return a list, or an array of one dimension, as it is written in JSON.
+
+    It is written piece by piece, as no other thread runs while one call writes millions of values.
+
+    Raises:
+        ModelError: NaN or an infinity is among the values.
+    """
+    pieces = [values[at : at + _PIECE] for at in range(0, len(values), _PIECE)]
+    written = [_written(piece if isinstance(piece, list) else piece.tolist())[1:-1] for piece in pieces]
+    return msgspec.Raw(b"[%b]" % b",".join(written))
 
 
 def read(decode: Callable[[Any], T], body: bytes | bytearray) -> T:
