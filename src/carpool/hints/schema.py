@@ -62,6 +62,14 @@ def json_bytes(value: Any) -> bytes:
     return _without_line_ends(_json_encoder.encode(value))
 
 
+def finite_json_bytes(value: Any) -> bytes:
+    """Return a value as `json_bytes` does, but raise ValueError for NaN and infinities."""
+    body = json_bytes(value)
+    if body.partition(_NULL)[1]:
+        _refuse_nan(value)
+    return body
+
+
 def msgpack_bytes(value: Any) -> bytes:
     """Return a value as msgpack, like `json_bytes`."""
     return _msgpack_encoder.encode(value)
