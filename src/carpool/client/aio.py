@@ -131,6 +131,7 @@ class AsyncClient:
         """Close all connections. A call that is under way raises `Unavailable`."""
         if not self._waits.is_closed:
             http = self._connected()
+            self._dropping.detach()
             self._waits.close()
             await http.aclose()
 
@@ -287,27 +288,28 @@ class AsyncClient:
 
     async def bunches(
         self,
-        xs: Iterable[Any] | AsyncIterable[Any],
+        xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput,
         as_type: Any = Any,
         priority: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[Any], None]:
         """Yield the same in lists, each of what came together; errors stand in their places."""
         try:
-            async with aclosing(self.bunches_of(xs, as_type, priority, timeout_s)) as bunches:
+            async with aclosing(self._bunches(xs, as_type, priority, timeout_s)) as bunches:
                 async for bunch in bunches:
                     yield bunch
         except InputFailed as failed:
+            if isinstance(xs, ThreadInput):  # whoever made it raises the error in the caller's thread
+                raise
             raise failed.error from None
 
-    async def bunches_of(
+    async def _bunches(
         self,
         xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput,
-        as_type: Any = Any,
-        priority: int | None = None,
-        timeout_s: float | None = None,
+        as_type: Any,
+        priority: int | None,
+        timeout_s: float | None,
     ) -> AsyncGenerator[list[Any], None]:
-        """Yield the same; `InputFailed` is raised where the input has raised something."""
         self._waits.check()
         items = _SentItems(xs, self._limit_s(timeout_s) + _GRACE_S)
         lines = LineSplitter()
@@ -380,6 +382,8 @@ class AsyncClient:
         self._waits.check()
         loop = asyncio.get_running_loop()
         if self._http is None or self._loop is not loop:
+            if self._loop is not None and self._loop.is_closed():
+                self._dropping.detach()  # there is nothing left to close
             transport: httpx.AsyncBaseTransport
             if self._target is None:
                 transport, url = AppTransport(self._app), _HERE
@@ -392,7 +396,8 @@ class AsyncClient:
             self._http = httpx.AsyncClient(
                 base_url=url, transport=transport, headers=self._headers, timeout=None, trust_env=False
             )
-            weakref.finalize(self, _drop, loop, self._http).atexit = False
+            self._dropping: weakref.finalize[..., AsyncClient] = weakref.finalize(self, _drop, loop, self._http)
+            self._dropping.atexit = False
         return self._http
 
     # -- one request

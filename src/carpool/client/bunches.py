@@ -126,6 +126,10 @@ async def _gathered(xs: AsyncIterable[Any]) -> AsyncGenerator[list[Any], None]:
                 if len(items) >= _MOST:
                     room.clear()
                     await room.wait()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # SystemExit would end the loop
+            raise InputFailed(error) from error
         finally:
             news.set()
 

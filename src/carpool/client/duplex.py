@@ -112,10 +112,10 @@ class Duplex:
 
     async def close(self) -> None:
         """Let go of the connection. What is not sent yet is not wanted any more."""
+        self._writer.transport.abort()  # close() would wait for a server that has ceased to read
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
-        self._writer.transport.abort()  # close() would wait for a server that has ceased to read
         with suppress(OSError):
             await self._writer.wait_closed()
 

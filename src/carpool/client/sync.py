@@ -52,7 +52,10 @@ class Client:
     def _begin(self) -> None:
         self._client = self._make()
         self._thread = LoopThread("carpool client", asyncio.new_event_loop())
-        self._ending: weakref.finalize[..., Client] = weakref.finalize(self, _drop, self._thread, self._client)
+        self._open: set[AsyncIterator[Any]] = set()  # answers that are being read
+        self._ending: weakref.finalize[..., Client] = weakref.finalize(
+            self, _drop, self._thread, self._client, self._open
+        )
         self._ending.atexit = False
 
     def __enter__(self) -> Client:
@@ -72,7 +75,7 @@ class Client:
         if not was_closed:
             self._ending.detach()
             try:
-                thread.run(self._client.close())
+                thread.run(_close(self._client, self._open))
             finally:
                 thread.post(thread.stop)
         thread.wait_until_ended(_SILENT_S)
@@ -132,7 +135,7 @@ class Client:
     ) -> Generator[list[Any], None, None]:
         """Yield the same in lists, each of what came together; errors stand in their places."""
         try:
-            yield from self._iterated(lambda client: client.bunches_of(ThreadInput(xs), as_type, priority, timeout_s))
+            yield from self._iterated(lambda client: client.bunches(ThreadInput(xs), as_type, priority, timeout_s))
         except InputFailed as failed:
             raise failed.error from None
 
@@ -140,6 +143,7 @@ class Client:
         """Yield what an iterator on the loop yields."""
         thread, client = self._running()
         iterator = make(client)
+        self._open.add(iterator)
         try:
             while True:
                 try:
@@ -148,12 +152,10 @@ class Client:
                     return
                 yield item
         finally:
-            end = iterator.aclose()  # type: ignore[attr-defined] # it is a generator
-            if threading.get_ident() == thread.ident:  # it was dropped, and is collected there
-                thread.loop.create_task(end)
-            else:
-                with suppress(Unavailable):
-                    self._run(thread, end)
+            self._open.discard(iterator)
+            with suppress(RuntimeError):  # the loop has ended
+                # nothing is waited for: the collector may be what has come here, in any thread
+                thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(_leave(iterator)))
 
     def _wait(self, ask: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """Have the loop do something, and wait for it."""
@@ -181,6 +183,7 @@ class Client:
         try:
             return thread.run(work)
         except (CancelledError, RuntimeError, Unavailable) as error:
+            work.close()  # if the loop had ended before it was begun
             if self._is_closed:
                 raise closed() from error
             raise
@@ -199,12 +202,12 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _drop(thread: LoopThread, client: AsyncClient) -> None:
+def _drop(thread: LoopThread, client: AsyncClient, iterators: set[AsyncIterator[Any]]) -> None:
     """End the loop of a client that was dropped, without waiting for it."""
 
     async def end() -> None:
         try:
-            await client.close()
+            await _close(client, iterators)
         finally:
             thread.stop()
 
@@ -212,6 +215,18 @@ def _drop(thread: LoopThread, client: AsyncClient) -> None:
         _of_parents.append((thread, client))
     else:
         thread.post(lambda: thread.loop.create_task(end()))
+
+
+async def _close(client: AsyncClient, iterators: set[AsyncIterator[Any]]) -> None:
+    for iterator in list(iterators):
+        await _leave(iterator)
+    await client.close()
+
+
+async def _leave(iterator: AsyncIterator[Any]) -> None:
+    """Close the connection of an answer that nobody reads on."""
+    with suppress(RuntimeError):  # it is being read: that ends by itself, or with the client
+        await iterator.aclose()  # type: ignore[attr-defined] # it is a generator
 
 
 async def _next(iterator: AsyncIterator[T]) -> T:
