@@ -205,6 +205,42 @@ def test_every_call_ends_whatever_becomes_of_its_answer(
 
 
 @KINDS
+def test_every_call_to_an_app_ends(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is answered without a socket ends by its time limit, though the model does not."""
+    monkeypatch.setattr("carpool.client.aio._GRACE_S", 0.0)
+    gate = threading.Event()
+
+    def held(x: int) -> int:
+        gate.wait(PATIENCE_S)
+        return x
+
+    calls = kind(App(Service(Stage(held, run_in="thread"))), timeout_s=SHORT_S)
+    calls.start()
+    wait_until(lambda: len(calls.ends) == len(CALLS))
+    gate.set()
+    calls.close()
+    for name, (_, error) in calls.ends.items():
+        assert isinstance(error, carpool.DeadlineExceeded) or name == "readiness", (name, error)
+
+
+def test_a_refusal_that_breaks_off_is_not_waited_for(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a refusal of a bulk request ends by the time limit, though the input has brought nothing yet."""
+    monkeypatch.setattr("carpool.client.aio._GRACE_S", 0.0)
+    refusal = b"HTTP/1.1 503 X\r\ncontent-length: 10\r\n\r\nx"
+    gate = threading.Event()
+
+    def slow() -> Iterator[int]:
+        gate.wait(PATIENCE_S)
+        yield 1
+
+    with carpool.Client(serve(lambda head: refusal).url, timeout_s=SHORT_S) as client:
+        with pytest.raises(carpool.DeadlineExceeded):
+            list(client.predict_many(slow()))
+        assert not gate.is_set()
+        gate.set()
+
+
+@KINDS
 @pytest.mark.parametrize("answer", [nothing, half])
 def test_calls_under_way_end_when_their_client_is_closed(kind: Any, answer: Any, serve: Any) -> None:
     """`close` ends the calls of other threads and tasks with `Unavailable`, and later calls are refused."""

@@ -358,7 +358,9 @@ class AsyncClient:
                 await duplex.begin(request, body)
                 async with aclosing(duplex.pieces()) as pieces:
                     if duplex.status != 200:
-                        raise error_in(duplex.status, duplex.headers, b"".join([piece async for piece in pieces]))
+                        async with self._waits.at_most(items.limit_s):
+                            told = b"".join([piece async for piece in pieces])
+                        raise error_in(duplex.status, duplex.headers, told)
                     async for data in pieces:
                         yield data
             finally:

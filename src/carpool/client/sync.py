@@ -149,13 +149,16 @@ class Client:
                 try:
                     item = self._run(thread, _next(iterator))
                 except StopAsyncIteration:
+                    if self._is_closed:  # which may have ended it before its end
+                        raise closed() from None
                     return
                 yield item
         finally:
             self._open.discard(iterator)
-            with suppress(RuntimeError):  # the loop has ended
-                # nothing is waited for: the collector may be what has come here, in any thread
-                thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(_leave(iterator)))
+            if not thread.is_parents:
+                with suppress(RuntimeError):  # the loop has ended
+                    # nothing is waited for: the collector may be what has come here, in any thread
+                    thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(_leave(iterator)))
 
     def _wait(self, ask: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """Have the loop do something, and wait for it."""
