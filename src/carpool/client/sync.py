@@ -19,11 +19,13 @@ from carpool.client.aio import AsyncClient, ClientOptions
 from carpool.client.budget import RetryBudget
 from carpool.client.bunches import InputFailed, ThreadInput
 from carpool.client.waits import closed
+from carpool.clock import monotonic
 from carpool.drive.loop_thread import LoopThread
 from carpool.errors import CarpoolError, Unavailable
 
 T = TypeVar("T")
 
+_TASKS_END_S = 1.0  # which tasks have to end by themselves, once the connections are closed
 _SILENT_S = 10.0  # for which the loop may do nothing while a closer waits for its end
 
 
@@ -224,6 +226,9 @@ async def _close(client: AsyncClient, iterators: set[AsyncIterator[Any]]) -> Non
     for iterator in list(iterators):
         await _leave(iterator)
     await client.close()
+    own, until = asyncio.current_task(), monotonic() + _TASKS_END_S
+    while (left := asyncio.all_tasks() - {own}) and monotonic() < until:  # one that ends may have dropped another
+        await asyncio.wait(left, timeout=_TASKS_END_S)
 
 
 async def _leave(iterator: AsyncIterator[Any]) -> None:
