@@ -11,6 +11,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar, overload
 
+import httpcore  # noqa: F401 # httpx imports it at its first use; a fork meanwhile would have the child wait for ever
 import httpx
 
 from carpool.client.app_transport import AppTransport
