@@ -11,6 +11,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar, overload
 
+import anyio._backends._asyncio  # noqa: F401 # as httpcore
 import httpcore  # noqa: F401 # httpx imports it at its first use; a fork meanwhile would have the child wait for ever
 import httpx
 
