@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from math import inf
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar, overload
 
+import anyio._backends._asyncio  # noqa: F401 # as httpcore
+import httpcore  # noqa: F401 # httpx imports it at its first use; a fork meanwhile would have the child wait for ever
 import httpx
 
 from carpool.client.app_transport import AppTransport
 from carpool.client.budget import RetryBudget, is_retried, retry_after_s, wait_s
-from carpool.client.bunches import ThreadInput, in_bunches
+from carpool.client.bunches import InputFailed, ThreadInput, in_bunches
 from carpool.client.duplex import Duplex, Target
 from carpool.client.messages import (
     EVENTS_TYPE,
@@ -23,6 +26,7 @@ from carpool.client.messages import (
     MSGPACK_TYPE,
     SERVER_READINESS,
     EventReader,
+    LineSplitter,
     address_of,
     broken,
     entry_in,
@@ -33,6 +37,7 @@ from carpool.client.messages import (
     readiness_address_of,
     result_in,
 )
+from carpool.client.waits import Wait, Waits
 from carpool.clock import monotonic
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, StartupError, Unavailable
 from carpool.service.checks import optional_seconds, valid_priority
@@ -40,6 +45,8 @@ from carpool.service.checks import optional_seconds, valid_priority
 T = TypeVar("T")
 
 _READY_EVERY_S = 0.1
+_GRACE_S = 1.0  # for the server to say by itself that the time is over
+_END_S = 0.1  # how long the connection is read on behind an answer that is whole
 _MOST_CONNECTIONS = 256
 _HERE = "http://app"
 _MISSING = 404
@@ -102,18 +109,17 @@ class AsyncClient:
         self._sends_json = False  # the model reads no msgpack
         self.budget = RetryBudget()
         self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key is not None else {})}
-        limits = httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS)
-        transport: httpx.AsyncBaseTransport
+        self._waits = Waits()
+        self._app: Any = None
         self._target: Target | None = None
         if isinstance(url, str):
             url = _checked(url)
-            transport = httpx.AsyncHTTPTransport(verify=verify, uds=uds, limits=limits)
-            self._target = Target(url, uds, _context(verify))
+            tls = httpx.create_ssl_context(verify) if httpx.URL(url).scheme == "https" else None
+            self._target = Target(url, uds, tls)
         else:
-            transport, url = AppTransport(url), _HERE
-        self._http = httpx.AsyncClient(
-            base_url=url, transport=transport, headers=self._headers, timeout=None, trust_env=False
-        )
+            self._app = url
+        self._http: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -124,8 +130,12 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
+        """Close all connections. A call that is under way raises `Unavailable`."""
+        if not self._waits.is_closed:
+            http = self._connected()
+            self._dropping.detach()
+            self._waits.close()
+            await http.aclose()
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> None:
         """Wait until the client's model can answer; without `model=`, until any model can.
@@ -136,21 +146,22 @@ class AsyncClient:
         Raises:
             DeadlineExceeded: It could not within `timeout_s`; the text says why.
         """
+        self._waits.check()
         until = monotonic() + timeout_s
         why = "it has not answered"
         while True:
             left_s = until - monotonic()
             try:
-                async with asyncio.timeout(max(left_s, 0.001)):
+                async with self._waits.at_most(max(left_s, 0.001)):
                     answer = await self._readiness()
                 if answer.status_code == 200:
                     return
                 why = str(error_in(answer.status_code, answer.headers, answer.content))
                 if answer.status_code == _MISSING:
                     why = f"there is nothing at {self._readiness_path}"
-            except TimeoutError:
+            except DeadlineExceeded:
                 pass
-            except (httpx.TransportError, StartupError) as error:
+            except (httpx.RequestError, StartupError) as error:
                 why = str(error) or type(error).__name__
             if until - monotonic() <= 0:
                 raise DeadlineExceeded(f"the server was not ready within {timeout_s:g} s: {why}")
@@ -162,9 +173,10 @@ class AsyncClient:
         Older servers only tell it of the whole server. They differ from one that has no such model
         in what GET gets where the model is asked: 405, and not 404.
         """
-        answer = await self._http.get(self._readiness_path)
-        if answer.status_code == _MISSING and (await self._http.get(self._path)).status_code == _NOT_ALLOWED:
-            answer = await self._http.get(SERVER_READINESS)
+        http = self._connected()
+        answer = await http.get(self._readiness_path)
+        if answer.status_code == _MISSING and (await http.get(self._path)).status_code == _NOT_ALLOWED:
+            answer = await http.get(SERVER_READINESS)
         return answer
 
     @overload
@@ -208,28 +220,36 @@ class AsyncClient:
             x: See `predict`.
             as_type: The type of a part.
             timeout_s: The longest time until the answer is complete, in seconds; None for as long
-                as the server lets it take.
+                as the server lets it take, if it is not silent for the client's `timeout_s`.
             priority: See `predict`.
 
         Raises:
             CarpoolError: See `predict`.
             Unavailable: The stream broke off.
         """
-        until = monotonic() + self._limit_s(timeout_s)
+        limit_s = self._limit_s(timeout_s)
+        until = monotonic() + limit_s
         answer = await self._ask_item(x, EVENTS_TYPE, until, priority, is_stream=True, is_told=timeout_s is not None)
         events = EventReader()
         try:
-            async for data in answer.aiter_raw():
-                for part in events.feed(data):
-                    yield read(part, as_type, is_json=True)
-                if events.failure is not None:
-                    raise events.failure
-        except httpx.TransportError as error:
+            async with aclosing(answer.aiter_bytes()) as pieces:  # type: ignore[type-var] # it is a generator
+                while not events.has_ended:
+                    left_s = limit_s if timeout_s is None else until - monotonic()
+                    async with self._waits.at_most(left_s + _GRACE_S):
+                        data = await anext(pieces, None)
+                    if data is None:
+                        raise broken("the stream")
+                    for part in events.feed(data):
+                        yield read(part, as_type, is_json=True)
+                    if events.failure is not None:
+                        raise events.failure
+                with suppress(CarpoolError, httpx.RequestError):  # read to its end it can be used again
+                    async with self._waits.at_most(_END_S):
+                        await anext(pieces, None)
+        except httpx.RequestError as error:
             raise broken("the stream") from error
         finally:
             await answer.aclose()
-        if not events.has_ended:
-            raise broken("the stream")
 
     async def predict_many(
         self,
@@ -238,6 +258,7 @@ class AsyncClient:
         as_type: Any = Any,
         return_exceptions: bool = False,
         priority: int | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[Any]:
         """Yield the answers to many items, in their order, in constant memory.
 
@@ -250,12 +271,17 @@ class AsyncClient:
             return_exceptions: Whether an item's error is yielded in the place of its answer, and
                 not raised, which ends the whole.
             priority: See `predict`; None for behind all requests of others.
+            timeout_s: The longest time, in seconds, for which the server may be silent while items
+                wait for their answers; None for the client's.
 
         Raises:
             CarpoolError: See `predict`; of one item, unless they are returned.
             Unavailable: The answer broke off; items for which there is no answer may have been run.
+            ValueError: An item holds NaN or an infinity, which lines of JSON cannot express;
+                `predict` sends them.
+            BaseException: What the input has raised.
         """
-        async with aclosing(self.bunches(xs, as_type, priority)) as bunches:
+        async with aclosing(self.bunches(xs, as_type, priority, timeout_s)) as bunches:
             async for bunch in bunches:
                 for result in bunch:
                     if isinstance(result, CarpoolError) and not return_exceptions:
@@ -263,53 +289,84 @@ class AsyncClient:
                     yield result
 
     async def bunches(
-        self, xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput, as_type: Any = Any, priority: int | None = None
+        self,
+        xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput,
+        as_type: Any = Any,
+        priority: int | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[list[Any], None]:
         """Yield the same in lists, each of what came together; errors stand in their places."""
-        headers = self._request_headers(priority, LINES_TYPE, LINES_TYPE)
-        counted = _Counted(xs)
-        async with aclosing(self._lines(headers, counted)) as pieces:
-            rest, n = b"", 0
-            async for data in pieces:
-                *lines, rest = (rest + data).split(b"\n")
+        try:
+            async with aclosing(self._bunches(xs, as_type, priority, timeout_s)) as bunches:
+                async for bunch in bunches:
+                    yield bunch
+        except InputFailed as failed:
+            if isinstance(xs, ThreadInput):  # whoever made it raises the error in the caller's thread
+                raise
+            raise failed.error from None
+
+    async def _bunches(
+        self,
+        xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput,
+        as_type: Any,
+        priority: int | None,
+        timeout_s: float | None,
+    ) -> AsyncGenerator[list[Any], None]:
+        self._waits.check()
+        items = _SentItems(xs, self._limit_s(timeout_s) + _GRACE_S)
+        lines = LineSplitter()
+        async with aclosing(self._answer_to(items, priority)) as pieces:
+            while True:
+                async with self._waits.at_most(items.limit_s if items.is_owed else None) as items.wait:
+                    data = await anext(pieces, None)
+                if data is None:
+                    break
                 bunch: list[Any] = []
                 last: CarpoolError | None = None
                 try:
-                    for line in lines:
+                    for line in lines.feed(data):
                         bunch.append(entry_in(line, as_type))
                 except CarpoolError as error:
                     last = error
-                n += len(bunch)
+                if items.n_answered + len(bunch) > items.n:  # one for which there are no more, or rubbish
+                    bunch, beyond = bunch[: items.n - items.n_answered], bunch[items.n - items.n_answered]
+                    last = beyond if isinstance(beyond, CarpoolError) else broken("the answer")
+                items.n_answered += len(bunch)
                 if bunch:
                     yield bunch
                 if last is not None:
                     raise last
-        if rest or n < counted.n:
+        if lines.has_rest or items.n_answered < items.n:
             raise broken("the answer")
 
-    async def _lines(self, headers: dict[str, str], counted: _Counted) -> AsyncGenerator[bytes, None]:
+    async def _answer_to(self, items: _SentItems, priority: int | None) -> AsyncGenerator[bytes, None]:
         """Yield the pieces of the answer to a bulk request."""
-        if self._target is None:
-            request = self._http.build_request("POST", self._path, headers=headers, content=counted.pieces())
-            answer = await self._http.send(request, stream=True)
+        http = self._connected()
+        headers = {**self._request_headers(priority, LINES_TYPE, LINES_TYPE), "accept-encoding": "identity"}
+        async with aclosing(items.pieces()) as body:
+            request = http.build_request("POST", self._path, headers=headers, content=body)
+            if self._target is None:
+                answer = await http.send(request, stream=True)
+                try:
+                    await _check(answer)
+                    async with aclosing(answer.aiter_raw()) as pieces:  # type: ignore[type-var] # it is a generator
+                        async for data in pieces:
+                            yield data
+                finally:
+                    await answer.aclose()
+                return
+            duplex = await self._open_duplex(self._target)
             try:
-                await _check(answer)
-                async for data in answer.aiter_raw():
-                    yield data
+                await duplex.begin(request, body)
+                async with aclosing(duplex.pieces()) as pieces:
+                    if duplex.status != 200:
+                        async with self._waits.at_most(items.limit_s):
+                            told = b"".join([piece async for piece in pieces])
+                        raise error_in(duplex.status, duplex.headers, told)
+                    async for data in pieces:
+                        yield data
             finally:
-                await answer.aclose()
-            return
-        duplex = await self._open_duplex(self._target)
-        try:
-            host = httpx.URL(self._target.url).netloc.decode()
-            await duplex.begin(self._path, {"host": host, **self._headers, **headers}, counted.pieces())
-            if duplex.status != 200:
-                body = b"".join([piece async for piece in duplex.pieces()])
-                raise error_in(duplex.status, duplex.headers, body)
-            async for data in duplex.pieces():
-                yield data
-        finally:
-            await duplex.close()
+                await duplex.close()
 
     async def _open_duplex(self, target: Target) -> Duplex:
         until, attempt = monotonic() + self._timeout_s, 0
@@ -317,9 +374,35 @@ class AsyncClient:
         while True:
             attempt += 1
             try:
-                return await Duplex.open(target)
+                async with self._waits.at_most(until - monotonic() + _GRACE_S):
+                    return await Duplex.open(target)
             except OSError as error:
                 await self._before_retry(attempt, None, until, _unreachable(error))
+
+    def _connected(self) -> httpx.AsyncClient:
+        """Return the connections of the running loop. Those of another loop, which has ended or is
+        that of a parent process, are left to it.
+        """
+        self._waits.check()
+        loop = asyncio.get_running_loop()
+        if self._http is None or self._loop is not loop:
+            if self._loop is not None and self._loop.is_closed():
+                self._dropping.detach()  # there is nothing left to close
+            transport: httpx.AsyncBaseTransport
+            if self._target is None:
+                transport, url = AppTransport(self._app), _HERE
+            else:
+                limits = httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS)
+                verify: ssl.SSLContext | bool = self._target.tls or False
+                transport = httpx.AsyncHTTPTransport(verify=verify, uds=self._target.uds, limits=limits)
+                url = self._target.url
+            self._loop = loop
+            self._http = httpx.AsyncClient(
+                base_url=url, transport=transport, headers=self._headers, timeout=None, trust_env=False
+            )
+            self._dropping: weakref.finalize[..., AsyncClient] = weakref.finalize(self, _drop, loop, self._http)
+            self._dropping.atexit = False
+        return self._http
 
     # -- one request
 
@@ -355,6 +438,7 @@ class AsyncClient:
         self, body: bytes, headers: dict[str, str], until: float, *, is_stream: bool = False, is_told: bool = True
     ) -> httpx.Response:
         """Return a good answer, after retries where they are safe. Raises `CarpoolError`."""
+        http = self._connected()
         self.budget.note_request()
         attempt = 0
         while True:
@@ -364,22 +448,20 @@ class AsyncClient:
                 raise DeadlineExceeded("the deadline passed before the server could be asked")
             if is_told and left_s < inf:
                 headers["x-request-timeout-ms"] = str(max(1, int(left_s * 1000)))
-            request = self._http.build_request("POST", self._path, content=body, headers=headers)
+            request = http.build_request("POST", self._path, content=body, headers=headers)
             asked_s: float | None = None
             try:
-                async with asyncio.timeout(left_s + 1.0):  # the server says it first, if it can
-                    answer = await self._http.send(request, stream=is_stream)
+                async with self._waits.at_most(left_s + _GRACE_S):
+                    answer = await http.send(request, stream=is_stream)
                     await _check(answer)
                 return answer
             except CarpoolError as error:
                 if not is_retried(error.status, error.code):
                     raise
                 failure, asked_s = error, retry_after_s(answer.headers)
-            except TimeoutError as error:
-                raise DeadlineExceeded("the server did not answer in time") from error
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = _unreachable(error)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 raise broken("the answer") from error
             await self._before_retry(attempt, asked_s, until, failure)
 
@@ -388,27 +470,56 @@ class AsyncClient:
         delay_s = wait_s(attempt, asked_s)
         if not self._retries or monotonic() + delay_s >= until or not self.budget.take():
             raise failure
-        await asyncio.sleep(delay_s)
+        async with self._waits.at_most(None):
+            await asyncio.sleep(delay_s)
 
 
-class _Counted:
+class _SentItems:
     """The items of a bulk request, as pieces of its body.
+
+    Args:
+        xs: The items.
+        limit_s: How long the server may be silent while it owes an answer, in seconds.
 
     Attributes:
         n: How many were read.
+        n_answered: How many of them have their answers.
+        wait: The wait for the answer that is under way, or the last one.
     """
 
-    def __init__(self, xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput) -> None:
+    def __init__(self, xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput, limit_s: float) -> None:
         self._xs = xs
-        self.n = 0
+        self.limit_s = limit_s
+        self.n = self.n_answered = 0
+        self._has_ended = False
+        self.wait: Wait | None = None
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield lines, several at a time where they come quickly."""
-        async with aclosing(in_bunches(self._xs)) as bunches:
-            async for bunch in bunches:
-                lines = [line_of(x) for x in bunch]
-                self.n += len(lines)
-                yield b"".join(lines)
+    @property
+    def is_owed(self) -> bool:
+        """Whether the server has something to say."""
+        return self._has_ended or self.n > self.n_answered
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield lines, several at a time where they come quickly. Raises `InputFailed`."""
+        try:
+            async with aclosing(in_bunches(self._xs)) as bunches:
+                async for bunch in bunches:
+                    lines = [line_of(x) for x in bunch]
+                    self._owe(len(lines))
+                    yield b"".join(lines)
+        except (InputFailed, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # an input is the user's
+            raise InputFailed(error) from error
+        self._has_ended = True
+        self._owe(0)
+
+    def _owe(self, n: int) -> None:
+        """Begin to count the time of a silence, if it is not counted yet."""
+        was_owed = self.n > self.n_answered
+        self.n += n
+        if not was_owed and self.wait is not None:
+            self.wait.limit(self.limit_s)
 
 
 async def _check(answer: httpx.Response) -> None:
@@ -430,12 +541,7 @@ def _unreachable(error: Exception) -> Unavailable:
     return Unavailable(f"no connection to the server can be made: {error}", code="unreachable", retry_after_s=None)
 
 
-def _context(verify: ssl.SSLContext | bool) -> ssl.SSLContext | None:
-    """Return how a server is trusted; None for the usual way."""
-    if isinstance(verify, ssl.SSLContext):
-        return verify
-    if verify:
-        return None
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
+def _drop(loop: asyncio.AbstractEventLoop, http: httpx.AsyncClient) -> None:
+    """Close the connections of a client that was dropped, unless their loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(lambda: loop.create_task(http.aclose()))

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from carpool.clock import monotonic
@@ -15,6 +16,21 @@ _MOST: Final = 256
 """How many items are in a bunch, and how many are read ahead."""
 
 _LONGEST_S: Final = 0.01
+
+
+class InputFailed(Exception):
+    """What an input has raised, on its way to the caller.
+
+    In between nothing may take it for an error of its own: a connection's `OSError`, the end of a
+    wait, or `SystemExit`, which would end the loop.
+
+    Args:
+        error: What was raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class ThreadInput:
@@ -26,16 +42,17 @@ class ThreadInput:
 
     def __init__(self, xs: Iterable[Any]) -> None:
         self._xs = xs
-        self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._changed = threading.Condition()
         self._items: list[Any] = []
         self._has_ended = self._is_unwanted = False
         self._error: BaseException | None = None
-        threading.Thread(target=self._read, name="carpool client input", daemon=True).start()
 
-    async def bunches(self) -> AsyncIterator[list[Any]]:
-        """Yield the items that are there. Raises what the input raises."""
+    async def bunches(self) -> AsyncGenerator[list[Any], None]:
+        """Yield the items that are there. Raises `InputFailed`."""
+        loop = asyncio.get_running_loop()
+        reading = threading.Thread(target=self._read, args=(loop,), name="carpool client input", daemon=True)
+        reading.start()
         try:
             while True:
                 await self._news.wait()
@@ -48,20 +65,20 @@ class ThreadInput:
                     yield items
                 if has_ended:
                     if self._error is not None:
-                        raise self._error
+                        raise InputFailed(self._error)
                     return
         finally:
             with self._changed:
                 self._is_unwanted = True
                 self._changed.notify()
 
-    def _read(self) -> None:
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             for x in self._xs:
                 with self._changed:
                     self._items.append(x)
                     if len(self._items) == 1:
-                        self._tell()
+                        self._tell(loop)
                     while len(self._items) >= _MOST and not self._is_unwanted:
                         self._changed.wait()
                     if self._is_unwanted:
@@ -70,21 +87,20 @@ class ThreadInput:
             self._error = error
         with self._changed:
             self._has_ended = True
-            self._tell()
+            self._tell(loop)
 
-    def _tell(self) -> None:
-        if not self._is_unwanted and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._news.set)
+    def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_unwanted:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._news.set)
 
 
 async def in_bunches(xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput) -> AsyncGenerator[list[Any], None]:
     """Yield items in bunches of what is there. Raises what the input raises."""
-    if isinstance(xs, ThreadInput):
-        async for bunch in xs.bunches():
-            yield bunch
-    elif isinstance(xs, AsyncIterable):
-        async for bunch in _gathered(xs):
-            yield bunch
+    if isinstance(xs, (ThreadInput, AsyncIterable)):
+        async with aclosing(xs.bunches() if isinstance(xs, ThreadInput) else _gathered(xs)) as bunches:
+            async for bunch in bunches:
+                yield bunch
     else:
         bunch, since = [], monotonic()
         for x in xs:
@@ -97,7 +113,7 @@ async def in_bunches(xs: Iterable[Any] | AsyncIterable[Any] | ThreadInput) -> As
             yield bunch
 
 
-async def _gathered(xs: AsyncIterable[Any]) -> AsyncIterator[list[Any]]:
+async def _gathered(xs: AsyncIterable[Any]) -> AsyncGenerator[list[Any], None]:
     """Yield what another task has taken from an input meanwhile."""
     items: list[Any] = []
     news, room = asyncio.Event(), asyncio.Event()
@@ -110,6 +126,10 @@ async def _gathered(xs: AsyncIterable[Any]) -> AsyncIterator[list[Any]]:
                 if len(items) >= _MOST:
                     room.clear()
                     await room.wait()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # SystemExit would end the loop
+            raise InputFailed(error) from error
         finally:
             news.set()
 

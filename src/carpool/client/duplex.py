@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httptools
+import httpx
 
 from carpool.client.messages import broken
 from carpool.errors import Unavailable
@@ -27,7 +28,7 @@ class Target(NamedTuple):
     Attributes:
         url: Its address.
         uds: The path of its Unix socket; None if it listens on a port.
-        tls: How it is trusted, for https.
+        tls: How it is trusted; None without https.
     """
 
     url: str
@@ -79,27 +80,25 @@ class Duplex:
         if target.uds is not None:
             return cls(*await asyncio.open_unix_connection(target.uds, limit=_MOST_READ))
         parts = urlsplit(target.url)
-        is_safe = parts.scheme == "https"
-        port = parts.port or (443 if is_safe else 80)
-        tls = (target.tls or ssl.create_default_context()) if is_safe else None
-        return cls(*await asyncio.open_connection(parts.hostname, port, ssl=tls, limit=_MOST_READ))
+        port = parts.port or (443 if target.tls else 80)
+        return cls(*await asyncio.open_connection(parts.hostname, port, ssl=target.tls, limit=_MOST_READ))
 
-    async def begin(self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes]) -> None:
+    async def begin(self, request: httpx.Request, body: AsyncIterator[bytes]) -> None:
         """Send the head, begin to send the body, and wait for the head of the answer."""
-        lines = [f"POST {path} HTTP/1.1", "transfer-encoding: chunked", *(f"{k}: {v}" for k, v in headers.items())]
-        self._writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        lines = [b"POST %b HTTP/1.1" % request.url.raw_path, *(b"%b: %b" % each for each in request.headers.raw)]
+        self._writer.write(b"\r\n".join([*lines, b"", b""]))
         self._sending = asyncio.ensure_future(self._send(body))
         while not self._answer.has_head:
             await self._read()
         self.status = self._parser.get_status_code()
         self.headers = self._answer.headers
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the body of the answer as it comes.
 
         Raises:
             Unavailable: It broke off.
-            BaseException: What the input has raised.
+            InputFailed: The input has raised.
         """
         while True:
             if self._answer.body:
@@ -113,15 +112,15 @@ class Duplex:
 
     async def close(self) -> None:
         """Let go of the connection. What is not sent yet is not wanted any more."""
+        self._writer.transport.abort()  # close() would wait for a server that has ceased to read
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
-        self._writer.transport.abort()  # close() would wait for a server that has ceased to read
         with suppress(OSError):
             await self._writer.wait_closed()
 
     async def _read(self) -> None:
-        """Read a piece of the answer, or raise what the input has raised."""
+        """Read a piece of the answer, or raise that the input has failed."""
         reading = asyncio.ensure_future(self._reader.read(_MOST_READ))
         waited: set[asyncio.Future[object]] = {reading}  # type: ignore[arg-type]
         try:
@@ -129,12 +128,11 @@ class Duplex:
                 waited.add(self._sending)  # type: ignore[arg-type]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._sending is not None and self._sending.done():
-                failure = self._sending.exception()
-                if failure is not None and not isinstance(failure, OSError):
-                    raise failure
-            data = await reading
-        except ConnectionError as error:
-            raise broken("the answer") from error
+                self._sending.result()
+            try:
+                data = await reading
+            except OSError as error:
+                raise broken("the answer") from error
         finally:
             reading.cancel()
         if not data:
@@ -146,7 +144,15 @@ class Duplex:
 
     async def _send(self, body: AsyncIterator[bytes]) -> None:
         async for data in body:
-            self._writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+            if not await self._has_put(b"%x\r\n%b\r\n" % (len(data), data)):
+                return
+        await self._has_put(b"0\r\n\r\n")
+
+    async def _has_put(self, data: bytes) -> bool:
+        """Send data; report whether the server takes more. If not, its answer says why."""
+        try:
+            self._writer.write(data)
             await self._writer.drain()
-        self._writer.write(b"0\r\n\r\n")
-        await self._writer.drain()
+        except OSError:
+            return False
+        return True

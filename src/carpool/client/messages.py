@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -46,6 +45,11 @@ class _Body(msgspec.Struct):
     error: _Told
 
 
+class _End(msgspec.Struct):
+    parts: int | None = None
+
+
+_read_end = msgspec.json.Decoder(_End).decode
 _read_error = msgspec.json.Decoder(_Body).decode
 
 
@@ -65,7 +69,10 @@ def packed(item: Any) -> bytes:
 
 
 def line_of(item: Any) -> bytes:
-    """Return an item as a line of a bulk request. Raises TypeError or ValueError."""
+    """Return an item as a line of a bulk request. Raises TypeError or ValueError.
+
+    NaN and infinities are refused: JSON does not have them, and null would be another item.
+    """
     line = schema.json_bytes(item)
     if not line or line.isspace():  # of a `msgspec.Raw`; the server would pass it over
         raise ValueError("an item is an empty line: write null, or leave it out")
@@ -182,7 +189,31 @@ def broken(what: str) -> Unavailable:
     return Unavailable(f"{what} broke off before its end", code="broken", retry_after_s=None)
 
 
-@dataclasses.dataclass(slots=True)
+class LineSplitter:
+    """Takes lines from pieces of a body; a long line is joined once, when its end is there.
+
+    Attributes:
+        has_rest: Whether a line has begun that has not ended.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+
+    @property
+    def has_rest(self) -> bool:
+        return bool(self._begun)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are complete now, without their ends."""
+        *lines, rest = data.split(b"\n")
+        if lines and self._begun:
+            lines[0] = b"".join([*self._begun, lines[0]])
+            self._begun.clear()
+        if rest:
+            self._begun.append(rest)
+        return lines
+
+
 class EventReader:
     """Reads server-sent events from pieces of a body.
 
@@ -191,27 +222,47 @@ class EventReader:
         failure: Why the answer has failed; None if it has not.
     """
 
-    has_ended: bool = False
-    failure: CarpoolError | None = None
-    _rest: bytes = b""
+    def __init__(self) -> None:
+        self.has_ended = False
+        self.failure: CarpoolError | None = None
+        self._lines = LineSplitter()
+        self._kind = b""
+        self._data: list[bytes] = []
+        self._n = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the parts that are complete now."""
-        *events, self._rest = (self._rest + data).split(b"\n\n")
+        """Return the parts that are complete now. What follows the end is not read."""
         parts: list[bytes] = []
-        for event in events:
-            kind, part = b"", b""
-            for line in event.split(b"\n"):
-                name, _, value = line.partition(b":")
-                if name == b"event":
-                    kind = value.strip()
-                elif name == b"data":
-                    part = value.strip()
-            if kind == b"error":
-                told = _told_in(part)
-                self.failure = error_of(told, None) if told.status or told.code else broken("the stream")
-            elif kind == b"end":
-                self.has_ended = True
-            elif part:
-                parts.append(part)
+        for line in self._lines.feed(data):
+            name, _, value = line.rstrip(b"\r").partition(b":")
+            if name == b"event":
+                self._kind = value.strip()
+            elif name == b"data":
+                self._data.append(value.removeprefix(b" "))
+            elif not name and not value:
+                self._end_event(parts)
+                if self.has_ended or self.failure is not None:
+                    break
         return parts
+
+    def _end_event(self, parts: list[bytes]) -> None:
+        kind, part = self._kind, b"\n".join(self._data)
+        self._kind, self._data = b"", []
+        if kind == b"error":
+            told = _told_in(part)
+            self.failure = error_of(told, None) if told.status or told.code else broken("the stream")
+        elif kind == b"end":
+            self.has_ended = True
+            if _count_in(part) not in (None, self._n):
+                self.failure = broken("the stream")
+        elif part:
+            self._n += 1
+            parts.append(part)
+
+
+def _count_in(data: bytes) -> int | None:
+    """Return how many parts an end counts; None if it does not."""
+    try:
+        return _read_end(data).parts
+    except msgspec.MsgspecError:
+        return None

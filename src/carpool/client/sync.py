@@ -5,22 +5,28 @@ thread of its own.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import closing
+from concurrent.futures import CancelledError
+from contextlib import closing, suppress
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from carpool.client.aio import AsyncClient, ClientOptions
 from carpool.client.budget import RetryBudget
-from carpool.client.bunches import ThreadInput
+from carpool.client.bunches import InputFailed, ThreadInput
+from carpool.client.waits import closed
 from carpool.clock import monotonic
-from carpool.errors import CarpoolError
+from carpool.drive.loop_thread import LoopThread
+from carpool.errors import CarpoolError, Unavailable
 
 T = TypeVar("T")
 
-_TASKS_END_S: Final = 1.0
-"""How long tasks may take to end once the connections are closed, before they are cancelled."""
+_TASKS_END_S = 1.0  # which tasks have to end by themselves, once the connections are closed
+_SILENT_S = 10.0  # for which the loop may do nothing while a closer waits for its end
 
 
 class Client:
@@ -41,19 +47,18 @@ class Client:
 
     def __init__(self, url: Any = "http://127.0.0.1:8000", **options: Unpack[ClientOptions]) -> None:
         self.url = url if isinstance(url, str) else ""
-        self._loop = asyncio.new_event_loop()
+        self._make = partial(AsyncClient, url, **options)
         self._is_closed = False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="carpool client", daemon=True)
-        self._thread.start()
+        self._begin()
 
-        async def make() -> AsyncClient:
-            return AsyncClient(url, **options)
-
-        try:
-            self._client = self._wait(make())
-        except BaseException:
-            self._end()
-            raise
+    def _begin(self) -> None:
+        self._client = self._make()
+        self._thread = LoopThread("carpool client", asyncio.new_event_loop())
+        self._open: set[AsyncIterator[Any]] = set()  # answers that are being read
+        self._ending: weakref.finalize[..., Client] = weakref.finalize(
+            self, _drop, self._thread, self._client, self._open
+        )
+        self._ending.atexit = False
 
     def __enter__(self) -> Client:
         return self
@@ -64,12 +69,18 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
-        if not self._is_closed:
+        """Close all connections. Calls of other threads that are under way raise `Unavailable`."""
+        thread, was_closed = self._thread, self._is_closed
+        self._is_closed = True
+        if thread.is_parents:
+            return
+        if not was_closed:
+            self._ending.detach()
             try:
-                self._wait(self._client.close())
+                thread.run(_close(self._client, self._open))
             finally:
-                self._end()
+                thread.post(thread.stop)
+        thread.wait_until_ended(_SILENT_S)
 
     @property
     def budget(self) -> RetryBudget:
@@ -78,7 +89,7 @@ class Client:
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> None:
         """Wait until the client's model can answer; see `AsyncClient.wait_until_ready`."""
-        self._wait(self._client.wait_until_ready(timeout_s))
+        self._wait(lambda client: client.wait_until_ready(timeout_s))
 
     @overload
     def predict(self, x: Any, *, as_type: type[T], timeout_s: float | None = None, priority: int = 0) -> T: ...
@@ -86,14 +97,14 @@ class Client:
     def predict(self, x: Any, *, as_type: Any = Any, timeout_s: float | None = None, priority: int = 0) -> Any: ...
     def predict(self, x: Any, *, as_type: Any = Any, timeout_s: float | None = None, priority: int = 0) -> Any:
         """Return the model's answer to one item; see `AsyncClient.predict`."""
-        return self._wait(self._client.predict(x, as_type=as_type, timeout_s=timeout_s, priority=priority))
+        return self._wait(lambda client: client.predict(x, as_type=as_type, timeout_s=timeout_s, priority=priority))
 
     def predict_stream(
         self, x: Any, *, as_type: Any = Any, timeout_s: float | None = None, priority: int = 0
     ) -> Iterator[Any]:
         """Yield the parts of the model's answer to one item; see `AsyncClient.predict_stream`."""
         return self._iterated(
-            lambda: self._client.predict_stream(x, as_type=as_type, timeout_s=timeout_s, priority=priority)
+            lambda client: client.predict_stream(x, as_type=as_type, timeout_s=timeout_s, priority=priority)
         )
 
     def predict_many(
@@ -103,12 +114,13 @@ class Client:
         as_type: Any = Any,
         return_exceptions: bool = False,
         priority: int | None = None,
+        timeout_s: float | None = None,
     ) -> Iterator[Any]:
         """Yield the answers to many items, in their order; see `AsyncClient.predict_many`.
 
         The items are taken from `xs` in a thread of their own, one after the other.
         """
-        with closing(self.bunches(xs, as_type=as_type, priority=priority)) as bunches:
+        with closing(self.bunches(xs, as_type=as_type, priority=priority, timeout_s=timeout_s)) as bunches:
             for bunch in bunches:
                 for result in bunch:
                     if isinstance(result, CarpoolError) and not return_exceptions:
@@ -116,64 +128,114 @@ class Client:
                     yield result
 
     def bunches(
-        self, xs: Iterable[Any], *, as_type: Any = Any, priority: int | None = None
+        self,
+        xs: Iterable[Any],
+        *,
+        as_type: Any = Any,
+        priority: int | None = None,
+        timeout_s: float | None = None,
     ) -> Generator[list[Any], None, None]:
         """Yield the same in lists, each of what came together; errors stand in their places."""
-        taken = self._wait(_read_in_thread(xs))
-        yield from self._iterated(lambda: self._client.bunches(taken, as_type, priority))
+        try:
+            yield from self._iterated(lambda client: client.bunches(ThreadInput(xs), as_type, priority, timeout_s))
+        except InputFailed as failed:
+            raise failed.error from None
 
-    def _iterated(self, make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
+    def _iterated(self, make: Callable[[AsyncClient], AsyncIterator[T]]) -> Iterator[T]:
         """Yield what an iterator on the loop yields."""
-        iterator = make()
+        thread, client = self._running()
+        iterator = make(client)
+        self._open.add(iterator)
         try:
             while True:
                 try:
-                    item = self._wait(_next(iterator))
+                    item = self._run(thread, _next(iterator))
                 except StopAsyncIteration:
+                    if self._is_closed:  # which may have ended it before its end
+                        raise closed() from None
                     return
                 yield item
         finally:
-            if not self._is_closed:
-                self._wait(iterator.aclose())  # type: ignore[attr-defined] # it is a generator
+            self._open.discard(iterator)
+            if not thread.is_parents:
+                with suppress(RuntimeError):  # the loop has ended
+                    # nothing is waited for: the collector may be what has come here, in any thread
+                    thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(_leave(iterator)))
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def _wait(self, ask: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """Have the loop do something, and wait for it."""
-        if self._is_closed:
+        thread, client = self._running()
+        return self._run(thread, ask(client))
+
+    def _running(self) -> tuple[LoopThread, AsyncClient]:
+        """Return the loop and the client on it; in a forked child new ones.
+
+        Raises:
+            RuntimeError: The client is closed.
+        """
+        with _beginning:
+            if self._is_closed:
+                raise RuntimeError("this client has been closed: make a new one")
+            if self._thread.is_parents:
+                self._ending()
+                self._begin()
+            return self._thread, self._client
+
+    def _run(self, thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
+        if thread.is_parents:
             work.close()
-            raise RuntimeError("this client has been closed: make a new one")
-        doing = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise Unavailable("this answer is one of the parent process: ask again", code="closed")
         try:
-            return doing.result()
-        except BaseException:
-            doing.cancel()
+            return thread.run(work)
+        except (CancelledError, RuntimeError, Unavailable) as error:
+            work.close()  # if the loop had ended before it was begun
+            if self._is_closed:
+                raise closed() from error
             raise
 
-    def _end(self) -> None:
-        self._is_closed = True
-        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+
+_beginning = threading.Lock()
+_of_parents: list[tuple[LoopThread, AsyncClient]] = []
+"""What a fork has left to the parent. It is kept: its end would close the parent's connections."""
 
 
-async def _end_tasks() -> None:
-    """Wait until nothing is left on the loop: it closes a generator that was dropped in a task.
+def _forked() -> None:
+    global _beginning
+    _beginning = threading.Lock()  # a thread of the parent may have held it
 
-    One that does not end by itself, although all connections are closed, is cancelled.
-    """
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _drop(thread: LoopThread, client: AsyncClient, iterators: set[AsyncIterator[Any]]) -> None:
+    """End the loop of a client that was dropped, without waiting for it."""
+
+    async def end() -> None:
+        try:
+            await _close(client, iterators)
+        finally:
+            thread.stop()
+
+    if thread.is_parents:
+        _of_parents.append((thread, client))
+    else:
+        thread.post(lambda: thread.loop.create_task(end()))
+
+
+async def _close(client: AsyncClient, iterators: set[AsyncIterator[Any]]) -> None:
+    for iterator in list(iterators):
+        await _leave(iterator)
+    await client.close()
     own, until = asyncio.current_task(), monotonic() + _TASKS_END_S
     while (left := asyncio.all_tasks() - {own}) and monotonic() < until:  # one that ends may have dropped another
         await asyncio.wait(left, timeout=_TASKS_END_S)
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=_TASKS_END_S)
-    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+async def _leave(iterator: AsyncIterator[Any]) -> None:
+    """Close the connection of an answer that nobody reads on."""
+    with suppress(RuntimeError):  # it is being read: that ends by itself, or with the client
+        await iterator.aclose()  # type: ignore[attr-defined] # it is a generator
 
 
 async def _next(iterator: AsyncIterator[T]) -> T:
     return await anext(iterator)
-
-
-async def _read_in_thread(xs: Iterable[Any]) -> ThreadInput:
-    return ThreadInput(xs)

@@ -33,6 +33,7 @@ class LoopThread:
 
     Args:
         name: That of its thread.
+        loop: The loop, which does not run yet; None for a new one, the fastest there is.
 
     Attributes:
         loop: The loop.
@@ -40,8 +41,8 @@ class LoopThread:
         is_parents: Whether this process is a child of the one whose loop it is.
     """
 
-    def __init__(self, name: str) -> None:
-        self.loop = _new_loop()
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop = _new_loop() if loop is None else loop
 
         # the mailbox and its lock; that is taken twice by a thread which is interrupted while it
         # posts, by a signal handler or a collected generator, and posts there too
