@@ -150,7 +150,7 @@ class SubmittedStreams(SubmittedItems):
         self._write(data)
         if item.state != DONE and self._writer.is_over(item.index):
             self._end(item)
-            self.model.driver.cancel(item)  # type: ignore[union-attr] # it runs, as a part has come
+            self.model.driver.suffice(item)  # type: ignore[union-attr] # it runs, as a part has come
 
     def item_ended(self, item: _StreamedItem) -> None:
         """Take the end of an item's answer; of a model that returns whole answers, all of it."""
