@@ -32,6 +32,7 @@ from carpool.client.messages import (
     read,
     readiness_address_of,
     result_in,
+    without_signs_of_life,
 )
 from carpool.clock import monotonic
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, StartupError, Unavailable
@@ -271,7 +272,7 @@ class AsyncClient:
         async with aclosing(self._lines(headers, counted)) as pieces:
             rest, n = b"", 0
             async for data in pieces:
-                *lines, rest = (rest + data).split(b"\n")
+                *lines, rest = without_signs_of_life(rest + data).split(b"\n")
                 bunch: list[Any] = []
                 last: CarpoolError | None = None
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -47,6 +48,7 @@ class _Body(msgspec.Struct):
 
 
 _read_error = msgspec.json.Decoder(_Body).decode
+_SPACES: Final = re.compile(rb"\n +")
 
 
 def address_of(model: str | None) -> str:
@@ -118,6 +120,11 @@ def error_in(status: int, headers: Mapping[str, str], body: bytes) -> CarpoolErr
     told.request_id = told.request_id or headers.get("x-request-id", "")
     retry = headers.get("retry-after", "")
     return error_of(told, float(retry) if retry.isdigit() else None)
+
+
+def without_signs_of_life(lines: bytes) -> bytes:
+    """Return lines without the spaces before them, by which a server says that it is alive."""
+    return (_SPACES.sub(b"\n", lines) if b"\n " in lines else lines).lstrip(b" ")
 
 
 def entry_in(line: bytes, kind: Any) -> Any:

@@ -145,8 +145,6 @@ class SubmittedStreams(SubmittedItems):
         except BaseException as error:  # a protocol may be the user's
             self._fail(as_model_error(error, "a protocol that writes a part"))
             return
-        if item.stream is not None:
-            self._stream.heard = item.stream.heard
         self._write(data)
         if item.state != DONE and self._writer.is_over(item.index):
             self._end(item)
