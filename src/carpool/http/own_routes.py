@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
 from carpool.foreign import as_model_error
-from carpool.hints.schema import json_bytes
+from carpool.hints.schema import json_writer
 from carpool.http.asgi_client import ClientStalled, disconnected, within_limits
 from carpool.http.codec import wishes
 from carpool.http.error_answers import ErrorAnswers
@@ -22,6 +22,7 @@ from carpool.http.streaming import BY_TYPE, SILENCE_S, SSE, Framing, framed
 _END: Final = object()  # there are no more parts
 _SILENCE: Final = object()  # no part has come for a long time
 _LEFT: Final = object()  # the client has left before
+_write: Final = json_writer(Any, "a part")
 _CLIENT_LEFT: Final = 499  # for access logs: nobody reads it
 
 
@@ -165,7 +166,7 @@ async def _written(reading: _Reading, framing: Framing, answers: ErrorAnswers) -
             if part is _SILENCE:
                 yield framing.alive
                 continue
-            data = framing.with_end(n) if part is _END else framed(framing, json_bytes(part))
+            data = framing.with_end(n) if part is _END else framed(framing, _write(part))
         except asyncio.CancelledError:
             raise
         except Exception as error:
