@@ -175,7 +175,7 @@ def submission_of(
     items = [item for each in told for item in _items_of(kind, each, wishes.n)]
     about = About(form, form.prefix + secrets.token_hex(12), created, model.name)
     n = sum(form.prompt_tokens(item, partial(count_tokens, counter)) for item in items[:: wishes.n])
-    terms = Terms(items[0].stop, items[0].max_tokens, counter) if items else Terms([], None, None)
+    terms = ChoiceTerms(items[0].stop, items[0].max_tokens, counter) if items else ChoiceTerms([], None, None)
     respond = partial(_respond, about, n, terms)
     if not wishes.stream:
         return Submission(model, items, respond, sent_as=OBJECT)
@@ -245,7 +245,7 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
-def _respond(about: About, prompt_tokens: int, terms: Terms, results: list[Any]) -> HttpResponse:
+def _respond(about: About, prompt_tokens: int, terms: ChoiceTerms, results: list[Any]) -> HttpResponse:
     """Return whole answers as choices."""
     choices, n = [], 0
     for index, result in enumerate(results):
@@ -267,7 +267,7 @@ def delta_of(part: Any) -> Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ChoiceTerms:
     """Where the answers to a request end, and how they are counted.
 
     Attributes:
@@ -293,7 +293,7 @@ class Choice:
         has_begun: Whether anything of it was told.
     """
 
-    terms: Terms
+    terms: ChoiceTerms
     is_yielded: bool = False
     finish_reason: str = ""
     tokens: int = 0
@@ -370,7 +370,7 @@ class Chunks:
     """
 
     def __init__(
-        self, about: About, n: int, prompt_tokens: int, terms: Terms, *, is_yielded: bool, tells_usage: bool
+        self, about: About, n: int, prompt_tokens: int, terms: ChoiceTerms, *, is_yielded: bool, tells_usage: bool
     ) -> None:
         self._about = about
         if not tells_usage and terms.max_tokens is None:
