@@ -16,6 +16,7 @@ from carpool.http import own_routes
 from tests.support.late import Late
 from tests.support.loops import on_a_loop
 from tests.support.parts import Counting
+from tests.support.waiting import PATIENCE_S
 
 fastapi, applications, routing = Late("fastapi"), Late("starlette.applications"), Late("starlette.routing")
 
@@ -48,6 +49,8 @@ async def sent(app: Any, item: Any, *, accept: str = "", leaves_after: int = -1)
         if len(chunks) == leaves_after:
             left.set()
 
+    if leaves_after == 0:
+        asyncio.get_running_loop().call_later(0.05, left.set)
     await app(scope, receive, send)
     return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, b"".join(chunks)
 
@@ -60,7 +63,7 @@ async def routed(framework: str, log: list[Any], **model: Any) -> AsyncIterator[
 
         async def answer(request: fastapi.Request) -> Any:
             parts = running.predict_stream(await request.json())
-            return await carpool.http.stream_response(parts, accept=request.headers.get("accept"))
+            return await carpool.http.stream_response(parts, request=request)
 
         app: Any = (
             fastapi.FastAPI()
@@ -113,6 +116,21 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
         async with asyncio.timeout(10):
             while ("stop", 100_000) not in log:  # noqa: ASYNC110 # a thread writes it
                 await asyncio.sleep(0.002)
+
+
+@on_a_loop
+async def test_a_client_that_leaves_before_the_first_part_ends_its_request() -> None:
+    """A request that waits for the place of another is never started once its client has left."""
+    log: list[Any] = []
+    async with routed("fastapi", log, step_s=0.002) as app:
+        others = [asyncio.ensure_future(sent(app, 10**9 + n)) for n in range(4)]
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(entry[0] == "start" for entry in log) < 4:  # noqa: ASYNC110 # a thread writes it
+                await asyncio.sleep(0.002)
+            status, _, body = await sent(app, 7, leaves_after=0)
+        for other in others:
+            other.cancel()
+        assert (status, body) == (499, b"") and ("start", 7) not in log
 
 
 @on_a_loop

@@ -89,7 +89,7 @@ async def until_part(wire: Wire, part: bytes) -> float:
     [
         ("text/event-stream", 0.0005, 0.0055),  # half a millisecond before the step under way ends
         ("text/event-stream", 0.0049, 0.0099),  # just after it has begun
-        ("application/x-ndjson", 0.0005, 0.0105),  # nothing can be sent in between: the step's part tells
+        ("application/x-ndjson", 0.0005, 0.0055),
     ],
 )
 @on_a_jumping_loop

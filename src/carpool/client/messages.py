@@ -137,6 +137,7 @@ def entry_in(line: bytes, kind: Any) -> Any:
     Raises:
         CarpoolError: The line says why there are no more.
     """
+    line = line.lstrip(b" ")  # by which a server says that it is alive
     if entries.is_error(line):
         told = _told_in(line)
         error = error_of(told, None)

@@ -177,9 +177,19 @@ class Pipeline:
         request.caller = None
         if self._journal is not None:
             self._journal.record(now, "cancelled", request.id, detail=parts_so_far(now, request))
+        self._withdraw(now, request)
+
+    def suffice(self, now: float, request: Request) -> None:
+        """Note that a caller has all that it wants of a stream: its answer is complete."""
+        if request.state in (QUEUED, RUNNING):
+            self._withdraw(now, request)
+            self._endings.answer(now, request)
+
+    def _withdraw(self, now: float, request: Request) -> None:
+        """Take a request away from where it is; it is now done."""
         if request.stage == AT_THE_DOOR:
             self.door.remove(request)
-        elif state == QUEUED:
+        elif request.state == QUEUED:
             self.batchers[request.stage].leave(now, request)
         else:
             self.batchers[request.stage].abandon(now, request)

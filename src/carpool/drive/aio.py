@@ -157,6 +157,15 @@ class Driver(LoopTurn):
         if not self._is_poll_due:
             self._poll_soon()
 
+    def suffice(self, request: Request) -> None:
+        """End a stream of which the caller has all that it wants; it is told, as of any end."""
+        try:
+            self.pipeline.suffice(self.clock(), request)
+        except BaseException as error:
+            self._fail(error)
+        if not self._is_poll_due:
+            self._poll_soon()
+
     def pause(self, request: Request, is_paused: bool) -> None:
         """Take note that a caller wants no more parts for now, or wants them again."""
         now = self.clock()

@@ -30,6 +30,7 @@ from carpool.wire.frame import Frame, FrameError
 from carpool.wire.memory import Memory
 from carpool.wire.payload import detached
 from carpool.worker import affinity
+from carpool.worker.beside import TasksBeside
 from carpool.worker.place import enter_context
 from carpool.worker.serve import serve
 from carpool.worker.setup import Setup, process_name
@@ -264,7 +265,7 @@ class LoopWorker(_LocalWorker):
                 lambda: self._model,
                 fatal_errors,
                 is_ending=is_ending,
-                may_wait=True,
+                beside=TasksBeside(link.news),
                 same_process=True,
             )
             why = "it ended"
@@ -293,10 +294,14 @@ class _LoopLink:
         self._memory = Memory()
         self.heard_at = 0.0
 
-    async def receive(self) -> Frame | None:
+    async def news(self) -> None:
+        """Wait until `receive` would return at once."""
         while not self._inbox:
             self._news.clear()
             await self._news.wait()
+
+    async def receive(self) -> Frame | None:
+        await self.news()
         self.heard_at = monotonic()
         return self._inbox.popleft()
 

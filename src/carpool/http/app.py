@@ -27,6 +27,7 @@ from carpool.http.addresses import ready_path
 from carpool.http.admin import Admin
 from carpool.http.admission import HeadAdmission, count_refusal
 from carpool.http.app_life import AppLife
+from carpool.http.asgi_client import Receive, Send
 from carpool.http.assets import pages_at
 from carpool.http.codec import as_routes_are
 from carpool.http.compression import new_compression
@@ -241,7 +242,7 @@ class App(AppLife):
         """The services, in order."""
         return [endpoint.service for endpoint in self.endpoints]
 
-    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+    async def __call__(self, scope: asgi.Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
         await asgi.serve(self, scope, receive, send)
 

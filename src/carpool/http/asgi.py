@@ -7,14 +7,15 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol, cast
 from urllib.parse import quote, unquote
 
 from carpool.clock import monotonic
 from carpool.errors import CarpoolError, StartupError
 from carpool.http.access import SINGLE, Access
+from carpool.http.asgi_client import ClientStalled, Receive, Send, disconnected, within_limits
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, as_routes_are, too_large
 from carpool.http.exchange import Exchange, Head, HttpResponse
@@ -24,8 +25,6 @@ from carpool.http.streaming import SILENCE_S, HttpStream
 from carpool.logger import logger
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _WATCH_AFTER_S = 0.005  # most answers are quicker, and watching whether the client leaves costs a task
 
@@ -154,7 +153,8 @@ async def serve(app: ServedApp, scope: Scope, receive: Receive, send: Send) -> N
     if scope["type"] == "lifespan":
         await _lifespan(app, receive, send)
     elif scope["type"] == "http":
-        await _request(app, scope, receive, send)
+        with suppress(ClientStalled):  # the server closes, as the answer is not complete
+            await _request(app, scope, receive, within_limits(send))
     else:
         raise RuntimeError(f"carpool speaks HTTP, not {scope['type']}")
 
@@ -240,7 +240,7 @@ async def _handle(app: ServedApp, exchange: AsgiExchange, receive: Receive, send
     exchange.item, exchange.nbytes = body, len(body)
     app.handle(exchange)
     if type(exchange.stream) is HttpStream:
-        leaving = asyncio.ensure_future(_disconnected(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         return await _answer_in_parts(exchange, leaving, send)
     try:
         return await _answer(exchange, receive)
@@ -264,7 +264,7 @@ async def _answer_bulk(exchange: AsgiExchange, receive: Receive, send: Send) -> 
 
 
 async def _feed(exchange: AsgiExchange, receive: Receive) -> BaseException | None:
-    """Feed a bulk request to its end, then wait until the client leaves; see `_disconnected`."""
+    """Feed a bulk request to its end, then wait until the client leaves; see `disconnected`."""
     try:
         while True:
             message = await receive()
@@ -274,12 +274,12 @@ async def _feed(exchange: AsgiExchange, receive: Receive) -> BaseException | Non
                 feed_bulk(exchange, message["body"])
             if not message.get("more_body"):
                 feed_bulk(exchange, None)
-                return await _disconnected(receive)
+                return await disconnected(receive)
             while not wants_more_of_bulk(exchange) and not exchange.is_unread:
                 exchange.room.clear()
                 await exchange.room.wait()
             if exchange.is_unread:
-                return await _disconnected(receive)
+                return await disconnected(receive)
     except asyncio.CancelledError:
         raise
     except BaseException as error:
@@ -298,6 +298,7 @@ async def _answer_in_parts(
 
     Raises:
         BaseException: The server's `receive` or `send` raised it.
+        ClientStalled: The client takes nothing.
         BrokenAnswer: The answer is broken off, which the server tells its client by closing.
     """
     sending = asyncio.ensure_future(_send_parts(exchange, send))
@@ -417,7 +418,7 @@ async def _answer(exchange: AsgiExchange, receive: Receive) -> HttpResponse | No
     """
     done, _ = await asyncio.wait([exchange.response], timeout=_WATCH_AFTER_S)
     if not done:
-        leaving = asyncio.ensure_future(_disconnected(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((exchange.response, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -428,22 +429,6 @@ async def _answer(exchange: AsgiExchange, receive: Receive) -> HttpResponse | No
                 raise failure
             return None
     return exchange.response.result()
-
-
-async def _disconnected(receive: Receive) -> BaseException | None:
-    """Wait until the client leaves.
-
-    Whatever the server's `receive` raises is returned, since a task that raises KeyboardInterrupt
-    or SystemExit would end the loop.
-    """
-    try:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:
-        return error
-    return None
 
 
 async def send_response(

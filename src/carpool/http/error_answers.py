@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.foreign import text_of, traceback_of
-from carpool.http.asgi import Receive, Scope, Send, send_response
+from carpool.http.asgi import Scope, send_response
+from carpool.http.asgi_client import ClientStalled, Receive, Send, within_limits
 from carpool.http.codec import error_response
 from carpool.http.exchange import HttpResponse
 from carpool.http.request_ids import RequestIds
@@ -110,7 +112,8 @@ def install_error_handlers(app: HasErrorHandlers, *, timeout_status: int = 504, 
         head_only = request.scope["method"] == "HEAD"
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            await send_response(response, send, response.headers, head_only)
+            with suppress(ClientStalled):
+                await send_response(response, within_limits(send), response.headers, head_only)
 
         return respond
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error
 from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import Framing, HttpStream, framed
 from carpool.http_request import Field
 from carpool.request import Lane, Request
+from carpool.wire import entries
+from carpool.wire.payload import JSON
 from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
@@ -319,38 +321,57 @@ class Exchange(Request):
 
     def tell(self) -> None:
         """Put the driver's answer into HTTP and send it."""
-        ask, result = self.head.ask, self.result
+        ask, result, stream = self.head.ask, self.result, self.stream
         assert ask is not None, "the driver answers only what a model was asked"
-        if ask.framing is not None and type(result) is not CheckedResponse:
-            self._tell_end(ask, ask.framing)
+        if type(stream) is HttpStream and stream.has_begun:
+            assert ask.framing is not None, "parts are told to those who asked for them"
+            self._tell_end(ask, ask.framing, stream)
         elif self.error is not None:
             self.respond(ask.responder.error(self.head, self.error))
         elif type(result) is CheckedResponse:
             content_type = result.content_type or ask.content_type
             self.respond(HttpResponse(result.status, result.body, content_type, result.headers))
-        elif len(result) >= LARGE_ANSWER and ask.responder.compresses:  # type: ignore[arg-type]
+        elif ask.framing is None and len(result) >= LARGE_ANSWER and ask.responder.compresses:  # type: ignore[arg-type]
             whole = HttpResponse(200, result, ask.content_type)  # type: ignore[arg-type]
             self.respond_with(ask.responder, len(whole.body), lambda: whole, "the server")
-        else:
+        elif ask.framing is None:
             self.respond(HttpResponse(200, result, ask.content_type))  # type: ignore[arg-type]
-
-    def _tell_end(self, ask: Ask, framing: Framing) -> None:
-        """End an answer in parts; one of a model that returns whole answers is a single part."""
-        stream = cast(HttpStream | None, self.stream)
-        if self.error is not None:
-            response = ask.responder.error(self.head, self.error)
-            if stream is None or not stream.has_begun:
-                self.respond(response)
-            elif framing.error:
-                self.end_parts(framing.error % (response.body,), is_whole=True)
-            else:
-                self.end_parts(b"", is_whole=False)
-        elif stream is None:
-            body = framed(framing, self.result) + framing.with_end(1)
-            self.respond(HttpResponse(200, body, framing.content_type, framing.headers))
+        elif result is None:  # it was made in parts, of which there are none
+            self._tell_end(ask, ask.framing, cast(HttpStream, stream))
         else:
-            stream.has_begun = True
-            self.end_parts(framing.with_end(stream.parts), is_whole=True)
+            body = framed(ask.framing, result) + ask.framing.with_end(1)
+            self.respond(HttpResponse(200, body, ask.framing.content_type, ask.framing.headers))
+
+    def _tell_end(self, ask: Ask, framing: Framing, stream: HttpStream) -> None:
+        """End an answer in parts, of which no status can tell any more what has become of it.
+
+        That of a model which returns whole answers is a single part.
+        """
+        stream.has_begun = True
+        error, result, last = self.error, self.result, b""
+        if type(result) is CheckedResponse:
+            result, error = _part_of(result, framing)
+        if error is not None:
+            end = framing.error % (ask.responder.error(self.head, error).body,) if framing.error else b""
+            self.end_parts(end, is_whole=bool(end))
+            return
+        if result is not None:
+            last = framed(framing, result)
+        self.end_parts(last + framing.with_end(1 if last else stream.parts), is_whole=True)
+
+
+def _part_of(response: CheckedResponse, framing: Framing) -> tuple[bytes | None, ModelError | None]:
+    """Return a response of the model's own as a part, or an error if it cannot be one."""
+    kind = response.content_type or JSON_TYPE
+    if response.status == 200 and kind == JSON_TYPE and framing.format == JSON:
+        try:
+            return entries.value_in(bytes(response.body) or b"null", JSON), None
+        except ValueError as error:
+            text = f"the model wrote an answer that is {error}"
+    else:
+        told = f"of status {response.status} and type {kind.decode('latin-1')}"
+        text = f"the model returned a response of its own {told}, after events had begun"
+    return None, ModelError(text, code="bad_result")
 
 
 def _not_admitted(exchange: Exchange) -> None:

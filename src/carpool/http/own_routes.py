@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Any, Final
 
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
 from carpool.foreign import as_model_error
 from carpool.hints.schema import json_writer
+from carpool.http.asgi_client import ClientStalled, disconnected, within_limits
 from carpool.http.codec import wishes
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.streaming import BY_TYPE, SILENCE_S, SSE, Framing, framed
 
 _END: Final = object()  # there are no more parts
 _SILENCE: Final = object()  # no part has come for a long time
-_write: Final = json_writer(Any)
+_LEFT: Final = object()  # the client has left before
+_write: Final = json_writer(Any, "a part")
+_CLIENT_LEFT: Final = 499  # for access logs: nobody reads it
 
 
 async def stream_response(
-    parts: AsyncIterator[Any], *, accept: str | None = None, timeout_status: int = 504, debug: bool = False
+    parts: AsyncIterator[Any],
+    *,
+    request: Request | None = None,
+    accept: str | None = None,
+    timeout_status: int = 504,
+    debug: bool = False,
 ) -> StreamingResponse:
     """Return a response that tells parts as `carpool serve` does, once the first of them is there.
 
@@ -31,18 +40,21 @@ async def stream_response(
     `install_error_handlers`; a plain `StreamingResponse` has answered 200 by then. What fails later
     is told as an error in the place of the end, so a client can always tell a whole answer from a
     broken one. A silence of 15 seconds begins the response without a part, and is filled. A client
-    that leaves ends the request.
+    that leaves ends the request, before the first part only where `request` is given. So does one
+    that takes nothing for 30 seconds.
 
         @app.post("/generate")
         async def generate(prompt: Prompt, request: Request) -> StreamingResponse:
             parts = service.predict_stream(prompt)
-            return await carpool.http.stream_response(parts, accept=request.headers.get("accept"))
+            return await carpool.http.stream_response(parts, request=request)
 
     Args:
         parts: What `predict_stream` returned, not yet entered, or another asynchronous iterator,
             for example a generator that awaits a batched function.
-        accept: The request's `Accept` header: lines of JSON if it asks for `application/x-ndjson`,
-            otherwise server-sent events.
+        request: The request of the route, whose body has been read. It says what `accept` is, and
+            whether the client leaves before the first part.
+        accept: The request's `Accept` header, where `request` is not given: lines of JSON if it
+            asks for `application/x-ndjson`, otherwise server-sent events.
         timeout_status: The status of a missed deadline, 504 or 408.
         debug: Whether error bodies show the texts of user exceptions.
 
@@ -55,17 +67,27 @@ async def stream_response(
     if not hasattr(parts, "__anext__"):
         kind = type(parts).__name__
         raise TypeError(f"parts must be an asynchronous iterator, such as service.predict_stream(x), not {kind}")
+    if accept is None and request is not None:
+        accept = request.headers.get("accept")
     framing = next((BY_TYPE[wish] for wish in wishes((accept or "").encode()) if wish in BY_TYPE), SSE)
     reading = _Reading(parts)
+    leaving = None if request is None else asyncio.ensure_future(disconnected(request.receive))
+    status = 200
     try:
-        await reading.begin()
+        if not await reading.begin(leaving):
+            status = _CLIENT_LEFT
+            await reading.close()
     except BaseException:
         await reading.close()
         raise
+    finally:
+        if leaving is not None:  # from here on, the response looks itself
+            leaving.cancel()
+            await asyncio.wait((leaving,))
 
     headers = {"content-type": framing.content_type.decode(), "x-content-type-options": "nosniff"}
     headers.update((name.decode(), value.decode()) for name, value in framing.headers)
-    return _PartsResponse(reading, _written(reading, framing, answers), headers)
+    return _PartsResponse(reading, _written(reading, framing, answers), headers, status)
 
 
 class _Reading:
@@ -81,23 +103,38 @@ class _Reading:
         self._first: list[Any] = []  # what `begin` has waited for, until it is taken
         self._coming: asyncio.Future[Any] | None = None
 
-    async def begin(self) -> None:
-        """Wait for what `next` will return first; raise what fails until then."""
+    async def begin(self, leaving: asyncio.Future[BaseException | None] | None) -> bool:
+        """Wait for what `next` will return first; raise what fails until then.
+
+        Args:
+            leaving: Ends when the client leaves, see `disconnected`.
+
+        Returns:
+            Whether the client is still there.
+        """
         if isinstance(self._parts, AbstractAsyncContextManager):
             self._parts = await self._stack.enter_async_context(self._parts)
         elif isinstance(self._parts, AsyncGenerator):
             self._stack.push_async_callback(self._parts.aclose)
-        self._first.append(await self.next())
+        self._first.append(await self.next(leaving))
+        return self._first[0] is not _LEFT
 
-    async def next(self) -> Any:
-        """Return the next part, `_END`, or `_SILENCE` if nothing has come for `SILENCE_S`."""
+    async def next(self, leaving: asyncio.Future[BaseException | None] | None = None) -> Any:
+        """Return the next part, `_END`, `_SILENCE` if nothing has come for `SILENCE_S`, or `_LEFT`
+        once `leaving` has ended.
+        """
         if self._first:
             return self._first.pop()
         if self._coming is None:
             self._coming = asyncio.ensure_future(_next_of(self._parts))
-        await asyncio.wait((self._coming,), timeout=SILENCE_S)
+        awaited = (self._coming,) if leaving is None else (self._coming, leaving)
+        await asyncio.wait(awaited, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
         if not self._coming.done():
-            return _SILENCE
+            if leaving is None or not leaving.done():
+                return _SILENCE
+            if (failure := leaving.result()) is not None:  # perhaps a CancelledError
+                raise failure
+            return _LEFT
         coming, self._coming = self._coming, None
         if coming.cancelled():  # what makes the parts has raised it; nobody has cancelled this task
             raise as_model_error(asyncio.CancelledError(), "the stream")
@@ -124,6 +161,8 @@ async def _written(reading: _Reading, framing: Framing, answers: ErrorAnswers) -
     while True:
         try:
             part = await reading.next()
+            if part is _LEFT:
+                return
             if part is _SILENCE:
                 yield framing.alive
                 continue
@@ -143,8 +182,8 @@ async def _written(reading: _Reading, framing: Framing, answers: ErrorAnswers) -
 class _PartsResponse(StreamingResponse):
     """Leaves the block of the parts when the response ends, however it ends."""
 
-    def __init__(self, reading: _Reading, body: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
-        super().__init__(body, headers=headers)
+    def __init__(self, reading: _Reading, body: AsyncGenerator[bytes], headers: dict[str, str], status: int) -> None:
+        super().__init__(body, status, headers)
         self._reading = reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,3 +191,7 @@ class _PartsResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._reading.close()
+
+    async def stream_response(self, send: Send) -> None:
+        with suppress(ClientStalled):  # the server closes, as the answer is not complete
+            await super().stream_response(within_limits(send))

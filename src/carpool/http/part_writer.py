@@ -119,6 +119,7 @@ class PartWriter(AnswerWriter):
         if self._is_writing_paused:
             self._timers.written_while_paused(len(data))
             self.app.pause(exchange, True)  # its turn has come while the client was slow already
+        cast(HttpStream, exchange.stream).written_at = monotonic()
         self._gathered.append(data)
         self.write_gathered()
 

@@ -131,9 +131,9 @@ class PredictRoutes:
 
 
 def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
-    """Have the answer of a model told in parts, if the model makes parts."""
+    """Have an answer told in parts; that of a model which makes none is a single one."""
+    exchange.stream = HttpStream(now, now + ask.stream_s)
+    exchange.watch_silence()
     service = ask.endpoint.service
     if service.stages[-1].traits.in_parts:
-        exchange.stream = HttpStream(now, now + ask.stream_s)
         exchange.deadline = now + service.timeout_s
-        exchange.watch_silence()

@@ -10,7 +10,10 @@ A client asks for parts by its `Accept` header. It can always tell a whole answe
   breaks the body off, so the chunked coding does not end.
 
 What fails before the first part is answered as for any request, with a status. So the head is
-written with the first part, or once a client has heard nothing for `SILENCE_S`.
+written with the first part, or once a client has heard nothing for `SILENCE_S`. From then on it
+gets something in each such silence that its reader skips: a comment among events, and before a line
+the space that JSON allows there. Silence is measured where bytes go: of a part for which nothing is
+written the client knows nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from carpool.request import Stream
 from carpool.wire.payload import JSON, RAW
 
 SILENCE_S: Final = 15.0
-"""After how many seconds without a part a client is told that the connection is alive."""
+"""After how many seconds without a byte a client is told that the connection is alive."""
 
 HELD_BYTES: Final = 2**20
 """How much may wait for a client before its stream is paused; it goes on at half of it."""
@@ -67,11 +70,11 @@ SSE: Final = Framing(
     _NOT_KEPT,
 )
 NDJSON: Final = Framing(
-    b"application/x-ndjson", JSON, b'{"part": %b}\n', b'{"end": {"parts": %d}}\n', b"%b\n", b"", _NOT_KEPT
+    b"application/x-ndjson", JSON, b'{"part": %b}\n', b'{"end": {"parts": %d}}\n', b"%b\n", b" ", _NOT_KEPT
 )
 PLAIN: Final = Framing(b"application/octet-stream", RAW, b"%b", b"", b"", b"", _NOT_KEPT)
 
-BULK: Final = Framing(b"application/x-ndjson", JSON, b"%b\n", b"", b"%b\n", b"", _NOT_KEPT)
+BULK: Final = Framing(b"application/x-ndjson", JSON, b"%b\n", b"", b"%b\n", b" ", _NOT_KEPT)
 
 BY_TYPE: Final = {framing.content_type: framing for framing in (SSE, NDJSON)}
 """The framings that every model has, by content type."""
@@ -88,16 +91,27 @@ class HttpStream(Stream):
         held_bytes: How much that is.
         is_held_back: Whether the stream is paused, as too much is held.
         asked_at: When the request was made.
+        written_at: When a part was written by itself last; see `heard` for those that were written
+            as they came.
         unwatch: Called once nobody has to look for silences any more.
     """
 
-    __slots__ = ("asked_at", "has_begun", "held", "held_bytes", "is_head_written", "is_held_back", "unwatch")
+    __slots__ = (
+        "asked_at",
+        "has_begun",
+        "held",
+        "held_bytes",
+        "is_head_written",
+        "is_held_back",
+        "unwatch",
+        "written_at",
+    )
 
     unwatch: Callable[[], None]
 
     def __init__(self, asked_at: float, until: float) -> None:
         super().__init__(until=until)
-        self.asked_at = asked_at
+        self.asked_at = self.written_at = asked_at
         self.has_begun = self.is_head_written = self.is_held_back = False
         self.held: list[bytes] = []
         self.held_bytes = 0
@@ -116,8 +130,8 @@ class HttpStream(Stream):
         return data
 
     def silent_s(self, now: float) -> float:
-        """Return for how long no part has come."""
-        return now - max(self.asked_at, self.heard)
+        """Return for how long nothing has been written."""
+        return now - max(self.asked_at, self.heard, self.written_at)
 
 
 def framed(framing: Framing, part: Any) -> bytes:

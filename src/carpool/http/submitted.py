@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from carpool.drive.callers import load_result
 from carpool.errors import CarpoolError, ModelError
@@ -21,6 +21,8 @@ from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint
+
+_HALF_A_CHARACTER: Final = "half of a character, a lone surrogate, which no UTF-8 can hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,18 @@ class SubmittedItems(ExchangeItems):
 
     def _answer(self) -> None:
         exchange, items, is_partial = self._exchange, self.items, self._submission.is_partial and self.refusal is None
-        self._respond(
-            lambda: self._submission.respond([self._result_of(item, is_partial, exchange.head) for item in items])
-        )
+        self._respond(lambda: self._responded([self._result_of(item, is_partial, exchange.head) for item in items]))
 
     def _respond(self, make: Callable[[], HttpResponse]) -> None:
         what = "a protocol that makes an answer of results"
         self._exchange.respond_with(self._terms.responder, self.answer_bytes, make, what)
+
+    def _responded(self, results: list[Any]) -> HttpResponse:
+        """Return what the protocol makes of the results. Raises `CarpoolError`."""
+        try:
+            return self._submission.respond(results)
+        except BaseException as error:  # a protocol may be the user's
+            raise _failure_of(error, "a protocol that makes an answer of results") from error
 
     def _result_of(self, item: ExchangeItem, is_partial: bool, head: Head) -> Any:
         """Return an item's result, or what its client is told of its error.
@@ -134,18 +141,13 @@ class SubmittedStreams(SubmittedItems):
             return
         try:
             data = self._writer.part(item.index, result_as(item.accept, part))
-        except CarpoolError as error:
-            self._fail(error)
-            return
         except BaseException as error:  # a protocol may be the user's
-            self._fail(as_model_error(error, "a protocol that writes a part"))
+            self._fail(_failure_of(error, "a protocol that writes a part"))
             return
-        if item.stream is not None:
-            self._stream.heard = item.stream.heard
         self._write(data)
         if item.state != DONE and self._writer.is_over(item.index):
             self._end(item)
-            self.model.driver.cancel(item)  # type: ignore[union-attr] # it runs, as a part has come
+            self.model.driver.suffice(item)  # type: ignore[union-attr] # it runs, as a part has come
 
     def item_ended(self, item: _StreamedItem) -> None:
         """Take the end of an item's answer; of a model that returns whole answers, all of it."""
@@ -160,10 +162,16 @@ class SubmittedStreams(SubmittedItems):
         if self._has_ended or item.index in self._ended:
             return
         self._ended.add(item.index)
-        self._write(self._writer.end(item.index))
-        if len(self._ended) == len(self.items):
+        try:
+            end = self._writer.end(item.index)
+            close = self._writer.close() if len(self._ended) == len(self.items) else None
+        except BaseException as error:  # a protocol, or what counts for it, may be the user's
+            self._fail(_failure_of(error, "a protocol that writes the end of an answer"))
+            return
+        self._write(end)
+        if close is not None:
             self._has_ended = self._stream.has_begun = True
-            self._exchange.end_parts(self._writer.close(), is_whole=True)
+            self._exchange.end_parts(close, is_whole=True)
 
     def _write(self, data: bytes) -> None:
         if data:
@@ -206,6 +214,20 @@ class _StreamedItem(ExchangeItem):
 
     def tell(self) -> None:
         self.whole.item_ended(self)
+
+
+def _failure_of(error: BaseException, what: str) -> CarpoolError:
+    """Return as what a request fails of which the answer could not be written.
+
+    Args:
+        error: What was raised.
+        what: The code that raised it, as the subject of a sentence.
+    """
+    if isinstance(error, CarpoolError):
+        return error
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        return ModelError(f"the model returned a text with {_HALF_A_CHARACTER}", code="bad_result")
+    return as_model_error(error, what)
 
 
 def result_as(format: int, result: Any) -> Any:

@@ -2,14 +2,15 @@
 
 A generator for each item is a state of its own. A generator for a batch is shared by its items: one
 step takes one list from it, and a stream that is not stepped, as its reader lags, has its parts
-kept until it is.
+kept until it is. On an event loop each asynchronous generator runs in a task of its own: none waits
+for what another one awaits, and a step ends once one of them has yielded, or an order has come.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from carpool.call.results import as_results
 from carpool.parts import END, Last
@@ -20,6 +21,16 @@ IsFatal = Callable[[BaseException], bool]
 Own = Callable[[Any], Any]
 
 
+class Beside(Protocol):
+    """Has asynchronous generators run beside each other; see `TasksBeside`."""
+
+    def apart(self, generator: Any, own: Own) -> Any:
+        """Return what runs a generator in a task of its own, with `take` for what it yields."""
+
+    async def first_of(self, asked: Sequence[tuple[Any, Any]]) -> None:
+        """Ask generators to go on, and wait until one of them has yielded, or an order has come."""
+
+
 class ItemGenerators:
     """A generator for each item.
 
@@ -27,19 +38,25 @@ class ItemGenerators:
         predict: Makes one of an item.
         is_fatal: Whether an exception ends the worker instead of failing an item.
         own: Copies a part before user code is called again, which may fill the same memory.
+        beside: Has asynchronous generators run beside each other; None where there is no loop.
     """
 
-    def __init__(self, predict: Predict, is_fatal: IsFatal, own: Own = own_part) -> None:
+    def __init__(self, predict: Predict, is_fatal: IsFatal, own: Own = own_part, beside: Beside | None = None) -> None:
         self._predict = predict
         self._is_fatal = is_fatal
         self._own = own
+        self._beside = beside
 
     def start(self, xs: list[Any]) -> list[Any]:
         """Make the generators; none of them has begun when this returns."""
-        return [self._predict(x) for x in xs]
+        return [_apart(self._predict(x), self._own, self._beside) for x in xs]
 
     async def step(self, generators: list[Any]) -> list[Any]:
-        """Return what each of them yields next, or the exception that it raises."""
+        """Return what each of them yields next, or the exception that it raises; None for those
+        that still await something.
+        """
+        if self._beside is not None:
+            await self._beside.first_of([(generator, None) for generator in generators])
         parts: list[Any] = []
         for generator in generators:
             if parts:
@@ -53,7 +70,7 @@ class ItemGenerators:
 
     async def _next(self, generator: Any) -> Any:
         try:
-            return await _next_of(generator, None)
+            return generator.take() if hasattr(generator, "take") else await next_of(generator, None)
         except BaseException as error:
             if self._is_fatal(error):
                 raise
@@ -76,15 +93,21 @@ class _Group:
         self.alive = set(range(n))
         self.has_begun = False
 
+    @property
+    def told(self) -> frozenset[int] | None:
+        """What its present `yield` returns."""
+        return frozenset(self.alive) if self.has_begun else None
+
 
 class _Member:
-    """The state of one stream: its group, and its place in it."""
+    """The state of one stream: its group, its place in it, and its parts that were not taken."""
 
-    __slots__ = ("group", "place")
+    __slots__ = ("group", "kept", "place")
 
     def __init__(self, group: _Group, place: int) -> None:
         self.group = group
         self.place = place
+        self.kept: deque[Any] = group.kept[place]
 
 
 class BatchGenerators:
@@ -96,27 +119,32 @@ class BatchGenerators:
     Args:
         predict: Makes a generator of a list of items.
         own: See `ItemGenerators`.
+        beside: Likewise.
     """
 
-    def __init__(self, predict: Predict, own: Own = own_part) -> None:
+    def __init__(self, predict: Predict, own: Own = own_part, beside: Beside | None = None) -> None:
         self._predict = predict
         self._own = own
+        self._beside = beside
 
     def start(self, xs: list[Any]) -> list[_Member]:
         """Make a generator of the items, which has not begun when this returns."""
-        group = _Group(self._predict(xs), len(xs))
+        group = _Group(_apart(self._predict(xs), _as_it_is, self._beside), len(xs))
         return [_Member(group, place) for place in range(len(xs))]
 
     async def step(self, members: list[_Member]) -> list[Any]:
-        """Return one part of each, from one list of each generator.
+        """Return one part of each, from one list of each generator; None where one still awaits
+        something.
 
         Raises:
             BaseException: A generator raised it, so nobody knows what it still holds.
         """
-        for group in {id(member.group): member.group for member in members}.values():
-            if any(not group.kept[member.place] for member in members if member.group is group):
-                await self._advance(group)
-        return [member.group.kept[member.place].popleft() for member in members]
+        groups = list({id(member.group): member.group for member in members if not member.kept}.values())
+        if self._beside is not None and not any(member.kept for member in members):
+            await self._beside.first_of([(group.generator, group.told) for group in groups])
+        for group in groups:
+            await self._advance(group)
+        return [member.kept.popleft() if member.kept else None for member in members]
 
     async def stop(self, member: _Member) -> None:
         """Note that a stream has ended; with the last one of its batch the generator is closed."""
@@ -129,7 +157,12 @@ class BatchGenerators:
     async def _advance(self, group: _Group) -> None:
         """Take the next list from a generator, or the end of all that still run."""
         n = len(group.kept)
-        yielded = await _next_of(group.generator, frozenset(group.alive) if group.has_begun else None)
+        if hasattr(group.generator, "take"):
+            yielded = group.generator.take()
+            if yielded is None:
+                return
+        else:
+            yielded = await next_of(group.generator, group.told)
         group.has_begun = True
         parts = [END] * n if yielded is END else as_results(yielded, n)
         for place in group.alive:
@@ -142,7 +175,7 @@ def _is_end(part: Any) -> bool:
     return part is END or type(part) is Last or issubclass(type(part), BaseException)
 
 
-async def _next_of(generator: Any, told: Any) -> Any:
+async def next_of(generator: Any, told: Any) -> Any:
     """Return what a generator yields next, or `END`.
 
     Args:
@@ -158,6 +191,16 @@ async def _next_of(generator: Any, told: Any) -> Any:
         return generator.send(told)
     except StopIteration:
         return END
+
+
+def _apart(generator: Any, own: Own, beside: Beside | None) -> Any:
+    """Return a generator, or, where it can await something, what runs it in a task."""
+    return generator if beside is None or not hasattr(generator, "asend") else beside.apart(generator, own)
+
+
+def _as_it_is(parts: Any) -> Any:
+    """Return the list that a generator of a batch yields, whose parts are copied one by one."""
+    return parts
 
 
 async def _close(generator: Any) -> None:

@@ -38,6 +38,7 @@ from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.worker import program, step_loop
 from carpool.worker.answer import BatchAnswerer, ExampleError
+from carpool.worker.generators import Beside
 from carpool.worker.own import own
 from carpool.worker.own_metrics import own_metrics
 from carpool.worker.quiet import hold_back_prints
@@ -101,7 +102,7 @@ async def serve(
     fatal_errors: tuple[type[BaseException], ...] = (),
     *,
     is_ending: Callable[[], bool] = lambda: True,
-    may_wait: bool = False,
+    beside: Beside | None = None,
     same_process: bool = False,
 ) -> None:
     """Load the model and answer batches; if loading fails, report why and return.
@@ -113,7 +114,8 @@ async def serve(
         fatal_errors: Exceptions that end the worker instead of failing an item.
         is_ending: Whether the worker is in fact being ended; user code may raise the fatal errors
             by itself.
-        may_wait: Whether there is an event loop on which async user code can wait.
+        beside: Has asynchronous generators run beside each other; None where there is no event loop
+            on which async user code could wait.
         same_process: Whether frames that are sent over the link stay in this process.
     """
     announcer = _CallAnnouncer(link)
@@ -124,10 +126,10 @@ async def serve(
         oom_errors=setup.oom_errors,
         fatal_errors=fatal_errors,
         is_ending=is_ending,
-        may_wait=may_wait,
+        may_wait=beside is not None,
         own=own,
     )
-    answerer = await _load(link, setup, find_model, retrier, announcer, points, same_process)
+    answerer = await _load(link, setup, find_model, retrier, announcer, points, same_process, beside)
     metrics = None if same_process else own_metrics(setup.stage, setup.place)
     if type(answerer) is StepAnswerer:
         if metrics is not None:
@@ -179,6 +181,7 @@ async def _load(
     announcer: _CallAnnouncer,
     points: WorkerPoints,
     same_process: bool,
+    beside: Beside | None,
 ) -> BatchAnswerer | StepAnswerer | None:
     """Load the model and warm it up; report it and return None if that fails."""
     _send_state(link, "loading")
@@ -218,6 +221,7 @@ async def _load(
                 before_next_call=announcer,
                 in_step=points.in_predict,
                 same_process=same_process,
+                beside=beside,
             )
         timings: list[bytes] = [msgspec.msgpack.encode([])]
         if answerer.traits.examples:

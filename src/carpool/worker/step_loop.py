@@ -36,7 +36,7 @@ from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, size_of
 from carpool.worker.answer import BatchAnswerer, ExampleError, as_bytes
-from carpool.worker.generators import BatchGenerators, ItemGenerators
+from carpool.worker.generators import BatchGenerators, Beside, ItemGenerators
 from carpool.worker.own import own_part
 from carpool.worker.reports import FailureReports, clear_own_frames, outcome_of
 from carpool.worker.steps import Lineup, Measures, Out, PlainOuts, Row, Runner, StepModel
@@ -144,6 +144,7 @@ class StepAnswerer:
         before_next_call: Called before each call of the model but the first one of a step.
         in_step: Called as each call of `step` begins, as part of it.
         same_process: Whether frames stay in this process.
+        beside: Has asynchronous generators run beside each other; None where there is no loop.
 
     Attributes:
         number: That of the last order that was followed.
@@ -159,6 +160,7 @@ class StepAnswerer:
         before_next_call: Callable[[], None],
         in_step: Callable[[], None] | None = None,
         same_process: bool = False,
+        beside: Beside | None = None,
     ) -> None:
         traits = invoker.traits
         self.number = 0
@@ -168,7 +170,7 @@ class StepAnswerer:
         self._keeps = traits.can_resume
         self._postprocesses = hasattr(invoker.instance, "postprocess")
         self._runner = Runner(
-            _step_model(invoker, retrier),
+            _step_model(invoker, retrier, beside),
             retrier,
             can_resume=traits.can_resume,
             postprocess=getattr(invoker.instance, "postprocess", None),
@@ -464,12 +466,12 @@ def _as_unsendable(packed: Packed, error: FrameError) -> Packed:
     return failed
 
 
-def _step_model(invoker: Invoker, retrier: Retrier) -> StepModel:
+def _step_model(invoker: Invoker, retrier: Retrier, beside: Beside | None) -> StepModel:
     """Return what is stepped: the model itself, or its generators."""
     own = partial(own_part, handed_on=hasattr(invoker.instance, "postprocess"))
     form = invoker.traits.form
     if form is Form.STEPS:
         return invoker.instance  # type: ignore[no-any-return]
     if form is Form.GENERATOR:
-        return ItemGenerators(invoker.new_generator, retrier.is_fatal, own)
-    return BatchGenerators(invoker.new_generator, own)
+        return ItemGenerators(invoker.new_generator, retrier.is_fatal, own, beside)
+    return BatchGenerators(invoker.new_generator, own, beside)

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -29,7 +29,15 @@ from carpool.http.protocols.base import (
     unfit,
 )
 from carpool.http.protocols.model_list import routes_of_list
-from carpool.http.protocols.openai_text import ChatForm, CompletionForm, TextForm, Wishes, submission_of
+from carpool.http.protocols.openai_text import (
+    ChatForm,
+    CompletionForm,
+    CountTokens,
+    TextForm,
+    Wishes,
+    count_tokens,
+    submission_of,
+)
 from carpool.http.protocols.wording import (
     UNPROCESSABLE,
     as_response,
@@ -183,7 +191,7 @@ def _respond_with_vectors(
 ) -> HttpResponse:
     written = [_vector(result, asked) for result in results]
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(written)]
-    n = sum(count_tokens(model, each) for each in inputs)
+    n = sum(map(partial(count_tokens, counter_of(model)), inputs))
     usage = {"prompt_tokens": n, "total_tokens": n}
     return with_id(request, as_response({"object": "list", "data": data, "model": model.name, "usage": usage}))
 
@@ -211,17 +219,15 @@ def _vector(result: Any, asked: _Embeddings) -> msgspec.Raw | str:
     return base64.b64encode(packed.tobytes()).decode()
 
 
-def count_tokens(model: ModelOfApp, value: Any) -> int:
-    """Return how many tokens an input has, by the model's own `count_tokens`, a static method of
-    it; 0 if it has none.
+def counter_of(model: ModelOfApp) -> CountTokens | None:
+    """Return what counts the tokens of a text, a static method `count_tokens` of the model; None if
+    it has none.
     """
-    if isinstance(value, list):
-        return len(value)
     for stage in model.service.stages:
-        count: Callable[[Any], int] | None = getattr(stage.model, "count_tokens", None)
+        count: CountTokens | None = getattr(stage.model, "count_tokens", None)
         if count is not None:
-            return int(count(value))
-    return 0
+            return lambda text: int(count(text))
+    return None
 
 
 # -- completions and chats
@@ -254,7 +260,7 @@ def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolReq
             f" {request.path}"
         )
     wishes, parameters = Wishes.read(members)
-    count, now, nbytes = partial(count_tokens, model), int(time.time()), len(request.body)
-    submission = submission_of(model, form, kind, wishes, parameters, count, now, nbytes)
+    counter, now, nbytes = counter_of(model), int(time.time()), len(request.body)
+    submission = submission_of(model, form, kind, wishes, parameters, counter, now, nbytes)
     respond = submission.respond
     return replace(submission, respond=lambda results: with_id(request, respond(results)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Final
 
@@ -26,6 +26,15 @@ _MOST_STOPS: Final = 16
 _LONGEST_STOP: Final = 1000  # characters: each part is compared with every beginning of a stop
 _encode = msgspec.json.Encoder().encode
 CountTokens = Callable[[Any], int]
+
+
+def count_tokens(counter: CountTokens | None, value: Any) -> int:
+    """Return how many tokens an input has: those of a list, or as a model counts them; 0 if it
+    cannot.
+    """
+    if isinstance(value, list):
+        return len(value)
+    return 0 if counter is None else counter(value)
 
 
 class TextForm:
@@ -141,7 +150,7 @@ def submission_of(
     kind: type,
     wishes: Wishes,
     parameters: dict[str, Any],
-    count: CountTokens,
+    counter: CountTokens | None,
     created: int,
     nbytes: int,
 ) -> Submission:
@@ -153,7 +162,7 @@ def submission_of(
         kind: The class of the model's items.
         wishes: What the request says besides.
         parameters: All else in its body.
-        count: Counts tokens.
+        counter: Counts the tokens of a text; None if the model cannot.
         created: The time, in seconds since 1970.
         nbytes: The length of the body.
 
@@ -165,12 +174,14 @@ def submission_of(
     told = ({**parameters, "prompt": each} for each in prompts) if prompts else [parameters]
     items = [item for each in told for item in _items_of(kind, each, wishes.n)]
     about = About(form, form.prefix + secrets.token_hex(12), created, model.name)
-    n = sum(form.prompt_tokens(item, count) for item in items[:: wishes.n])
-    stops = items[0].stop if items else []
+    n = sum(form.prompt_tokens(item, partial(count_tokens, counter)) for item in items[:: wishes.n])
+    terms = ChoiceTerms(items[0].stop, items[0].max_tokens, counter) if items else ChoiceTerms([], None, None)
+    respond = partial(_respond, about, n, terms)
     if not wishes.stream:
-        return Submission(model, items, partial(_respond, about, n, stops), sent_as=OBJECT)
-    writer = Chunks(about, len(items), n, stops, tells_usage=bool(wishes.stream_options.include_usage))
-    return Submission(model, items, partial(_respond, about, n, stops), sent_as=OBJECT, parts=writer)
+        return Submission(model, items, respond, sent_as=OBJECT)
+    tells_usage, is_yielded = bool(wishes.stream_options.include_usage), model.gives.in_parts
+    writer = Chunks(about, len(items), n, terms, is_yielded=is_yielded, tells_usage=tells_usage)
+    return Submission(model, items, respond, sent_as=OBJECT, parts=writer)
 
 
 def _check_size(allowance: Allowance, parameters: dict[str, Any], prompts: int, n: int, nbytes: int) -> None:
@@ -236,15 +247,15 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
-def _respond(about: About, prompt_tokens: int, stops: Sequence[str], results: list[Any]) -> HttpResponse:
+def _respond(about: About, prompt_tokens: int, terms: ChoiceTerms, results: list[Any]) -> HttpResponse:
     """Return whole answers as choices."""
     choices, n = [], 0
     for index, result in enumerate(results):
-        choice = Choice(stops)
-        parts = result if isinstance(result, list) else [result]
-        text = "".join([*[choice.add(delta_of(part)) for part in parts], choice.rest()])
+        is_yielded = isinstance(result, list)
+        choice = Choice(terms, is_yielded)
+        text = "".join([*map(choice.add, result if is_yielded else [result]), choice.end()])
         n += choice.tokens
-        choices.append({"index": index, **about.form.choice(text), "finish_reason": choice.finish_reason or "stop"})
+        choices.append({"index": index, **about.form.choice(text), "finish_reason": choice.finish_reason})
     return as_response(about.told(about.form.kind, choices, usage=_usage(prompt_tokens, n)))
 
 
@@ -271,33 +282,62 @@ def _shorter(stop: str) -> list[int]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ChoiceTerms:
+    """Where the answers to a request end, and how they are counted.
+
+    Attributes:
+        stops: The texts at which one ends.
+        max_tokens: How many tokens one may have; None if the client has not said it.
+        count: Counts the tokens of a text; None if the model cannot, and each part is one.
+    """
+
+    stops: Sequence[str]
+    max_tokens: int | None
+    count: CountTokens | None
+
+
 @dataclass(slots=True)
 class Choice:
     """How far the text of one choice has come; it is cut at the first stop.
 
     Attributes:
-        stops: The texts at which it ends.
+        terms: Where it ends, and how it is counted.
+        is_yielded: Whether the model gives it in parts, one for each token.
         finish_reason: Why it has ended; empty while it goes on.
-        tokens: How many there were.
+        tokens: How many there were; all are counted once it has ended.
         has_begun: Whether anything of it was told.
     """
 
-    stops: Sequence[str]
+    terms: ChoiceTerms
+    is_yielded: bool = False
     finish_reason: str = ""
     tokens: int = 0
     has_begun: bool = False
     _held: str = field(default="", repr=False)
+    _n_parts: int = 0
+    _uncounted: list[str] = field(default_factory=list, repr=False)
+    _cut: int = 0  # characters of these that are not told
     _begun: list[int] = field(default_factory=list, repr=False)  # of each stop, how much the held text ends with
 
-    def add(self, delta: Delta) -> str:
-        """Take the next part, and return the text that can be told now."""
+    def add(self, part: Any) -> str:
+        """Take the next part, and return the text that can be told now.
+
+        Raises:
+            ModelError: It is neither a text nor a `Delta`.
+        """
+        delta = delta_of(part)
         if self.finish_reason:
             return ""
-        self.tokens += delta.tokens
-        text = self._held + delta.text
-        ends = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
+        self._n_parts += 1
+        if delta is not part and self.terms.count is not None:
+            self._uncounted.append(delta.text)
+        else:
+            self.tokens += delta.tokens
+        text, stops = self._held + delta.text, self.terms.stops
+        ends = [at for at in (text.find(stop) for stop in stops) if at >= 0]
         if ends:
-            self._held, self.finish_reason = "", "stop"
+            self._held, self.finish_reason, self._cut = "", "stop", len(text) - min(ends)
             return text[: min(ends)]
         if delta.finish_reason is not None:
             self._held, self.finish_reason = "", delta.finish_reason
@@ -312,8 +352,8 @@ class Choice:
         Each new character is looked at once or twice, however long the stops are (Knuth, Morris and
         Pratt, 1977).
         """
-        begun = self._begun or [0] * len(self.stops)
-        for i, stop in enumerate(self.stops):
+        begun = self._begun or [0] * len(self.terms.stops)
+        for i, stop in enumerate(self.terms.stops):
             n, shorter = begun[i], _shorter(stop)
             if len(new) >= len(stop):
                 n = 0
@@ -325,10 +365,24 @@ class Choice:
         self._begun = begun
         return max(begun, default=0)
 
-    def rest(self) -> str:
-        """Return what was kept back, as the answer has ended."""
+    def end(self) -> str:
+        """Take note that the answer has ended, and return what was kept back."""
         held, self._held = self._held, ""
+        if self._uncounted:
+            text = "".join(self._uncounted)
+            self._uncounted.clear()
+            self.tokens += self.terms.count(text[: max(0, len(text) - self._cut)])  # type: ignore[misc] # there is one
+        if not self.finish_reason:
+            self.finish_reason = "length" if self._has_reached_limit else "stop"
         return held
+
+    @property
+    def _has_reached_limit(self) -> bool:
+        """Whether as many tokens have come as were asked for at most, as far as that is known."""
+        most, is_known = self.terms.max_tokens, self.is_yielded or self.terms.count is not None
+        if most is None or not is_known:
+            return False
+        return self.tokens >= most or (self.is_yielded and self._n_parts == most)
 
 
 class Chunks:
@@ -338,21 +392,28 @@ class Chunks:
         about: What every chunk repeats.
         n: How many choices there are.
         prompt_tokens: How many tokens the prompts have.
-        stops: The texts at which an answer ends.
+        terms: Where an answer ends, and how it is counted.
+        is_yielded: Whether the model gives an answer in parts.
         tells_usage: Whether the usage is told at the end.
     """
 
-    def __init__(self, about: About, n: int, prompt_tokens: int, stops: Sequence[str], *, tells_usage: bool) -> None:
+    def __init__(
+        self, about: About, n: int, prompt_tokens: int, terms: ChoiceTerms, *, is_yielded: bool, tells_usage: bool
+    ) -> None:
         self._about = about
-        self._choices = [Choice(stops) for _ in range(n)]
+        if not tells_usage and terms.max_tokens is None:
+            terms = replace(terms, count=None)  # nobody asks, and an endless text would be kept
+        self._choices = [Choice(terms, is_yielded) for _ in range(n)]
         self._prompt_tokens = prompt_tokens
         self._tells_usage = tells_usage
 
     def part(self, index: int, part: Any) -> bytes:
         """Return a part of a choice as a chunk."""
         choice = self._choices[index]
-        parts = part if isinstance(part, list) else [part]
-        text = "".join([choice.add(delta_of(each)) for each in parts])
+        parts = [part]
+        if isinstance(part, list):  # a whole answer in the place of its parts
+            parts, choice.is_yielded = part, True
+        text = "".join(map(choice.add, parts))
         return self._chunk(index, text) if text else b""
 
     def is_over(self, index: int) -> bool:
@@ -362,9 +423,9 @@ class Chunks:
     def end(self, index: int) -> bytes:
         """Return what is left of a choice, and why it has ended."""
         choice = self._choices[index]
-        rest = choice.rest()
-        last = self._chunk(index, "", choice.finish_reason or "stop")
-        return (self._chunk(index, rest) if rest else b"") + last
+        rest = choice.end()
+        first = self._chunk(index, rest) if rest else b""
+        return first + self._chunk(index, "", choice.finish_reason)
 
     def close(self) -> bytes:
         """Return what says that the answer is whole."""
