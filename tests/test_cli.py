@@ -177,7 +177,7 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
         (["--port", "many"], "many"),
         (["--log-level", "loud"], "warning"),
         (["--when-full", "explode"], "refuse"),
-        (["--max-body-mb", "0"], "max_body_bytes must be"),
+        (["--max-body-mb", "0"], "max_body_mb must be"),
         (["--port", "99999"], "99999"),
     ],
 )
@@ -345,7 +345,7 @@ def test_a_server_s_log_outlives_the_logging_of_its_program(tmp_path: Path) -> N
     [
         (["broken:service"], {}, 1, "1 / 0\n    ~~^~~\nZeroDivisionError: division by zero"),
         (["nowhere:service"], {}, 2, "there is no module 'nowhere'"),
-        ([f"{LIGHT}:talks", "--max-body-mb", "0"], {}, 2, "max_body_bytes must be"),
+        ([f"{LIGHT}:talks", "--max-body-mb", "0"], {}, 2, "max_body_mb must be"),
         ([f"{LIGHT}:talks", "--prot", "1"], {}, 1, "Did you mean"),
         ([f"{LIGHT}:talks"], {"CARPOOL_PORT": "many"}, 1, "many"),
         ([f"{LIGHT}:talks", "--host", "0.0.0.0"], {}, 2, "everybody who reaches"),

@@ -21,7 +21,7 @@ _PROJECT = "pyproject.toml"
 _PREFIX = "CARPOOL_"
 _TABLES = ("services", "stages")
 _NOT_SETTINGS = frozenset({"api_keys", "worker", "workers", "config", "set", "key", "metrics_folder"})
-_NEXT_CHANGE = re.compile(r"\s+(?=(?:services|stages)\.[^=]+=)")
+_NEXT_CHANGE = re.compile(r"(?<!\s)\s++(?=(?:services|stages)\.[^=]{1,200}=)")
 _MAY_BE_EMPTY = frozenset(field.name for field in fields(ServerSettings) if field.default in ("", ()))
 _LINKS = ("service_", "port_")  # Kubernetes tells each pod of the services, and one may be called carpool
 

@@ -8,7 +8,7 @@ from types import FrameType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.http.protocols.openai_text import Choice
+from carpool.http.protocols.openai_text import Choice, ChoiceTerms
 from carpool.openai import Delta
 from tests.support.properties import PROPERTY
 
@@ -27,7 +27,7 @@ def test_all_is_told_but_what_may_begin_a_stop(stops: list[str], parts: list[str
     """However a text is cut into parts, all that cannot begin a stop is told, and nothing from the
     first stop on.
     """
-    choice, held = Choice(stops), ""
+    choice, held = Choice(ChoiceTerms(stops, None, None)), ""
     for part in parts:
         text, told = held + part, choice.add(Delta(part))
         ends = [text.find(stop) for stop in stops if stop in text]
@@ -43,7 +43,7 @@ def test_longer_stops_are_no_more_work() -> None:
     """A stop that is ten times as long, and all but comes, is no more work for each part."""
 
     def work(n: int) -> int:
-        choice, lines = Choice(["a" * n + "b"]), 0
+        choice, lines = Choice(ChoiceTerms(["a" * n + "b"], None, None)), 0
         choice.add(Delta("a" * n))
 
         def trace(frame: FrameType, event: str, argument: object) -> object:
