@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import Final
 
-_NO_LONGER: Final = 2.5  # times the expected seconds; noise alone is often more than 1.25
+_NO_LONGER: Final = 1.6  # times the expected seconds: noise alone is often more than 1.25
 
 
 class FirstCalls(ABC):
