@@ -73,30 +73,25 @@ def entry_of(item: Request, ask: Ask, head: Head) -> bytes:
         ask: What was asked of which model.
         head: Of the request.
     """
-    result = item.result
+    result, format = item.result, _format_of_answer(ask)
     if item.error is not None:
-        return error_entry(ask.responder.error(head, item.error), _format_of_answer(ask))
-    format = _format_of_answer(ask)
-    if type(result) is not CheckedResponse:
-        body: bytes = bytes(result)  # type: ignore[call-overload]
-        if ask.accept < CUSTOM:
-            return entries.of_result(body, format)
-    else:
-        body = bytes(result.body) or _ENCODERS[format](None)
+        return error_entry(ask.responder.error(head, item.error), format)
+    if type(result) is not CheckedResponse and ask.accept < CUSTOM:
+        return entries.of_result(bytes(result), format)  # type: ignore[call-overload]
     try:
-        if type(result) is CheckedResponse and result.body and result.content_type:
-            _check_type(result.content_type, ask, format)
+        body = _body_of(result, ask, format) if type(result) is CheckedResponse else bytes(result)  # type: ignore[call-overload]
         return entries.of_result(as_entry(body, format), format)
     except ModelError as error:
         return error_entry(ask.responder.error(head, error), format)
 
 
-def _check_type(content_type: bytes, ask: Ask, format: int) -> None:
-    """Raise `ModelError` where a response of this type cannot stand among others."""
-    if content_type not in (ask.content_type, TYPES_OF_ENTRIES[format]):
-        kind = content_type.decode("latin-1")
-        text = f"the answer is of type {kind}, which a list cannot hold: ask for it by itself"
+def _body_of(response: CheckedResponse, ask: Ask, format: int) -> bytes:
+    """Return the body of a model's own response. Raises `ModelError` if a list cannot hold it."""
+    body, kind = bytes(response.body), response.content_type
+    if body and kind and kind not in (ask.content_type, TYPES_OF_ENTRIES[format]):
+        text = f"the answer is of type {kind.decode('latin-1')}, which a list cannot hold: ask for it by itself"
         raise ModelError(text, code="bad_result")
+    return body or _ENCODERS[format](None)
 
 
 def _format_of_answer(ask: Ask) -> int:

@@ -41,7 +41,6 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _CSV: Final = b"text/csv"
 _FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
 _HEADER: Final = re.compile(rb"(?:^|[;\s])header\s*=\s*\"?(present|absent)\b")
-_NEUTRAL: Final = (b"null", b"{}")
 
 
 class _Split(msgspec.Struct):
