@@ -453,7 +453,7 @@ class ThreadStream:
             elif type(result) in SCALARS:
                 results.append(result)  # as `load_result` does, without a call
             else:
-                nbytes += size_of(result)
+                nbytes += size_of(result)  # type: ignore[arg-type]
                 try:
                     results.append(load_result(result))
                 except Exception as error:
