@@ -28,6 +28,7 @@ class Program(NamedTuple):
 PROGRAMS = (
     Program("alone.core_overhead", 0.2, "the core and its asyncio driver beside a bare list of futures"),
     Program("alone.simulator_speed", 0.1, "how many requests per second the simulator serves"),
+    Program("alone.copies", 0.4, "6 MB through a stage in a thread and in a process, beside a bare copy"),
     Program("alone.blas", 5, "BLAS threads as carpool chooses them, one, and all", "torch, scikit-learn"),
     Program("peers.install", None, "nothing: it makes the peers' environments, once", "network", False),
     Program("tools.api", 0.1, "nothing: it writes docs/api.md anew from the docstrings", "", False),

@@ -192,7 +192,8 @@ class Retrier:
             returned = function(part)
             if type(returned) is not list and hasattr(returned, "__await__"):
                 returned = run_now(returned)
-            return self.results_of(returned, len(part))
+            results = as_results(returned, len(part))
+            return results if self.odd_count is None else self._trusted(results)
         except BaseException as error:
             if self.is_fatal(error):
                 raise
@@ -223,6 +224,15 @@ class Retrier:
             ModelError: It is not a sequence, or one of another length, or its length is doubted.
         """
         results = as_results(returned, n)
+        return results if self.odd_count is None else self._trusted(results)
+
+    def _trusted(self, results: list[Any]) -> list[Any]:
+        """Return as many results as there are items, after a call has returned another number.
+
+        Raises:
+            ModelError: They are several, so that their number is doubted.
+        """
+        n = len(results)
         if self.odd_count is not None and n > 1:
             if self.isolate_errors or n == self.odd_count:
                 raise doubted(n, self.odd_count)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, Final
 
 from carpool.drive.aio import Driver
-from carpool.drive.callers import GRACE_S, NO_ANSWER, Weigh, error_of, request_for, result_of, with_cause
+from carpool.drive.callers import GRACE_S, NO_ANSWER, Weigh, error_of, load_result, request_for, result_of, with_cause
 from carpool.drive.loop_thread import LoopThread
 from carpool.errors import DeadlineExceeded
 from carpool.foreign import as_model_error
@@ -374,17 +374,17 @@ class ThreadStream:
 
     def _feed(self, xs: Iterable[Any]) -> None:
         as_they_are = SCALARS if self._weigh is None else frozenset()
-        shared = self._shared
+        shared, window = self._shared, self._window
         try:
             for x in xs:
-                if shared.n_read - shared.n_taken >= self._window.limit or self._window.is_heavy:
+                if shared.n_read - shared.n_taken >= window.limit or window.is_heavy:
                     self._wait_for_room()
                 if shared.has_consumer_left:
                     return
                 if type(x) not in as_they_are:
                     x = _request_of(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
                     if x.nbytes >= LARGE:
-                        self._window.narrow(x.nbytes)
+                        window.narrow(x.nbytes)
                 shared.n_read += 1
                 shared.read.append(x)
                 if not shared.is_submit_posted:
@@ -444,19 +444,21 @@ class ThreadStream:
     def _harvest(self) -> None:
         """Pass on the results up to the first request that is not done."""
         requests, results = self._requests, self._shared.results
-        n = nbytes = 0
+        n, nbytes = len(requests), 0
         while requests and requests[0].state == DONE:
             request = requests.popleft()
-            n += 1
-            if type(request.result) not in SCALARS:
-                nbytes += _answer_bytes(request)
+            result = request.result
             if request.error is not None:
                 results.append(_Raised(error_of(request)))
-                continue
-            try:
-                results.append(result_of(request))
-            except Exception as error:
-                results.append(_Raised(error))
+            elif type(result) in SCALARS:
+                results.append(result)  # as `load_result` does, without a call
+            else:
+                nbytes += size_of(result)  # type: ignore[arg-type]
+                try:
+                    results.append(load_result(result))
+                except Exception as error:
+                    results.append(_Raised(error))
+        n -= len(requests)
         if requests:
             requests[0].caller = self
         if n:
