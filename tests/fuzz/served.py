@@ -54,7 +54,9 @@ class Serving:
 
     def start(self) -> Future[None]:
         """Begin to serve."""
-        return asyncio.run_coroutine_threadsafe(self._start(), self._thread.loop)
+        started: Future[None] = Future()
+        self._thread.post(lambda: self._begin_start(started))
+        return started
 
     def stop(self, drain: bool) -> None:
         """Begin to stop, for good; `stopped` is done when that is done."""
@@ -65,15 +67,21 @@ class Serving:
         """Have the server do nothing any more, with all its connections open, until it is stopped."""
         self._thread.post(lambda: self._speaks.wait(_MOST_SILENT_S))
 
-    async def _start(self) -> None:
+    def _begin_start(self, started: Future[None]) -> None:
+        if self._stopping is not None:
+            started.set_exception(carpool.Unavailable("the server was stopped before it has started", code="closed"))
+            return
+        self._starting = self._thread.loop.create_task(self._start(started))
+
+    async def _start(self, started: Future[None]) -> None:
         try:
-            if self._stopping is not None:
-                raise carpool.Unavailable("the server was stopped before it has started", code="closed")
             await self._server.listen()
             await self.app.start()
-        except BaseException:
+        except BaseException as error:
             self.stop(drain=False)
-            raise
+            started.set_exception(error)
+        else:
+            started.set_result(None)
 
     def _begin_stop(self, drain: bool) -> None:
         if self._stopping is None:

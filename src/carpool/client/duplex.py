@@ -17,6 +17,7 @@ import httptools
 import httpx
 
 from carpool.client.messages import broken
+from carpool.client.waits import end
 from carpool.errors import Unavailable
 
 _MOST_READ = 256 * 1024
@@ -114,8 +115,7 @@ class Duplex:
         """Let go of the connection. What is not sent yet is not wanted any more."""
         self._writer.transport.abort()  # close() would wait for a server that has ceased to read
         if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.wait([self._sending])
+            await end(self._sending)
         with suppress(OSError):
             await self._writer.wait_closed()
 
