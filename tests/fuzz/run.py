@@ -51,7 +51,7 @@ from tests.fuzz.subject import new_function, new_handle
 GRACE_S = 10.0
 """What a call may take beyond its time-out: "a second" of the promise, and a busy machine."""
 
-_NUMBER = re.compile(r"[0-9]+(?:[.][0-9]+)?")
+_NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+(?:[.][0-9]+)?")
 _KIND = re.compile("|".join([*KINDS, "Boom"]))
 _LOOK_S = 0.1
 _IDLE_S = 20.0  # for a program in which no call is under way, and which does not end
@@ -412,6 +412,9 @@ class Run:
 
     async def _look_for_tasks(self) -> None:
         """No task but this one is to be left."""
+        if self.program.has_client:  # what was dropped is closed by tasks of this loop
+            _collect()
+            await asyncio.sleep(0)
         until = time.monotonic() + _TASKS_SETTLE_S + (models.HANG_S if self.facts.hangs else 0)
         while left := asyncio.all_tasks() - {asyncio.current_task()}:
             if time.monotonic() > until:
