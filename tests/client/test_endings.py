@@ -427,6 +427,70 @@ def test_what_an_input_raises_is_raised(where: str, error: BaseException, runnin
     asyncio.run(main())
 
 
+def test_an_input_that_raises_while_nobody_waits_is_raised_next(serve: Any) -> None:
+    """What an input raises between two answers is raised in the place of the next one, however silent the server
+    is."""
+
+    async def main() -> None:
+        is_answered, has_raised = asyncio.Event(), asyncio.Event()
+
+        async def xs() -> AsyncIterator[int]:
+            yield 1
+            await is_answered.wait()
+            has_raised.set()
+            raise KeyError("input")
+
+        async with carpool.AsyncClient(serve(half).url, timeout_s=SHORT_S) as client:
+            answers = client.predict_many(xs())
+            assert await anext(answers) == 7
+            is_answered.set()
+            await has_raised.wait()
+            await asyncio.sleep(SHORT_S)  # those who send have ended
+            with pytest.raises(KeyError):
+                await anext(answers)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["tcp", "app"])
+def test_a_call_that_is_cancelled_while_its_input_ends_waits_for_it(where: str, running: RunningServer) -> None:
+    """A call that is cancelled, and once more while its input cleans up, cancels the input once more and ends as
+    cancelled, when nothing uses the input any more."""
+    seen: list[str] = []
+
+    async def main() -> None:
+        cleans_up = asyncio.Event()
+
+        async def xs() -> AsyncIterator[int]:
+            yield 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleans_up.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    seen.append("ended")
+
+        async def ask(client: carpool.AsyncClient) -> None:
+            async for y in client.predict_many(xs()):
+                seen.append(f"answered {y:g}")
+
+        server = _url(running) if where == "tcp" else App(Service(Stage(doubled, run_in="thread")))
+        async with carpool.AsyncClient(server) as client:
+            asking = asyncio.ensure_future(ask(client))
+            while not seen:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            asking.cancel()
+            await cleans_up.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert seen == ["answered 2", "ended"]
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_numbers_that_json_does_not_have_are_refused_in_bulk(number: float, running: RunningServer) -> None:
     """NaN and infinities are sent by `predict` as they are, and refused by `predict_many`, which sends JSON."""

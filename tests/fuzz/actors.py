@@ -25,6 +25,7 @@ from tests.fuzz.program import (
     Change,
     Close,
     Fork,
+    HangUp,
     Item,
     Kill,
     Leave,
@@ -32,6 +33,7 @@ from tests.fuzz.program import (
     Parts,
     Predict,
     Result,
+    Silence,
     Sleep,
     StartAgain,
     Stats,
@@ -65,9 +67,8 @@ class Asked:
         self._run = run
         self.token = self._token = token
         self._merges = isinstance(subject, Batch) and subject.over == "merge"
-        over_json = getattr(subject, "way", "") == "app"
         do = item.do
-        if (self._merges and do == "return") or (over_json and do == "dump"):
+        if (self._merges and do == "return") or (getattr(subject, "way", "") == "app" and do == "dump"):
             do = ""  # it would be a row like any other; it would not be sent at all
         self._cargo = models.new_cargo(getattr(subject, "cargo", ""), token)
         sent = models.Sent(token, do, item.kind, item.at, cargo=self._cargo)
@@ -170,11 +171,15 @@ class InThread:
                 run.tickets[step.ticket % len(run.tickets)][0].cancel()
             case Close():
                 run.subject.close() if run.is_batch else run.subject.close(step.drain)
+            case HangUp():
+                run.subject.hang_up(step.drops)
+            case Silence():
+                run.subject.fall_silent()
             case Stats() if not run.is_batch:
                 run.subject.stats()
                 run.subject.story(1)
                 _ = run.subject.pids
-            case StartAgain() if not run.is_batch and not run.facts.early:
+            case StartAgain() if not run.is_batch and not run.facts.early and not run.program.has_client:
                 run.subject.start()
                 raise Wrong("a handle was started twice")
             case Kill() if not run.is_batch:
@@ -198,7 +203,10 @@ class InThread:
         if step.on_part:
             heard.end(self.run.subject.predict(heard.asked.x, timeout_s=step.timeout_s, on_part=heard.hear))
             return
-        with self.run.subject.predict_stream(heard.asked.x, timeout_s=step.timeout_s) as parts:
+        said = self.run.subject.predict_stream(heard.asked.x, timeout_s=step.timeout_s)
+        if self.run.program.has_client:
+            said = contextlib.nullcontext(said) if step.drops else contextlib.closing(said)
+        with said as parts:
             if step.leave_after == 0:
                 return
             for part in parts:
@@ -215,15 +223,14 @@ class InThread:
             answers = run.subject.many(_input(run, step, asked))
             _check_all(asked, answers)
             return
-        stream = run.subject.stream(
-            _input(run, step, asked), max_in_flight=step.max_in_flight, return_exceptions=step.return_exceptions
-        )
+        stream = run.subject.stream(_input(run, step, asked), **_settings(run, step))
         taken = 0
         for answer in stream:
             _check_one(run, step, asked, taken, answer)
             taken += 1
             if taken == step.leave_after:
-                stream.close()
+                if not step.drops:
+                    stream.close()
                 return
         _check_whole(step, taken)
 
@@ -255,13 +262,17 @@ class InTask:
                 await self._leave(step)
             case Close():
                 await (run.subject.close() if run.is_batch else run.subject.close(step.drain))
+            case HangUp():
+                await run.subject.hang_up(step.drops)
+            case Silence():
+                run.subject.fall_silent()
             case Stats() if not run.is_batch:
                 done = run.subject.stats()
                 if hasattr(done, "__await__"):
                     await done
                 run.subject.story(1)
                 _ = run.subject.pids
-            case StartAgain() if not run.is_batch and not run.facts.early and run.program.subject.way != "app":
+            case StartAgain() if not run.is_batch and not run.facts.early and not run.program.over_http:
                 await run.subject.start()
                 raise Wrong("a handle was started twice")
             case Kill() if not run.is_batch:
@@ -320,7 +331,10 @@ class InTask:
         if step.on_part:
             heard.end(await self.run.subject.predict(heard.asked.x, timeout_s=step.timeout_s, on_part=heard.hear))
             return
-        async with self.run.subject.predict_stream(heard.asked.x, timeout_s=step.timeout_s) as parts:
+        said = self.run.subject.predict_stream(heard.asked.x, timeout_s=step.timeout_s)
+        if self.run.program.has_client:
+            said = contextlib.nullcontext(said) if step.drops else contextlib.aclosing(said)
+        async with said as parts:
             if step.leave_after == 0:
                 return
             async for part in parts:
@@ -338,9 +352,9 @@ class InTask:
             _check_all(asked, answers)
             return
         xs: Any = _input_async(run, step, asked) if step.source.startswith("async") else _input(run, step, asked)
-        stream = run.subject.stream(xs, max_in_flight=step.max_in_flight, return_exceptions=step.return_exceptions)
+        stream = run.subject.stream(xs, **_settings(run, step))
         taken = 0
-        async with contextlib.aclosing(stream):
+        async with contextlib.nullcontext() if step.drops else contextlib.aclosing(stream):
             async for answer in stream:
                 _check_one(run, step, asked, taken, answer)
                 taken += 1
@@ -350,6 +364,12 @@ class InTask:
 
 
 # -- inputs of streams
+
+
+def _settings(run: Run, step: Stream) -> dict[str, Any]:
+    """What a handle's `stream` and a client's `predict_many` are given besides their input."""
+    own = {"timeout_s": step.timeout_s} if run.program.has_client else {"max_in_flight": step.max_in_flight}
+    return {"return_exceptions": step.return_exceptions, **own}
 
 
 def _input(run: Run, step: Stream, asked: list[Asked]) -> Any:

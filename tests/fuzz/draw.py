@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from tests.fuzz.program import (
+    CLIENTS,
     KINDS,
     Actor,
     Batch,
@@ -13,6 +15,7 @@ from tests.fuzz.program import (
     Change,
     Close,
     Fork,
+    HangUp,
     Item,
     Kill,
     Leave,
@@ -22,6 +25,7 @@ from tests.fuzz.program import (
     Program,
     Result,
     Service,
+    Silence,
     Sleep,
     Stage,
     StartAgain,
@@ -35,6 +39,10 @@ _POLICIES = (None, None, "adaptive", "greedy", "static", "static", "aimd", "cork
 _PROCESSES = 0.04
 _MOST_IN_PROCESSES = 30
 _IN_PARTS = 0.3  # of services
+_CLIENTS = 0.25  # of services
+_SILENT = 0.2  # of those
+_MOST_IN_SILENCE = 12  # each step may take its whole time there
+_INSIDE = ("again", "round", "close", "stats")
 
 
 def program(seed: int, number: int) -> Program:
@@ -56,13 +64,16 @@ class _Draw:
         self._changes_dice = Random(f"changes {self._trouble}")  # of its own, so that no other program changes
         self._cargo_dice = Random(f"cargo {self._trouble}")  # likewise
         self._shapes_dice = Random(f"shapes {self._trouble}")  # likewise
+        self._clients_dice = Random(f"clients {self._trouble}")  # likewise
+        self._has_client = self._hangs_up = self._falls_silent = False
 
     def program(self) -> Program:
         is_batch = not self._in_process and self._chance(0.5)
         self._subject: Any = self._batch() if is_batch else self._service()
         self._forks = self._forks and not (is_batch and self._subject.lock)  # held for ever in the child
-        self._in_tasks = self._subject.tasks if is_batch else self._subject.way in ("run_async", "app")
-        return Program(self._subject, self._actors())
+        self._in_tasks = Program(self._subject, ()).in_tasks
+        actors = self._actors()
+        return Program(self._subject, self._with_silence(actors) if self._falls_silent else actors)
 
     # -- subjects
 
@@ -73,6 +84,11 @@ class _Draw:
             stages = (*stages[:-1], self._in_parts(stages[-1]))
             self._answers_in_parts = True
         way = self._pick(("run", "run", "start", "run_async", "run_async", "app"))
+        dice = self._clients_dice
+        if dice.random() < _CLIENTS:
+            way, self._has_client = dice.choice(CLIENTS), True
+            self._hangs_up, self._falls_silent = dice.random() < 0.5, dice.random() < _SILENT
+        over_json = way == "app" or self._has_client
         return Service(
             stages,
             way=way,
@@ -80,10 +96,10 @@ class _Draw:
             slo_s=self._pick((None, None, None, None, 0.005, 0.5)),
             loop=self._pick(("asyncio", "uvloop")),
             early=self._chance(0.05),
-            sink=self._kind() if self._in_process and self._wild(0.1) else "",
+            sink=self._kind() if self._in_process and self._wild(0.1) and not self._has_client else "",
             abandon=way != "app" and self._chance(0.1),
             patience_s=self._pick((0.0, 0.001, 0.005)) if way == "run_async" and self._chance(0.06) else None,
-            cargo=self._cargo_dice.choice(("", "list") if way == "app" else ("", "list", "array", "large")),
+            cargo=self._cargo_dice.choice(("", "list") if over_json else ("", "list", "array", "large")),
         )
 
     def _in_parts(self, stage: Stage) -> Stage:
@@ -154,7 +170,7 @@ class _Draw:
     # -- actors and steps
 
     def _actors(self) -> tuple[Actor, ...]:
-        most = _MOST_IN_PROCESSES if self._in_process else 60
+        most = _MOST_IN_SILENCE if self._falls_silent else _MOST_IN_PROCESSES if self._in_process else 60
         n = self._pick((1, 2, 3, 4, 6, 8))
         each = self._pick((2, 5, 10, 20))
         loops = getattr(self._subject, "loops", 1)
@@ -167,12 +183,23 @@ class _Draw:
             actors.append(Actor(steps, loop))
         return tuple(actors)
 
+    def _with_silence(self, actors: tuple[Actor, ...]) -> tuple[Actor, ...]:
+        """The actors, of whom the first has the server fall silent some time."""
+        steps = list(actors[0].steps)
+        steps.insert(self._clients_dice.randint(0, len(steps)), Silence())
+        return replace(actors[0], steps=tuple(steps)), *actors[1:]
+
     def _may_have_strangers(self) -> bool:
         """A function has no home; and an app is at home where it is asked first."""
-        return isinstance(self._subject, Service) and not (self._subject.way == "app" and self._subject.early)
+        if not isinstance(self._subject, Service) or self._has_client:
+            return False
+        return not (self._subject.way == "app" and self._subject.early)
 
     def _step(self) -> Step:
-        if isinstance(self._subject, Service) and self._subject.way != "app" and self._changes_dice.random() < 0.04:
+        if self._hangs_up and self._clients_dice.random() < 0.06:
+            return HangUp(drops=self._clients_dice.random() < 0.5)
+        is_handle = isinstance(self._subject, Service) and self._subject.way != "app" and not self._has_client
+        if is_handle and self._changes_dice.random() < 0.04:
             most = 2 if self._in_process else 4
             return Change(self._changes_dice.randrange(len(self._subject.stages)), self._changes_dice.randint(0, most))
         if self._closes and self._chance(0.06):
@@ -211,7 +238,7 @@ class _Draw:
                     Cancel(self._dice.randrange(8)),
                 )
             )
-        if choice < 0.88:
+        if choice < 0.88 and not self._has_client:
             return StartAgain()
         return Stats()
 
@@ -223,6 +250,7 @@ class _Draw:
             leave_after=dice.choice((None, None, None, 0, 1, 3)),
             slow=dice.random() < 0.1,
             on_part=dice.random() < 0.2,
+            drops=self._has_client and self._clients_dice.random() < 0.5,
         )
 
     def _stream(self) -> Stream:
@@ -236,6 +264,8 @@ class _Draw:
             leave_after=self._pick((None, None, None, 1, 3)),
             return_exceptions=self._chance(0.3),
             max_in_flight=self._pick((None, None, 1, 2, 5)),
+            drops=self._has_client and self._clients_dice.random() < 0.5,
+            timeout_s=self._timeout() if self._has_client else None,
         )
 
     def _item(self) -> Item:
@@ -244,6 +274,8 @@ class _Draw:
         do = self._pick(("raise", "raise", "raise", "pre", "post", "size", "dump", "load", "return", "short", "slow"))
         if self._chance(0.05):
             do = self._pick(("again", "again", "round", "close", "stats", "hang", "die"))
+        if self._has_client and do in _INSIDE:
+            do = "slow"
         if do == "hang":
             do, self._hung = ("slow" if self._hung else "hang"), True
         return Item(do, self._kind(), self._dice.randrange(len(getattr(self._subject, "stages", (0,)))))

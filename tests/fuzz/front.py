@@ -40,6 +40,15 @@ _LIES = (
         b'{"inputs": [{"name": "input", "datatype": "FP32", "shape": [%d, 0], "data": []}]}' % 2**40,
     ),
     ("/v2/models/{}/infer", b"application/json", b'{"inputs": [], "outputs": [%b{}]}' % (b"{}," * 9000)),
+    ("/invocations", b"application/json", b'{"instances": %b}' % _MANY),
+    (
+        "/invocations",
+        b"application/json",
+        b'{"dataframe_split": {"columns": ["%b"], "data": [%b[1]]}}' % (b"x" * 50_000, b"[1]," * 1000),
+    ),
+    ("/invocations", b"application/json", b'{"dataframe_records": [%b{}]}' % (b"{}," * 25_000)),
+    ("/invocations", b"application/msgpack", b"\xdd\xff\xff\xff\xff"),
+    ("/predict", b"application/json", b"[" * 100_000),
 )
 """Bodies that claim to be huge: by address, type and bytes. None of them reaches a queue."""
 _REFUSED = {400, 404, 413, 503}

@@ -14,10 +14,14 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from carpool.client import sync
+from carpool.client.aio import AsyncClient
+from carpool.client.waits import Waits
 from carpool.core.pipeline import Pipeline
 from carpool.drive import streams
 from carpool.drive.aio import Driver
 from carpool.drive.parts import AsyncParts, ThreadParts
+from carpool.errors import Unavailable
 from carpool.service.handle import AsyncHandle
 from carpool.service.thread_handle import Handle
 
@@ -127,6 +131,29 @@ def complain() -> None:
     _wrap(Handle, "stats", complaining)
 
 
+def wait_for_ever() -> None:
+    """A client waits for a silent server for as long as that is silent."""
+    _wrap(Waits, "at_most", lambda at_most, self, limit_s: at_most(self, None))
+
+
+def swallow_end() -> None:
+    """A client takes an answer that breaks off for a whole one."""
+
+    async def swallowing(bunches: Any, self: Any, *arguments: Any) -> Any:
+        try:
+            async for bunch in bunches(self, *arguments):
+                yield bunch
+        except Unavailable:
+            return
+
+    _wrap(AsyncClient, "bunches", swallowing)
+
+
+def leak_client() -> None:
+    """A client that is dropped leaves its thread."""
+    sync._drop = lambda *left: None
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     mutant.__name__.replace("_", "-"): mutant
     for mutant in (
@@ -141,6 +168,9 @@ MUTANTS: dict[str, Callable[[], None]] = {
         leak_task,
         bare_error,
         complain,
+        wait_for_ever,
+        swallow_end,
+        leak_client,
     )
 }
 

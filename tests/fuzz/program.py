@@ -24,6 +24,12 @@ KINDS = (
 """Of exceptions that foreign code raises; see `models.make`."""
 
 
+CLIENTS = ("client", "async client")
+"""Ways in which a service is served over HTTP and asked by carpool's own clients."""
+
+SHORT_CALL_S = 0.3
+"""The time of a client's calls where the server falls silent."""
+
 IN_PARTS = ("steps", "resuming", "generator")
 """Models that answer in parts."""
 
@@ -99,6 +105,8 @@ class Stream(Step):
         source: "list", "generator", "slow" or "raises"; with "async " before it, an asynchronous one.
         kind: Of the exception that the source raises.
         leave_after: How many answers are taken.
+        drops: Whether a client's answers are dropped then, and not closed.
+        timeout_s: For how long a server may be silent; only clients are given it.
     """
 
     items: tuple[Item, ...]
@@ -107,6 +115,8 @@ class Stream(Step):
     leave_after: int | None = None
     return_exceptions: bool = False
     max_in_flight: int | None = None
+    drops: bool = False
+    timeout_s: float | None = None
 
 
 @_value
@@ -117,6 +127,7 @@ class Parts(Step):
         leave_after: After how many parts the block is left.
         slow: Whether its caller takes 2 ms for each part.
         on_part: Whether the parts are heard by a callback, beside the whole answer.
+        drops: Whether a client's parts are dropped when they are left, and not closed.
     """
 
     item: Item = Item()
@@ -124,6 +135,7 @@ class Parts(Step):
     leave_after: int | None = None
     slow: bool = False
     on_part: bool = False
+    drops: bool = False
 
 
 @_value
@@ -159,14 +171,26 @@ class Leave(Step):
 
 @_value
 class Close(Step):
-    """Close the service or function."""
+    """Close the service or function; stop the server, if there is one."""
 
     drain: bool = True
 
 
 @_value
+class HangUp(Step):
+    """Close the client that all actors share, or drop it; they have a new one from then on."""
+
+    drops: bool = False
+
+
+@_value
+class Silence(Step):
+    """Have the server fall silent, with all connections open, until it is stopped."""
+
+
+@_value
 class Stats(Step):
-    """Ask for the statistics."""
+    """Ask for the statistics; of a server, whether it is ready."""
 
 
 @_value
@@ -246,8 +270,8 @@ class Service(_Value):
     """A service, for threads or for tasks.
 
     Attributes:
-        way: "run", "start", "run_async", or "app" for an ASGI app.
-        loop: For tasks, "asyncio" or "uvloop".
+        way: "run", "start", "run_async", "app" for an ASGI app, or one of `CLIENTS` for a server.
+        loop: For tasks and servers, "asyncio" or "uvloop".
         early: Whether the actors do not wait until it has started.
         sink: The exception that `output=` raises, if any.
         abandon: Whether it is dropped without being closed; for tasks, whether the loop ends before it is closed, on
@@ -320,7 +344,25 @@ class Program(_Value):
     @property
     def in_tasks(self) -> bool:
         """Whether the actors are tasks."""
-        return self.subject.tasks if isinstance(self.subject, Batch) else self.subject.way in ("run_async", "app")
+        if isinstance(self.subject, Batch):
+            return self.subject.tasks
+        return self.subject.way in ("run_async", "app", "async client")
+
+    @property
+    def has_client(self) -> bool:
+        """Whether its service is served, and asked by a client."""
+        return isinstance(self.subject, Service) and self.subject.way in CLIENTS
+
+    @property
+    def over_http(self) -> bool:
+        """Whether its service is an app, served or not."""
+        return isinstance(self.subject, Service) and self.subject.way in ("app", *CLIENTS)
+
+    @property
+    def client_s(self) -> float:
+        """The time of a client's calls."""
+        silent = any(isinstance(step, Silence) for step in self.steps)
+        return min(self.subject.timeout_s or SHORT_CALL_S, SHORT_CALL_S) if silent else self.subject.timeout_s or 0.0
 
     @property
     def steps(self) -> list[Step]:

@@ -35,8 +35,10 @@ from tests.fuzz.program import (
     Change,
     Close,
     Fork,
+    HangUp,
     Item,
     Leave,
+    Many,
     Predict,
     Program,
     Stats,
@@ -49,7 +51,7 @@ from tests.fuzz.subject import new_function, new_handle
 GRACE_S = 10.0
 """What a call may take beyond its time-out: "a second" of the promise, and a busy machine."""
 
-_NUMBER = re.compile(r"[0-9]+(?:[.][0-9]+)?")
+_NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+(?:[.][0-9]+)?")
 _KIND = re.compile("|".join([*KINDS, "Boom"]))
 _LOOK_S = 0.1
 _IDLE_S = 20.0  # for a program in which no call is under way, and which does not end
@@ -277,7 +279,10 @@ class Run:
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
-        if started and getattr(self.program.subject, "abandon", False):
+        if self.program.has_client and (started or early):
+            for last in self._last_steps():
+                self._act_one("main", None, last, InThread(self).take)
+        elif started and getattr(self.program.subject, "abandon", False):
             self.subject = None
         elif started or early:
             self._act_one("main", None, Close(), InThread(self).take)
@@ -288,7 +293,7 @@ class Run:
             return
         if self.subject is None:
             self.subject = self._make()
-        if self.program.subject.way == "run":  # type: ignore[union-attr]
+        if self.program.subject.way in ("run", "client"):  # type: ignore[union-attr]
             self.subject.start()
 
     def _act(self, number: int, actor: Actor) -> None:
@@ -303,6 +308,10 @@ class Run:
         except BaseException as error:
             self._judge(who, actor, step, error)
 
+    def _last_steps(self) -> tuple[Step, ...]:
+        """What ends a client and its server."""
+        return HangUp(drops=self.program.subject.abandon), Close()  # type: ignore[union-attr]
+
     # -- the same in tasks
 
     def _live_in_loops(self) -> None:
@@ -313,7 +322,7 @@ class Run:
             thread.start()
         for thread in threads:
             thread.join()
-        if getattr(self.program.subject, "abandon", False):
+        if getattr(self.program.subject, "abandon", False) and not self.program.has_client:
             self._act_one("main", None, Close(), lambda step: asyncio.run(InTask(self).take(step)))
 
     def _loop(self, k: int) -> None:
@@ -370,9 +379,13 @@ class Run:
             await asyncio.wait(tasks)
         while self._actors_left and (started or early):  # noqa: ASYNC110 - some are in other threads
             await asyncio.sleep(0.002)
-        if getattr(self.program.subject, "abandon", False):
+        if self.program.has_client:
+            for last in self._last_steps():
+                await self._act_one_async("main", None, last)
+        elif getattr(self.program.subject, "abandon", False):
             return
-        await self._act_one_async("main", None, Close())
+        else:
+            await self._act_one_async("main", None, Close())
         await self._look_for_tasks()
 
     async def _act_async(self, number: int, actor: Actor) -> None:
@@ -399,6 +412,9 @@ class Run:
 
     async def _look_for_tasks(self) -> None:
         """No task but this one is to be left."""
+        if self.program.has_client:  # what was dropped is closed by tasks of this loop
+            _collect()
+            await asyncio.sleep(0)
         until = time.monotonic() + _TASKS_SETTLE_S + (models.HANG_S if self.facts.hangs else 0)
         while left := asyncio.all_tasks() - {asyncio.current_task()}:
             if time.monotonic() > until:
@@ -412,7 +428,7 @@ class Run:
         if isinstance(subject, Batch):
             function, self._keep = new_function(subject)
             return function
-        return new_handle(subject, self._sink)
+        return new_handle(self.program, self._sink)
 
     def _sink(self, worker: str, is_error: bool, line: str) -> None:
         self.output.append(f"{worker}: {line}")
@@ -433,6 +449,8 @@ class Run:
         most = self._longest_s() if limit is None else limit
         if self.is_batch:  # whoever runs the batch waits for its own call
             most += self._longest_s()
+        if isinstance(step, Many) and self.program.has_client:  # which tries again meanwhile
+            most *= max(1, len(step.items))
         if isinstance(step, Close):
             most = self._longest_s() + _STOP_S
         if isinstance(step, Change):

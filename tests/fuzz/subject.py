@@ -10,11 +10,14 @@ from carpool.drive.output import LineSink
 from carpool.http import App
 from tests.fuzz import models
 from tests.fuzz.front import Front
-from tests.fuzz.program import IN_PARTS, Batch, Service, Stage
+from tests.fuzz.program import IN_PARTS, Batch, Program, Service, Stage
+from tests.fuzz.served import Served, ServedAsync, Serving
 
 
-def new_handle(subject: Service, sink: LineSink) -> Any:
+def new_handle(program: Program, sink: LineSink) -> Any:
     """A handle, or what looks like one; started already where its way is "start"."""
+    subject = program.subject
+    assert isinstance(subject, Service)
     service = carpool.Service(
         *[_stage(i, stage) for i, stage in enumerate(subject.stages)],
         timeout_s=subject.timeout_s,
@@ -22,9 +25,20 @@ def new_handle(subject: Service, sink: LineSink) -> Any:
     )
     if subject.way == "app":
         return Front(App(service))
+    if program.has_client:
+        kind = ServedAsync if program.in_tasks else Served
+        return kind(Serving(service, _new_loop(subject)), program.client_s)
     if subject.way == "run_async":
         return service.run_async(output=sink)
     return service.run(output=sink) if subject.way == "run" else service.start(output=sink)
+
+
+def _new_loop(subject: Service) -> asyncio.AbstractEventLoop:
+    if subject.loop == "uvloop":
+        import uvloop
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
 
 
 def new_function(subject: Batch) -> tuple[Any, Any]:

@@ -19,6 +19,9 @@ _SHOWS = {
     "leak-task": ("left behind", "task sleep"),
     "bare-error": ("wrong error", "AttributeError"),
     "complain": ("complaint", "was never awaited"),
+    "wait-for-ever": ("hang", "client"),
+    "swallow-end": ("wrong answer", "Stream"),
+    "leak-client": ("left behind", "thread carpool client"),
 }
 _QUICK = ("swap", "complain")
 _SLOW = ("leak-descriptor",)

@@ -16,6 +16,7 @@ from tests.fuzz.program import (
     Change,
     Close,
     Fork,
+    HangUp,
     Kill,
     Leave,
     Many,
@@ -23,7 +24,9 @@ from tests.fuzz.program import (
     Predict,
     Program,
     Result,
+    Silence,
     StartAgain,
+    Stats,
     Step,
     Stream,
     Submit,
@@ -57,8 +60,11 @@ class Facts:
         self.hangs = bool(self.does & {"hang", "again", "round", "close"})
         self.hurried = not self.is_batch and subject.timeout_s < SHORT_S
         self.refuses = bool(subject.slo_s) or any(stage.policy == "few" for stage in program.stages)
-        if getattr(subject, "way", "") == "app":  # whose front refuses where callers of a handle wait
+        if program.over_http:  # whose front refuses where callers of a handle wait
             self.refuses = self.refuses or any(stage.max_queue_size < _MANY for stage in program.stages)
+        self.has_client = program.has_client
+        self.silent = any(isinstance(step, Silence) for step in steps)
+        self.hangs_up = any(isinstance(step, HangUp) and not step.drops for step in steps)
         self.cancels = any(isinstance(step, Cancel | Leave) for step in steps)
         policies = [stage.policy or "" for stage in program.stages]
         self.kinds |= {policy.removeprefix("raises ") for policy in policies if policy.startswith("raises ")}
@@ -72,6 +78,7 @@ class Facts:
             or self.teardown_raises
             or self.sink_raises
             or self.kills
+            or self.silent
             or (subject.timeout_s or SHORT_S) < SHORT_S
         )
 
@@ -97,12 +104,14 @@ def may_raise(program: Program, facts: Facts, actor: Actor | None, step: Step, e
         return True
     if isinstance(error, TimeoutError) and isinstance(step, Result):
         return step.timeout_s is not None
+    if facts.has_client and isinstance(error, TypeError) and _dumps(step):
+        return True  # it cannot be written
     return _is_deliberate(error) and _is_misused(program, facts, actor, step)
 
 
 def limit_s(program: Program, step: Step) -> float | None:
     """The time-out of a step's call; None for none."""
-    given = [program.subject.timeout_s]
+    given = [program.client_s if program.has_client else program.subject.timeout_s]
     if isinstance(step, Result) or not isinstance(program.subject, Batch):
         given.append(getattr(step, "timeout_s", None))
     return min([limit for limit in given if limit is not None], default=None)
@@ -112,6 +121,8 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
     limit = limit_s(program, step)
     short = limit is not None and limit < SHORT_S
     stranger = actor is not None and actor.loop < 0
+    if isinstance(error, carpool.DeadlineExceeded) and isinstance(step, Stats):
+        return True  # it was not ready
     if isinstance(error, carpool.DeadlineExceeded):
         return short or facts.hangs or (isinstance(step, Result) and step.timeout_s is not None)
     if isinstance(error, carpool.Overloaded):
@@ -120,6 +131,8 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
         return facts.setup_raises or facts.policy_raises or facts.closes or facts.sink_raises or facts.kills
     if isinstance(error, carpool.Unavailable):
         if facts.closes or facts.policy_raises or facts.kills or facts.setup_raises or facts.early or stranger:
+            return True
+        if facts.silent or facts.hangs_up:
             return True
         if facts.hangs or (facts.is_batch and facts.cancels):
             return True
@@ -149,6 +162,11 @@ def _is_own_kind(facts: Facts, step: Step, error: BaseException) -> bool:
     return any(type(error) is type(models.make(kind)) for kind in kinds) and _is_fuzz(error)
 
 
+def _dumps(step: Step) -> bool:
+    """Whether a step has an item that cannot be written."""
+    return any(item.do == "dump" for item in Program(Batch(), (Actor((step,)),)).items)
+
+
 def _is_fuzz(error: BaseException) -> bool:
     if isinstance(error, GeneratorExit):
         return True  # a new one, where a coroutine is closed by it
@@ -163,6 +181,7 @@ def _is_misused(program: Program, facts: Facts, actor: Actor | None, step: Step)
     return bool(
         stranger
         or facts.closes
+        or facts.hangs_up
         or facts.early
         or facts.setup_raises
         or facts.does & {"again", "round"}

@@ -265,3 +265,12 @@ def test_a_server_takes_port_0() -> None:
     with listener.bind():
         assert listener.port > 0
         assert listener.address.endswith(f":{listener.port}")
+
+
+def test_a_server_that_was_only_bound_lets_go_of_its_address() -> None:
+    """A server that is stopped before it listens closes its socket."""
+    server = new_server([models.scale], ServerSettings(port=0))
+    server.bind()
+    (sock,) = server.sockets
+    asyncio.run(server.stop())
+    assert sock.fileno() == -1

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import httpx
 
 from carpool.client.messages import broken
+from carpool.client.waits import end
 from carpool.http.asgi import BrokenAnswer
 
 _MOST_WAITING = 16  # messages of the app that wait for the client
@@ -53,6 +54,7 @@ class _Asking(httpx.AsyncByteStream):
     def __init__(self, app: Any, request: httpx.Request) -> None:
         self._body = aiter(request.stream)  # type: ignore[arg-type]
         self._has_body_ended = False
+        self._reading: asyncio.Future[bytes | None] | None = None
         self._has_left = asyncio.Event()
         self._messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(_MOST_WAITING)
         path = request.url.raw_path.partition(b"?")[0]
@@ -103,18 +105,18 @@ class _Asking(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         """Leave, as a client that closes its connection."""
         self._has_left.set()
-        self._running.cancel()
-        await asyncio.wait([self._running])
+        await end(self._running)
+        if self._reading is not None:  # the app may have a task of its own that waits for it
+            await end(self._reading)
 
     async def _run(self, app: Any, scope: dict[str, Any]) -> None:
         await app(scope, self._receive, self._messages.put)
 
     async def _receive(self) -> dict[str, Any]:
         if not self._has_body_ended:
-            try:
-                return {"type": "http.request", "body": await anext(self._body), "more_body": True}
-            except StopAsyncIteration:
-                self._has_body_ended = True
-                return {"type": "http.request", "body": b"", "more_body": False}
+            self._reading = asyncio.ensure_future(anext(self._body, None))
+            data = await self._reading
+            self._has_body_ended = data is None
+            return {"type": "http.request", "body": data or b"", "more_body": data is not None}
         await self._has_left.wait()
         return {"type": "http.disconnect"}

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
+from carpool.client.waits import end
 from carpool.clock import monotonic
 
 _MOST: Final = 256
@@ -147,5 +148,4 @@ async def _gathered(xs: AsyncIterable[Any]) -> AsyncGenerator[list[Any], None]:
                 news.set()
         reading.result()
     finally:
-        reading.cancel()
-        await asyncio.wait([reading])
+        await end(reading)

@@ -17,6 +17,7 @@ import httptools
 import httpx
 
 from carpool.client.messages import broken
+from carpool.client.waits import end
 from carpool.errors import Unavailable
 
 _MOST_READ = 256 * 1024
@@ -114,21 +115,20 @@ class Duplex:
         """Let go of the connection. What is not sent yet is not wanted any more."""
         self._writer.transport.abort()  # close() would wait for a server that has ceased to read
         if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.wait([self._sending])
+            await end(self._sending)
         with suppress(OSError):
             await self._writer.wait_closed()
 
     async def _read(self) -> None:
         """Read a piece of the answer, or raise that the input has failed."""
+        is_sending = self._is_sending()
         reading = asyncio.ensure_future(self._reader.read(_MOST_READ))
         waited: set[asyncio.Future[object]] = {reading}  # type: ignore[arg-type]
         try:
-            if self._sending is not None and not self._sending.done():
+            if is_sending:
                 waited.add(self._sending)  # type: ignore[arg-type]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if self._sending is not None and self._sending.done():
-                self._sending.result()
+            self._is_sending()
             try:
                 data = await reading
             except OSError as error:
@@ -141,6 +141,13 @@ class Duplex:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise Unavailable(f"the server's answer is not HTTP: {error}", code="broken", retry_after_s=None) from error
+
+    def _is_sending(self) -> bool:
+        """Report whether the body is still being sent. Raises `InputFailed` if it cannot be."""
+        if self._sending is None or not self._sending.done():
+            return self._sending is not None
+        self._sending.result()
+        return False
 
     async def _send(self, body: AsyncIterator[bytes]) -> None:
         async for data in body:

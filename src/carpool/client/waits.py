@@ -1,9 +1,10 @@
-"""The waits of a client: each ends in its time, or when the client is closed."""
+"""How a client waits: no longer than it may, nor once it is closed; and how its tasks end."""
 
 from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import Any
 
 from carpool.errors import DeadlineExceeded, Unavailable
 
@@ -11,6 +12,26 @@ from carpool.errors import DeadlineExceeded, Unavailable
 def closed() -> Unavailable:
     """Return the error of a call during which its client was closed."""
     return Unavailable("the client was closed during the call", code="closed", retry_after_s=None)
+
+
+async def end(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it has ended, whatever it has raised.
+
+    Whoever is cancelled meanwhile cancels the task once more and goes on waiting: what the task was
+    using, the caller may close next.
+    """
+    task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            task.cancel()
+            cancelled = error
+    if not task.cancelled():
+        task.exception()  # of a task that nobody asks for it, asyncio would log it
+    if cancelled is not None:
+        raise cancelled
 
 
 class Waits:

@@ -104,6 +104,8 @@ class _ServedAddress:
         """Close every connection: idle ones now, the others after their answers."""
         if self.server is not None:
             await self._accept_the_last(self.server)
+        elif self.sock is not None:  # it was bound, and nothing was accepted
+            self.sock.close()
         if self.state is not None:
             self.state.drain()
             asyncio.get_running_loop().call_later(_LAST_HEADS_S, self.state.drain)
