@@ -315,7 +315,8 @@ def test_a_batch_must_return_a_sequence_of_as_many_results(how: str) -> None:
             carpool.ModelError, match=r"must return (a sequence of )?1 result, but the model returned"
         ) as caught:
             service.predict(how)
-        assert caught.value.code == "bad_result"
+        assert (type(caught.value), caught.value.code) == (carpool.ModelError, "bad_result")
+        assert caught.value.__cause__ is None
         assert service.predict("tuple") == "tuple"
         assert service.stats().stages[0].restarts == 0
 
