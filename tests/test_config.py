@@ -147,6 +147,8 @@ def test_a_changed_service_is_the_declared_one_but_for_what_is_changed() -> None
         ({"many": {"slo": 1}}, {}, "a service has no setting 'slo'; did you mean 'slo_s'?"),
         ({}, {"many": {"workers": 0}}, "workers"),
         ({}, {"many": {"policy": "adaptve"}}, "adaptive"),
+        ({}, {"many": {"max_batch_size": "none"}}, "max_batch_size of stage many cannot be none: its model takes"),
+        ({}, {"many": {"max_queue_size": "none"}}, "max_queue_size must be a whole number of at least 1, not None"),
     ],
 )
 def test_wrong_changes_name_the_nearest(services: Any, stages: Any, error: str) -> None:
@@ -154,6 +156,20 @@ def test_wrong_changes_name_the_nearest(services: Any, stages: Any, error: str) 
     service = carpool.Service(carpool.Stage(many, max_batch_size=8, run_in="thread"))
     with pytest.raises(ValueError, match=re.escape(error)):
         changed([service], services, stages)
+
+
+def test_none_takes_a_setting_away() -> None:
+    """The text `none`, which is how `carpool config` shows what is not given, is read as None."""
+    service = carpool.Service(
+        carpool.Stage(many, max_batch_size=8, policy="greedy", max_batch_time_s=9.0, run_in="thread"),
+        slo_s=0.5,
+        timeout_s=3.0,
+    )
+    of_stage = {"policy": "none", "max_batch_time_s": "none", "max_rows": "none"}
+    (new,) = changed([service], {"many": {"slo_s": "none", "timeout_s": "none"}}, {"many": of_stage})
+    (stage,) = new.stages
+    assert (new.slo_s, new.timeout_s) == (None, float("inf"))
+    assert (stage.policy, stage.max_batch_time_s) == (None, carpool.Stage(many, max_batch_size=8).max_batch_time_s)
 
 
 def test_workers_with_things_of_their_own_are_not_multiplied() -> None:

@@ -333,6 +333,14 @@ def _owner_and_predict(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
     raise _not_a_model(model)
 
 
+def is_model_object(given: object) -> bool:
+    """Report whether an object is a model by itself: of a `Model`, or of any class with `predict`.
+
+    A callable object is a function, unless it is a `Model`.
+    """
+    return isinstance(given, Model) or (hasattr(type(given), "predict") and not callable(given))
+
+
 def _not_a_model(given: object) -> TypeError:
     if hasattr(given, "predict"):
         name = type(given).__name__

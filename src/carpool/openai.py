@@ -69,10 +69,18 @@ class Chat(Sampling, kw_only=True):
     """An item of a model that goes on with a chat.
 
     Attributes:
-        messages: What was said so far.
+        messages: What was said so far. Dicts are made into messages.
+
+    Raises:
+        msgspec.ValidationError: One of them is no message.
     """
 
     messages: list[Message]
+
+    def __post_init__(self) -> None:
+        messages: list[Any] = self.messages
+        if any(type(message) is dict for message in messages):
+            self.messages = msgspec.convert(messages, list[Message])
 
 
 class Delta(msgspec.Struct):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import multiprocessing
 import os
 import threading
@@ -451,6 +452,43 @@ def test_close_runs_what_is_in_the_line() -> None:
     assert ticket.result() == (1, 1)
     with pytest.raises(carpool.Unavailable, match="Gated is closed"):
         f(2)
+
+
+class Plain:
+    """A model of a class that is no `Model`."""
+
+    def __init__(self, factor: float = 2.0) -> None:
+        self.factor = factor
+
+    def preprocess(self, x: str) -> float:
+        return float(x)
+
+    def predict(self, xs: list[float]) -> list[float]:
+        return [self.factor * x for x in xs]
+
+
+class PlainLater:
+    """Likewise, for tasks."""
+
+    async def predict(self, xs: list[float]) -> list[float]:
+        return [2 * x for x in xs]
+
+
+def test_an_instance_of_any_class_is_taken_as_it_is() -> None:
+    """An object with `predict` is a model like one of a `Model`, hooks, hints and all; a callable
+    object is a function.
+    """
+    f = carpool.batch(max_batch_size=4)(Plain(3.0))
+    assert (f("1"), f.many(["1", "2"])) == (3.0, [3.0, 6.0])
+    assert str(inspect.signature(f)) == "(x: str) -> float"
+    in_thread: Any = carpool.batch(Plain(), run_in="thread")
+    assert asyncio.run(in_thread("2")) == 4.0
+    later: Any = carpool.batch(PlainLater())
+    assert asyncio.run(later(2.0)) == 4.0
+    with pytest.raises(TypeError, match="merge is for functions"):
+        carpool.batch(Plain(), merge=True)
+    with pytest.raises(TypeError, match=r"a model is a class with predict or a callable, not 5"):
+        carpool.batch(5)  # type: ignore[call-overload]
 
 
 def test_close_tears_a_model_down_that_was_set_up_here() -> None:

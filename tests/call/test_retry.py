@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import random
 import weakref
 from collections import UserList
@@ -17,7 +19,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.call import retry
-from carpool.call.results import Failed, Trouble, as_it_is, as_results, run_now
+from carpool.call.results import (
+    OF_A_CALL,
+    OF_A_YIELD,
+    OF_RESUME,
+    OF_START,
+    OF_STEP,
+    Asked,
+    Failed,
+    Miscount,
+    Trouble,
+    as_it_is,
+    as_results,
+    doubted,
+    is_bad_result,
+    run_now,
+)
 from carpool.call.retry import Retrier, padding_to
 from carpool.clock import VirtualClock
 from carpool.errors import ModelError
@@ -543,6 +560,31 @@ def test_what_is_no_sequence_of_as_many_results(returned: Any) -> None:
     with pytest.raises(ModelError, match="a call with 3 items must return ") as caught:
         as_results(returned, 3)
     assert caught.value.code == "bad_result"
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (OF_A_CALL, "a call with 3 items must return 3 results, but the model returned 0"),
+        (OF_START, "start of 3 items must return 3 states, but the model returned 0"),
+        (OF_RESUME, "resume of 3 items must return 3 states, but the model returned 0"),
+        (OF_STEP, "step of 3 streams must return 3 parts, None for each that has made none, but the model returned 0"),
+        (
+            OF_A_YIELD,
+            "a generator for 3 items must yield 3 parts, None for each that has made none, but the model returned 0",
+        ),
+    ],
+)
+def test_a_wrong_number_is_told_in_the_words_of_the_call(asked: Asked, text: str) -> None:
+    """The error names the method, what it gets and what it must return; it can be copied and
+    pickled as callers' errors are.
+    """
+    with pytest.raises(Miscount) as caught:
+        as_results([], 3, asked)
+    for error in (caught.value, copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
+        assert (str(error), error.code, error.n, error.is_doubted) == (text, "bad_result", 0, False)
+    assert is_bad_result(caught.value)
+    assert not is_bad_result(doubted(3, 5))
 
 
 class Scalar:

@@ -519,7 +519,9 @@ class World:
             assert error in ask.errors
             assert str(error) == f"of {ask.number}"
         elif isinstance(error, Overloaded):
-            assert not request.patient or (error.reason in LATE and self.specs[stage].policy in DROPPING)
+            by_policy = self.specs[stage].policy in DROPPING
+            is_unserved = error.reason == "slo" and self._is_unserved(stage)
+            assert not request.patient or (error.reason in LATE and by_policy) or is_unserved
         elif isinstance(error, InvalidRequest):
             assert ask.spec.nbytes > self.specs[0].max_bytes
         else:
@@ -588,6 +590,8 @@ class World:
             assert ask.told == (ask.request.state == DONE and not ask.cancelled)
             if ask.inside:
                 needed.append(ask.request.deadline)
+                if ask.request.state == QUEUED and self._is_unserved(max(0, ask.request.stage)):
+                    needed.append(ask.request.due)  # late for its SLO it would be refused
         for (index, _), sent in self.sent.items():
             if not sent.killed:
                 needed.append(self._given_up_at(index, sent))
@@ -612,6 +616,13 @@ class World:
         assert self.now < self.wake_at <= min(needed, default=inf)
         for request in self.pipeline.door.peek(1):
             assert not self.stages[0].queue.has_room(request.nbytes)
+
+    def _is_unserved(self, stage: int) -> bool:
+        """Whether a stage, or one behind it, has no worker, in a service with an SLO."""
+        if self.slo_s is None:
+            return False
+        served = {at for at, _ in self.ready}
+        return any(index not in served for index in range(stage, len(self.stages)))
 
     def _is_last_call(self, index: int) -> bool:
         """Whether nobody can join a stage's queue any more: nothing is held back there."""

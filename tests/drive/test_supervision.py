@@ -20,6 +20,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.core.roster import MOST_DEATHS
 from carpool.service.thread_handle import Handle
+from carpool.testing import served
 from tests.support import models
 from tests.support.processes import alive
 from tests.support.serving import serve
@@ -115,6 +116,41 @@ def test_who_is_handed_to_one_dead_worker_after_another_is_not_to_blame() -> Non
         before = service.pids
         kill_all_at_once(service, before)
         assert service.predict(0.0) not in before
+
+
+def test_under_an_slo_nobody_waits_for_a_worker_that_is_away(tmp_path: Path) -> None:
+    """While the only worker is dead or loads, requests of a service with an SLO are refused by any
+    policy, in Python and over HTTP, and none is held until it is back; then requests are served.
+    """
+    file = tmp_path / "file"
+    stage = Stage(models.LoadsOnce, max_batch_size=4, policy="greedy", kwargs={"file": str(file)})
+    service = Service(stage, name="away", slo_s=0.2, timeout_s=10 * PATIENCE_S)
+
+    def kill() -> None:
+        os.kill(int(file.read_text()), signal.SIGKILL)
+
+    def refusal(ask: Callable[[float], float]) -> tuple[int, str]:
+        """How the next request is refused, which may still have been run before the worker died."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            try:
+                ask(1.0)
+            except carpool.CarpoolError as error:
+                return error.status, error.code
+        raise AssertionError("no request was refused")
+
+    with service.run() as running:
+        kill()
+        assert [refusal(running.predict) for _ in range(3)] == [(429, "overloaded")] * 3
+        file.unlink()
+        wait_until(all_ready(running, 1))
+        assert running.predict(2.0) == 2.0
+    file.unlink()
+    with served(service) as client, carpool.Client(client.url, retries=0) as impatient:
+        kill()
+        assert [refusal(impatient.predict) for _ in range(3)] == [(429, "overloaded")] * 3
+        file.unlink()
+        assert client.predict(2.0, timeout_s=PATIENCE_S) == 2.0
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True])

@@ -236,6 +236,33 @@ def test_a_worker_that_cannot_load_ends_the_start(model: Any, told: str) -> None
     assert handle.pids == []
 
 
+def test_an_example_of_a_later_stage_that_is_one_of_the_first_says_so() -> None:
+    """Where a later stage cannot run its examples, which may be inherited from a model of the first
+    one, the error says what they must be.
+    """
+    stages = [Stage(Pairs, max_batch_size=4, run_in="thread"), Stage(Firsts, max_batch_size=4, run_in="thread")]
+    with pytest.raises(carpool.StartupError, match="its examples must be what the stage before it returns"):
+        Service(*stages).run().start()
+    with Service(stages[0], Stage(FirstsOfNone, max_batch_size=4, run_in="thread")).run() as service:
+        assert service.predict(3.0) == 3.0
+
+
+class Pairs(carpool.Model):
+    examples = (1.0, 2.0)
+
+    def predict(self, xs: list[float]) -> list[Any]:
+        return [(x, "pair") for x in xs]
+
+
+class Firsts(Pairs):
+    def predict(self, xs: list[Any]) -> list[Any]:
+        return [x[0] for x in xs]
+
+
+class FirstsOfNone(Firsts):
+    examples = ()
+
+
 def test_a_handle_starts_once() -> None:
     """Starting a handle a second time is an error; a new handle from the same service can be
     started.
@@ -315,7 +342,8 @@ def test_a_batch_must_return_a_sequence_of_as_many_results(how: str) -> None:
             carpool.ModelError, match=r"must return (a sequence of )?1 result, but the model returned"
         ) as caught:
             service.predict(how)
-        assert caught.value.code == "bad_result"
+        assert (type(caught.value), caught.value.code) == (carpool.ModelError, "bad_result")
+        assert caught.value.__cause__ is None
         assert service.predict("tuple") == "tuple"
         assert service.stats().stages[0].restarts == 0
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
-from carpool.openai import Chat, Completion, Delta
+from carpool.openai import Chat, Completion, Delta, Message
 from tests.http.streamed import asked as asked_in_parts
 from tests.support.http.both_fronts import both_fronts
 from tests.support.http.front import post
@@ -315,6 +317,20 @@ def test_parameters_that_are_null_are_not_there(port: int) -> None:
 
 
 # -- reranking
+
+
+def test_a_chat_is_made_of_dicts_as_well() -> None:
+    """Messages may be given as clients of OpenAI write them; one that is no message is refused at
+    once, and not where a model reads it.
+    """
+    said = Message(role="system", content="be brief")
+    chat = Chat(messages=[said, {"role": "user", "content": "hello"}])  # type: ignore[list-item]
+    assert chat.messages == [said, Message(role="user", content="hello")]
+    assert [message.text for message in copy.deepcopy(chat).messages] == ["be brief", "hello"]
+    wrongs: list[Any] = [{"content": "hello"}, {"role": 1}]
+    for wrong in wrongs:
+        with pytest.raises(msgspec.ValidationError, match="role"):
+            Chat(messages=[wrong])
 
 
 def test_reranking(port: int) -> None:

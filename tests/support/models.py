@@ -580,3 +580,18 @@ class Sings(carpool.Model):
         if self.broken:
             raise Song(self.path)
         return x
+
+
+class LoadsOnce(carpool.Model):
+    """Loads at once, and later on only when its file is gone; the file has the id of its last process."""
+
+    def __init__(self, file: str) -> None:
+        self.file = Path(file)
+
+    def setup(self) -> None:
+        while self.file.exists():
+            time.sleep(0.01)
+        self.file.write_text(str(os.getpid()))
+
+    def predict(self, xs: list[float]) -> list[float]:
+        return xs

@@ -284,7 +284,10 @@ class RaisesAlways(Counting):
         (EndsLateInCompany, r"part \d is \d in company, where alone the answer has ended"),
         (FailsInCompany, r"does not come in company, where the answer fails with ValueError: crowded, and alone it is"),
         (FallsSilentInCompany, r"part \d does not come in company, in 1000 steps"),
-        (WrongLength, r"fails with ModelError: a call with \d items must return \d results"),
+        (
+            WrongLength,
+            r"fails with Miscount: step of \d streams must return \d parts, None for each that has made none",
+        ),
         (StopRaises, r"stop raised KeyError: 'row', called for 1 stream"),
         (Draws, "Alone it gets other parts each time: draw what is random from a generator that the item seeds"),
         (RaisesAlways, r"item 0 \(4\) fails alone: step raised RuntimeError: no weights"),

@@ -29,7 +29,7 @@ from carpool.core.levels import BY_KEY, BY_LENGTH
 from carpool.core.queue import Queue
 from carpool.errors import Unavailable
 from carpool.logger import logger
-from carpool.model import AnyModel, Model, check_takes_a_list, name_of, traits_of, types_of
+from carpool.model import AnyModel, Model, check_takes_a_list, is_model_object, name_of, traits_of, types_of
 from carpool.policy import Policy, new_policy
 from carpool.request import Lane
 from carpool.service.checks import (
@@ -354,7 +354,7 @@ class Bindable:
         function = self._function
         if self._settings.merge:
             return types_of(function)
-        traits = traits_of(type(function) if isinstance(function, Model) else function, batched=True)
+        traits = traits_of(type(function) if is_model_object(function) else function, batched=True)
         return traits.input_type, traits.output_type
 
     def _callers_signature(self) -> inspect.Signature:
@@ -443,8 +443,8 @@ def invoker_of(
     Raises:
         TypeError: It cannot be called in batches.
     """
-    model = function
-    read_off = type(model) if isinstance(model, Model) else model
+    given: Any = function
+    read_off = type(given) if is_model_object(given) else given
     traits = traits_of(read_off, batched=True)
     if traits.in_parts:
         raise TypeError(
@@ -452,8 +452,8 @@ def invoker_of(
             f' carpool.Service(carpool.Stage({traits.name}, run_in="thread")), which needs no processes, or collect the'
             " parts in a list and `return` that"
         )
-    if not isinstance(function, type | Model):
-        function = settings.over_list(function, is_async)
+    if not (isinstance(function, type) or is_model_object(function)):
+        function = settings.over_list(given, is_async)
     elif settings.merge:
         raise TypeError("merge is for functions: leave it out, as a Model's predict takes a list of items")
     if sibling is not None:

@@ -15,7 +15,7 @@ from carpool.batch_function.base import Settings, as_written
 from carpool.batch_function.loop_check import LoopCheck
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch, Ticket
-from carpool.model import Model, item_types_of, name_of
+from carpool.model import is_model_object, item_types_of, name_of
 from carpool.type_hints import signature_of
 
 B = TypeVar("B")
@@ -46,7 +46,7 @@ class Arguments:
             TypeError: There are several, and they cannot be told one by one or are named like
                 settings of a call.
         """
-        if isinstance(function, type | Model):
+        if isinstance(function, type) or is_model_object(function):
             return None
         try:
             parameters = list(signature_of(function).parameters.values())

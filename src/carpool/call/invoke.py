@@ -23,7 +23,7 @@ from carpool import faults
 from carpool.call.results import UNCHANGING, Again, Failed, Trouble, none_failed, run_now
 from carpool.call.retry import Pad, Retrier, padding_to
 from carpool.forms import STEPS_HOOKS, Form
-from carpool.model import AnyModel, Model, Traits
+from carpool.model import AnyModel, Model, Traits, is_model_object
 from carpool.rows import ArrayRows, by_kind, stacking
 
 
@@ -361,7 +361,7 @@ def is_async(model: AnyModel | Model) -> bool:
     """Report whether `predict` or a hook of the model is `async def`."""
     while isinstance(model, partial):
         model = model.func
-    if isinstance(model, type | Model):
+    if isinstance(model, type) or is_model_object(model):
         hooks = ("setup", "preprocess", "predict", "postprocess", "teardown", *STEPS_HOOKS)
         return any(_is_async(getattr(model, hook, None)) for hook in hooks)
     return _is_async(model) or _is_async(type(model).__call__)

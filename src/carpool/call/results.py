@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -91,11 +91,50 @@ def run_now(awaitable: Awaitable[T]) -> T:
     raise TypeError('the model waits for something: async models run with run_in="loop" or under @carpool.batch')
 
 
-def as_results(returned: Any, n: int) -> list[Any]:
+class Asked(NamedTuple):
+    """What a call is asked for, in words for the error when it returns something else.
+
+    Attributes:
+        text: A sentence with the places `given` and `wanted`.
+        given: The noun for what it gets.
+        wanted: The noun for what it is to return, one for each.
+    """
+
+    text: str
+    given: str
+    wanted: str
+
+
+OF_A_CALL: Final = Asked("a call with {given} must return {wanted}", "item", "result")
+OF_START: Final = Asked("start of {given} must return {wanted}", "item", "state")
+OF_RESUME: Final = Asked("resume of {given} must return {wanted}", "item", "state")
+OF_STEP: Final = Asked("step of {given} must return {wanted}, None for each that has made none", "stream", "part")
+OF_A_YIELD: Final = Asked(
+    "a generator for {given} must yield {wanted}, None for each that has made none", "item", "part"
+)
+
+
+class Miscount(ModelError):
+    """A model has returned a wrong number of results, in this call or in one before.
+
+    Attributes:
+        n: The wrong number.
+        is_doubted: Whether the number was wrong in a call before, so that the right one of this
+            call may have come by chance.
+    """
+
+    def __init__(self, message: str, *, n: int = 0, is_doubted: bool = False) -> None:
+        super().__init__(message, code="bad_result")
+        self.n = n
+        self.is_doubted = is_doubted
+
+
+def as_results(returned: Any, n: int, asked: Asked = OF_A_CALL) -> list[Any]:
     """Return what a batch call returned as a list of `n` results.
 
     Raises:
-        ModelError: It is not a sequence, or one of another length.
+        Miscount: It is a sequence of another length.
+        ModelError: It is not a sequence.
     """
     if type(returned) is list and len(returned) == n:
         return returned
@@ -107,7 +146,8 @@ def as_results(returned: Any, n: int) -> list[Any]:
     elif hasattr(returned, "tolist") and hasattr(returned, "ndim"):  # a numpy array
         results = returned.tolist() if returned.ndim <= 1 else ArrayRows(returned)
     elif not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray):
-        raise _bad_result(f"a sequence of {_some(n, 'result')}", n, f"an object of type {type(returned).__name__}")
+        got = f"an object of type {type(returned).__name__}"
+        raise ModelError(_misfit(asked, n, "a sequence of ", got), code="bad_result")
     if type(results) is ArrayRows and len(results) == n:
         return results
     if type(results) is not list and isinstance(results, Sequence) and len(results) == n:
@@ -115,40 +155,28 @@ def as_results(returned: Any, n: int) -> list[Any]:
         results = list(islice(results, n + 1))
     if type(results) is not list or len(results) != n:
         if not isinstance(results, Sequence):
-            raise _bad_result(_some(n, "result"), n, "a single value")
-        many = "`[[…]]`?" if n == 1 else "`[[…], …]`, with one result for each item?"
-        error = _bad_result(_some(n, "result"), n, f"{len(results)}: did you mean {many}")
-        error.odd_count = len(results)  # type: ignore[attr-defined]
-        raise error
+            raise ModelError(_misfit(asked, n, "", "a single value"), code="bad_result")
+        got = f"{len(results)}"
+        if asked is OF_A_CALL and len(results):
+            got += ": did you mean " + ("`[[…]]`?" if n == 1 else "`[[…], …]`, with one result for each item?")
+        raise Miscount(_misfit(asked, n, "", got), n=len(results))
     return results
 
 
-def _bad_result(wanted: str, n: int, got: str) -> ModelError:
-    text = f"a call with {_some(n, 'item')} must return {wanted}, but the model returned {got}"
-    return ModelError(text, code="bad_result")
+def _misfit(asked: Asked, n: int, kind: str, got: str) -> str:
+    what = asked.text.format(given=_some(n, asked.given), wanted=kind + _some(n, asked.wanted))
+    return f"{what}, but the model returned {got}"
 
 
-def odd_count_of(error: BaseException) -> int | None:
-    """Return how many results a call has returned, if that is why it failed; else None."""
-    return getattr(error, "odd_count", None) if type(error) is ModelError else None
-
-
-def doubted(n: int, odd_count: int) -> ModelError:
+def doubted(n: int, odd_count: int) -> Miscount:
     """Return the error of a call with as many results as items, of a model that has returned a
     wrong number before.
     """
-    error = ModelError(
+    text = (
         f"the model has returned {_some(odd_count, 'result')} for another number of items, so that its {n} results for"
-        f" {n} items may not be one for each",
-        code="bad_result",
+        f" {n} items may not be one for each"
     )
-    error.is_doubted = True  # type: ignore[attr-defined]
-    return error
-
-
-def is_doubted(error: BaseException) -> bool:
-    """Report whether a call failed only since its number of results is doubted."""
-    return type(error) is ModelError and hasattr(error, "is_doubted")
+    return Miscount(text, n=odd_count, is_doubted=True)
 
 
 def _some(n: int, noun: str) -> str:
@@ -159,6 +187,6 @@ def is_bad_result(error: BaseException) -> bool:
     """Report whether the model returned the wrong number of results, or padded ones: with fewer
     items it would do so again.
     """
-    if type(error) is LengthsNeeded:
-        return True
-    return type(error) is ModelError and error.code == "bad_result" and not is_doubted(error)
+    if type(error) is Miscount:
+        return not error.is_doubted
+    return type(error) is LengthsNeeded or (type(error) is ModelError and error.code == "bad_result")

@@ -35,14 +35,13 @@ from carpool.call.results import (
     UNCHANGING,
     Again,
     Failed,
+    Miscount,
     Own,
     Trouble,
     as_it_is,
     as_results,
     doubted,
     is_bad_result,
-    is_doubted,
-    odd_count_of,
     run_now,
 )
 from carpool.clock import Clock, monotonic
@@ -351,7 +350,7 @@ class _Retry:
                     self._trouble.unsplit = True
                     self._fail(begin, end, error)
             await self._go_to_next_level()
-        if is_doubted(error) and self._retrier.isolate_errors:
+        if type(error) is Miscount and error.is_doubted and self._retrier.isolate_errors:
             if self._miscounted is not None:
                 self._fail(0, len(self._items), self._miscounted)
             elif self._fitted:
@@ -401,9 +400,8 @@ class _Retry:
         """Decide what becomes of a part whose call has raised."""
         self._retrier.own(error)
         if not self._retrier.means_out_of_memory(error):
-            count = odd_count_of(error)
-            if count is not None:
-                self._retrier.odd_count, self._miscounted = count, error
+            if type(error) is Miscount and not error.is_doubted:
+                self._retrier.odd_count, self._miscounted = error.n, error
             self._raised.append(_FailedPart(begin, end, error))
             return
         release_memory(error)

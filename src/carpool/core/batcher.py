@@ -124,7 +124,7 @@ class Batcher(StageWorkers):
             had_several_lanes, was_short = queue.lanes > 1, room < queue.count
             decision = self._ask(now, room)
             if decision.drop:
-                self._drop(now, decision.drop)
+                self.drop(now, decision.drop)
                 dropped += [(request, decision.drop_reason) for request in decision.drop]
             if decision.take and self.keyed is not None and not decision.chosen:
                 decision = self._chosen_by_key(decision)  # of what is left, hence after the drop

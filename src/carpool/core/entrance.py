@@ -15,9 +15,11 @@ from carpool.core.batcher import Batcher
 from carpool.core.endings import Endings
 from carpool.core.journal import Journal
 from carpool.core.queue import Queue
+from carpool.core.stage_requests import is_late_unserved
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import CarpoolError
 from carpool.policy.admission import DISPLACED, Admission, overloaded, retry_after_s
+from carpool.policy.base import TOO_LATE
 from carpool.request import NEW, QUEUED, RUNNING, Request
 
 
@@ -290,6 +292,33 @@ class Entrance:
             if self._journal is not None:
                 self._journal.record(now, "let in", request.id)
         return self._first.queue.count > before
+
+    # -- while no worker is there
+
+    def refuse_unserved(self, now: float) -> float:
+        """Refuse what is late for its SLO since a stage that it has yet to pass has no worker.
+
+        Policies are asked what a worker is to do, so most of them would keep it until its deadline.
+
+        Returns:
+            When the next request will be late; infinity if none will.
+        """
+        since = again_at = inf
+        for batcher in reversed(self._batchers):
+            since = min(since, batcher.unserved_since(now))
+            if since < inf and batcher.queue.count:
+                late, due = batcher.late_unserved(now, since)
+                again_at = min(again_at, due)
+                if late:
+                    batcher.drop(now, late)
+                    self.drop(now, [(request, TOO_LATE) for request in late])
+        if since < inf and self.door.count:
+            late = [request for request in self.door if is_late_unserved(now, request, since)]
+            for request in late:
+                self.door.remove(request)
+            self.drop(now, [(request, TOO_LATE) for request in late])
+            again_at = min([again_at, *[request.due for request in self.door if request.due > now]])
+        return again_at
 
     # -- those that are dropped
 

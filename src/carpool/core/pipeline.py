@@ -396,6 +396,7 @@ class Pipeline:
     def poll(self, now: float) -> Todo:
         """Return all there is to do now, because of what happened or because time has passed."""
         todo = self._todo
+        late_at = self._entrance.refuse_unserved(now) if self.slo_s < inf else inf
         onward_s = 0.0
         for batcher in reversed(self.batchers):
             batcher.policy.onward_s = onward_s
@@ -409,6 +410,7 @@ class Pipeline:
         if self.door.count:
             self._open_door(now)
             todo.wake_at = self.door.earliest_deadline
+        todo.wake_at = min(todo.wake_at, late_at)
         for batcher in self.batchers:
             if batcher.attention_at < todo.wake_at:
                 todo.wake_at = batcher.attention_at

@@ -142,6 +142,11 @@ class Roster:
         return sum(record.state == PlaceState.READY for record in self.places.values())
 
     @property
+    def is_served(self) -> bool:
+        """Whether a worker has requests, or may have them; a newcomer may not."""
+        return any(record.is_serving and not record.is_new for record in self.places.values())
+
+    @property
     def has_nobody(self) -> bool:
         """Whether no worker is ready or on its way."""
         return not any(record.is_serving or record.state in _ON_THEIR_WAY for record in self.places.values())

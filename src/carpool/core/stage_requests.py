@@ -129,8 +129,25 @@ class StageRequests:
         """Report whether a request may be run once more after its worker was lost."""
         return self.idempotent
 
-    def _drop(self, now: float, requests: Sequence[Request]) -> None:
-        """Remove the queued requests that the policy drops."""
+    def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
+        """Return the queued requests that are late as no worker has been there `since`.
+
+        See `is_late_unserved`. Also returns when the next one of the others will be late.
+        """
+        late, next_due = [], inf
+        for request in self.queue:
+            if is_late_unserved(now, request, since):
+                late.append(request)
+            elif now < request.due < next_due:
+                next_due = request.due
+        return late, next_due
+
+    def drop(self, now: float, requests: Sequence[Request]) -> None:
+        """Remove queued requests that are not to be served.
+
+        Raises:
+            RuntimeError: The policy has named them, and they are not queued here.
+        """
         if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.stage for r in requests):
             raise RuntimeError(f"policy {type(self.policy).__name__} of stage {self.name} drops what is not queued")
         for request in requests:
@@ -146,6 +163,21 @@ class StageRequests:
         for request in waited:
             self.queue.remove(request)
         return [Expiry(request, None) for request in waited]
+
+
+def is_late_unserved(now: float, request: Request, since: float) -> bool:
+    """Report whether a request is late for its SLO while no worker can serve it.
+
+    One that waits is late when it is due. One that comes has no chance if workers have been away
+    for as long as it has time: they will hardly be back in less.
+
+    Args:
+        now: The time.
+        request: One that waits; its deadline is looked at elsewhere.
+        since: Since when there has been no worker.
+    """
+    due = request.due
+    return due < request.deadline and (due <= now or due - request.arrived <= request.arrived - since)
 
 
 def _counts_for_one(request: Request, result: object) -> None:

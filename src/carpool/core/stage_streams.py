@@ -113,6 +113,11 @@ class StageStreams(Batcher):
         return sum([running.is_open and len(running) < self.rows for running in self.sets.values()])
 
     @property
+    def has_worker(self) -> bool:
+        """Whether there is a worker."""
+        return bool(self.sets)
+
+    @property
     def is_wanted(self) -> bool:
         """Whether a caller waits for what workers have."""
         return self._running > 0
@@ -172,6 +177,14 @@ class StageStreams(Batcher):
         """
         found = super().in_the_way(request)
         return [] if any(stream_of(other).parts for other in found) else found
+
+    def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
+        """Return the queued requests that are late as no worker has been there `since`.
+
+        Streams that have had parts stay, since their callers have been promised the rest.
+        """
+        late, next_due = super().late_unserved(now, since)
+        return [request for request in late if not stream_of(request).parts], next_due
 
     def abandon(self, now: float, request: Request) -> None:
         """Note that the caller of a stream in a running set is gone; it is now done.

@@ -93,6 +93,7 @@ class StageWorkers(StageRequests):
         self._running = 0
         self._batch_ids = 0
         self._limited_since = 0  # the last batch that went before memory ran out
+        self._unserved_since = inf
 
     @property
     def running(self) -> int:
@@ -118,6 +119,21 @@ class StageWorkers(StageRequests):
     def idle(self) -> int:
         """How many workers could take a batch now."""
         return len(self._idle)
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether there is a worker, busy or idle. Slots of a function count as there."""
+        return bool(self._idle or self.in_flight) or self._places.are_slots
+
+    def unserved_since(self, now: float) -> float:
+        """Return since when there has been no worker, as far as was asked; infinity if there is
+        one.
+        """
+        if self.has_worker:
+            self._unserved_since = inf
+        elif self._unserved_since == inf:
+            self._unserved_since = now
+        return self._unserved_since
 
     def abandon(self, now: float, request: Request) -> None:
         """Note that the caller of a request which a worker has is gone; it is now done."""

@@ -142,7 +142,7 @@ class Stepper(StepReports):
         if late and not self._running:
             del late[0]
         if late:
-            self._drop(now, late)
+            self.drop(now, late)
             refuse += [(request, TOO_LATE) for request in late]
 
     @property

@@ -27,6 +27,7 @@ from carpool.drive.joined import JoinedWorker
 from carpool.drive.launch import Launch
 from carpool.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.drive.output import LineSink, guarded
+from carpool.drive.priority import LowPriority
 from carpool.drive.process import WorkerProcess
 from carpool.drive.trouble import FAILED_FOR_S
 from carpool.drive.turnover import Turnover
@@ -89,6 +90,7 @@ class WorkerPool:
         self._began: dict[int, float] = {}
         self._failure: dict[int, outcome.FailureReport] = {}
         self._lost_at: dict[int, float] = {}  # when the last one that had been ready was lost
+        self._low: dict[int, LowPriority] = {}  # of those that load while others serve
         self.turnover = Turnover(stage, roster, driver, self._workers, driver.start_workers, self._about)
         self.count_calls: Callable[[int, int, int, float], None] | None = None
 
@@ -189,6 +191,9 @@ class WorkerPool:
                 self._driver.start_failed(StartupError(text))
         else:
             logger.info("worker %s starts", self._label(place), extra=self._about(place))
+            pid = self._workers[place].pid
+            if pid is not None and self.roster.is_served:
+                self._low[place] = LowPriority(pid)
 
     def why_not_admitted(self) -> str:
         """Return why no worker can join now; empty if one can."""
@@ -251,6 +256,8 @@ class WorkerPool:
             self.roster.moved(place, state)
         except (ValueError, TypeError) as error:
             raise FrameError(f"it reports the state {frame.payloads[0]!r:.80}: {error}") from error
+        if state != PlaceState.LOADING and place in self._low:  # the warm-up shows what batches cost
+            self._low.pop(place).end()
         if state == PlaceState.READY:
             self._learn(frame)
             if (hello := self._workers[place].hello) is not None:
@@ -291,6 +298,7 @@ class WorkerPool:
         if not self.roster.places[place].is_guest:
             self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
+        self._hurry_if_unserved()
         worker.close_input()  # what it has not read by now it never begins: it may wake up to tell where it hangs
         has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
@@ -357,6 +365,7 @@ class WorkerPool:
             self.roster.is_gone(place)  # all else has been done when it was given up
         else:
             self.roster.lost(self._driver.clock(), place)
+            self._hurry_if_unserved()
         if self.roster.stopping:
             logger.info("worker %s has stopped", loss.label, extra=self._about(place))
         elif record.is_leaving:
@@ -370,10 +379,16 @@ class WorkerPool:
         else:
             self._lost_of_ours(loss)
 
+    def _hurry_if_unserved(self) -> None:
+        """Let those that load have all that they can get where no other serves any more."""
+        while self._low and not self.roster.is_served:
+            self._low.popitem()[1].end()
+
     def _loss_of(self, place: int, why: str) -> Loss:
         """Take a lost worker out, and return what is known of its end."""
         label, state, stats = self._label(place), self.roster.places[place].state, self._driver.stats.stages[self.stage]
         worker = self._workers.pop(place)
+        self._low.pop(place, None)
         if worker.broke_protocol:
             stats.protocol_errors += 1
         report = self._failure.pop(place, None)

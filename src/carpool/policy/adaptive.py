@@ -101,7 +101,7 @@ class Adaptive(AdaptiveLengths):
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         waiting = self._waiting = len(queue)
         if not free or not waiting:
-            return NOTHING if busy or not waiting else self._unserved(now, queue)
+            return NOTHING
         is_easy = self._is_trifling or (waiting == 1 and not busy and not self._gather.window_s)
         if is_easy and self._has_time(now, queue):
             n = min(queue.size, self.limit)
@@ -194,15 +194,6 @@ class Adaptive(AdaptiveLengths):
         return slack_s >= cost.longest_s * cost.margin or (
             slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
         )
-
-    def _unserved(self, now: float, queue: QueueView) -> Decision:
-        """Give up what is late for its SLO while there is no worker that could serve anything."""
-        due = queue.earliest_due
-        if due > now:
-            return Decision(wake_at=due) if due < inf else NOTHING
-        late = [request for request in queue if request.due <= now]
-        next_due = min([request.due for request in queue if request.due > now], default=inf)
-        return Decision(drop=late, wake_at=next_due if next_due < inf else None)
 
     def _cold(self, now: float, queue: QueueView) -> Decision:
         """Serve whatever waits and give up only what is late already: it is too early to judge."""

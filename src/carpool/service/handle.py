@@ -228,9 +228,9 @@ class AsyncHandle:
         """Replace all workers by new ones, which load the model's code and weights anew.
 
         The new workers are started beside the old ones. Once all of them have loaded and have run
-        their examples they take over, and the old ones finish what they have. No request is lost or
-        refused for it, and none is answered by old and new workers together. What the service and
-        its stages declare stays as it is, and so does code that runs in this process.
+        their examples they take over, and the old ones finish what they have. No request is lost
+        for it, and none is answered by old and new workers together. What the service and its
+        stages declare stays as it is, and so does code that runs in this process.
 
         Args:
             rolling: Whether one worker at a time is replaced, each old one going before the new one

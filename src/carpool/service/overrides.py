@@ -42,6 +42,8 @@ OF_A_SERVICE = (
 
 _FOR_EACH_WORKER = ("cpus", "devices", "env")
 
+_NONE = "none"  # TOML has no word for it
+
 Changes = Mapping[str, Mapping[str, Any]]
 """Values by setting, by the name of a stage or service."""
 
@@ -69,7 +71,14 @@ def changed(services: Sequence[Service], of_services: Changes, of_stages: Change
             for setting in values:
                 if setting not in settings:
                     raise ValueError(f"a {kind} has no setting {setting!r}{nearest(setting, settings)}")
+    of_services = {name: _read(values) for name, values in of_services.items()}
+    of_stages = {name: _read(values) for name, values in of_stages.items()}
     return [_service(service, of_services.get(service.name, {}), of_stages) for service in services]
+
+
+def _read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of settings, with None for the text that means it."""
+    return {setting: None if value == _NONE else value for setting, value in values.items()}
 
 
 def nearest(name: str, known: Sequence[str] | set[str]) -> str:
@@ -102,7 +111,14 @@ def _service(service: Service, changes: Mapping[str, Any], of_stages: Changes) -
 
 
 def _stage(stage: Stage, changes: Mapping[str, Any]) -> Stage:
-    """Return a stage with its settings changed."""
+    """Return a stage with its settings changed. Raises ValueError where its model would get single
+    items in the place of lists.
+    """
+    if stage.max_batch_size is not None and changes.get("max_batch_size", 1) is None:
+        raise ValueError(
+            f"max_batch_size of stage {stage.name} cannot be none: its model takes lists. One for single items is in a"
+            " stage that the code gives no max_batch_size"
+        )
     settings: dict[str, Any] = {
         each.name: getattr(stage, each.name) for each in fields(stage) if each.name not in ("model", "traits")
     }

@@ -207,10 +207,17 @@ class BatchAnswerer:
         took_s = clock() - started
         for i, value in zip(indices, results, strict=True):
             if type(value) is Failed:
-                _, report = outcome_of(value.error)
-                text = f"example {i + 1} of {len(examples)} does not run through its model: {report.message}"
-                raise ExampleError(text, report.traceback)
+                raise self.failed_example(i, value)
         return indices, results, took_s
+
+    def failed_example(self, i: int, failed: Failed) -> ExampleError:
+        """Return the error for an example that has failed in its model."""
+        _, report = outcome_of(failed.error)
+        n = len(self.traits.examples)
+        text = f"example {i + 1} of {n} does not run through its model: {report.message}"
+        if not self._is_first:
+            text += "; this is a later stage, so its examples must be what the stage before it returns"
+        return ExampleError(text, report.traceback)
 
     def examples(self, indices: Iterable[int]) -> list[Any]:
         """Return copies of examples, since the model may write to what it gets."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from carpool.call.results import as_results
+from carpool.call.results import OF_A_YIELD, as_results
 from carpool.parts import END, Last
 from carpool.worker.own import own_part
 
@@ -164,7 +164,7 @@ class BatchGenerators:
         else:
             yielded = await next_of(group.generator, group.told)
         group.has_begun = True
-        parts = [END] * n if yielded is END else as_results(yielded, n)
+        parts = [END] * n if yielded is END else as_results(yielded, n, OF_A_YIELD)
         for place in group.alive:
             kept = group.kept[place]
             if not (kept and _is_end(kept[-1])):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from carpool import details
-from carpool.call.results import Failed
+from carpool.call.results import Failed, Miscount
 from carpool.details import Detail
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import named_text_of, text_of
@@ -119,7 +119,7 @@ def _cause_of(error: BaseException) -> BaseException | None:
     """Return what the caller's `ModelError` is caused by: the exception; for a ModelError, that
     error's own cause.
     """
-    return error.__cause__ if type(error) is ModelError else error
+    return error.__cause__ if type(error) in (ModelError, Miscount) else error  # a subclass of a user's is a cause
 
 
 def _users_part(error: BaseException) -> TracebackType | None:

@@ -379,10 +379,7 @@ class StepAnswerer:
 
     def _check_example(self, i: int, value: Any) -> None:
         if type(value) is Failed:
-            _, report = outcome_of(value.error)
-            n = len(self._invoker.traits.examples)
-            text = f"example {i + 1} of {n} does not run through its model: {report.message}"
-            raise ExampleError(text, report.traceback)
+            raise self.batches.failed_example(i, value)
 
     def _check_part(self, i: int, part: Any) -> None:
         """Raise `ExampleError` if a part could not be sent on as clients ask for it."""

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from carpool.call.oom import release_memory
-from carpool.call.results import Failed, as_results
+from carpool.call.results import OF_RESUME, OF_START, OF_STEP, Failed, as_results, is_bad_result
 from carpool.call.retry import Retrier
 from carpool.errors import ModelError
 from carpool.foreign import traceback_of
@@ -311,11 +311,12 @@ class Runner:
             items = [await _item_of(row) for row in rows]
             if rows[0].raw:
                 model: Any = self._model
-                states = await self._call(model.resume, items, [list(map(own, row.raw)) for row in rows])
+                returned = await self._call(model.resume, items, [list(map(own, row.raw)) for row in rows])
+                states = as_results(returned, n, OF_RESUME)
             else:
-                states = await self._call(self._model.start, items)
+                states = as_results(await self._call(self._model.start, items), n, OF_START)
             self._lineup = None
-            for row, state in zip(rows, as_results(states, n), strict=True):
+            for row, state in zip(rows, states, strict=True):
                 row.state = state
                 row.begun, row.begun_parts = self._steps, row.n_parts
                 self._running[row.id] = row
@@ -359,7 +360,7 @@ class Runner:
         try:
             if self._in_step is not None:
                 self._in_step()
-            parts = as_results(await self._call(self._model.step, lineup.states[:]), n)
+            parts = as_results(await self._call(self._model.step, lineup.states[:]), n, OF_STEP)
         except BaseException as error:
             if self._retrier.is_fatal(error):
                 raise
@@ -459,8 +460,7 @@ class Runner:
 
     def _may_run_again(self, error: BaseException) -> bool:
         """Report whether streams may begin again after an error that may be only some streams'."""
-        is_of_all = type(error) is ModelError and error.code == "bad_result"
-        if is_of_all or not self._retrier.isolate_errors or not self._retrier.may_rerun():
+        if is_bad_result(error) or not self._retrier.isolate_errors or not self._retrier.may_rerun():
             return False
         self._has_run_again = True
         return True
