@@ -442,6 +442,7 @@ class Child:
         self._pid = os.fork()
         if self._pid == 0:
             self._live(run, step)
+        run.children.append(self)
 
     def ended(self) -> bool:
         """Whether it has. Raises Wrong with what it has told, if it did not end well."""

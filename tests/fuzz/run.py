@@ -122,6 +122,7 @@ class Run:
         self.subject: Any = None
         self.tokens = itertools.count(1)
         self.tickets: list[tuple[Any, Asked]] = []
+        self.children: list[Any] = []  # that were forked
         self.findings: list[Finding] = []
         self.output: list[str] = []
         self._grace_s = grace_s
@@ -155,6 +156,9 @@ class Run:
             self._look_at_what_was_kept()
             self.subject = self._keep = None
             self.tickets.clear()
+            for child in self.children:
+                child.end()  # SystemExit ends a loop whose tasks may wait for children
+            self.children.clear()
             self._loops.clear()
             _collect()
             settle_s = _SETTLE_S + (models.HANG_S + 1 if self.facts.hangs else 0)
