@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from carpool.service.service import Service
 
 LONGEST_SILENCE_S: Final = 60.0
-"""A server that owes answers has failed if it sends nothing for so long; during a slow batch it sends
-a sign of life every 15 s."""
+"""A server that owes answers has failed if it sends nothing for so long. During a slow batch it
+sends a sign of life every 15 s."""
 
 _MOST_AT_ONCE = 512
 _LONGEST_S = 0.2  # answers of a slow model are written this often, so that little is done again after a kill
