@@ -9,7 +9,7 @@ the body and from the limits of whoever gets the items.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, compress, islice
+from itertools import accumulate, compress
 from math import inf
 from operator import mul
 from typing import Final
@@ -31,6 +31,7 @@ _MARKS = b'[]{},"'
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS))
 _STEPS = bytes.maketrans(b"[{]},", b"\x01\x01\xff\xff\x00")  # +1 and -1, as signed bytes
 _COMMAS = bytes.maketrans(b"[{]},", b"\x00\x00\x00\x00\x01")
+_PIECE: Final = 2**16
 _SEVERAL: Final = "send several requests"
 
 
@@ -73,10 +74,14 @@ class Allowance:
             return
         marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
         marks = b"".join(marks.split(b'"')[::2])  # those outside of strings
-        levels = compress(accumulate(memoryview(marks.translate(_STEPS)).cast("b")), marks.translate(_COMMAS))
-        commas = filter((1).__eq__, levels)  # between the items of the list
-        if next(islice(commas, int(self.items) - 1, None), None) is not None:
-            self.check_items(inf, "the list")
+        level = n = 0
+        for at in range(0, len(marks), _PIECE):  # no other thread runs while one piece is looked at
+            piece = marks[at : at + _PIECE]
+            levels = list(accumulate(memoryview(piece.translate(_STEPS)).cast("b"), initial=level))[1:]
+            level = levels[-1]
+            n += sum(map((1).__eq__, compress(levels, piece.translate(_COMMAS))))  # commas between items of the list
+            if n >= self.items:
+                self.check_items(inf, "the list")
 
     def check_msgpack_list(self, body: bytes | bytearray) -> None:
         """Check the same by the number of items with which a list begins."""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.queue import Queue, Suspect
+from carpool.core.lane_order import Suspect
+from carpool.core.queue import Queue
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 from tests.support.pipelines import ask, asks, items
 from tests.support.properties import PROPERTY
@@ -357,7 +358,7 @@ def test_empty_lanes_are_forgotten() -> None:
         queue.take(1)
 
     assert len(queue) == 0
-    assert len(queue._lanes) == len(queue._order) == 1
+    assert len(queue._lanes) == len(queue.order) == 1
 
 
 class Item:

@@ -118,6 +118,28 @@ def test_a_client_that_leaves_frees_its_row_before_the_next_step_that_has_not_be
     assert stage.stray_parts == 1 and driver.pipeline.unanswered == 0
 
 
+def test_a_stream_of_which_its_caller_has_enough_ends_as_complete() -> None:
+    """A caller that needs no more gets the end of its stream at once and without an error, and its row is free as if
+    it had left; the stream counts as answered and not as cancelled, and once, however often that is said.
+    """
+    driver = drive(stepper(rows=1))
+    enough, following, waiting = ask(driver, 100), ask(driver, 2, 1.0), ask(driver, 2, 1.0)
+    pipeline = driver.pipeline
+
+    def suffice() -> None:
+        for request in (enough, waiting, enough):
+            pipeline.suffice(3.5, request)
+
+    driver.at(3.5, suffice)
+    driver.run()
+
+    assert reader(enough).times == [1, 2, 3] and reader(enough).ended == 3.5
+    assert reader(waiting).times == [] and reader(waiting).ended == 3.5
+    assert enough.error is None and waiting.error is None
+    assert reader(following).times == [5, 6]
+    assert (pipeline.cancelled, pipeline.answered, pipeline.unanswered) == (0, 3, 0)
+
+
 @pytest.mark.parametrize("way", ["cancelled", "silent", "late", "collected"])
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("rows", [1, 4])

@@ -19,8 +19,9 @@ from carpool.core import ahead
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
+from carpool.core.lane_order import Suspect
 from carpool.core.pipeline import Pipeline
-from carpool.core.queue import Queue, Suspect
+from carpool.core.queue import Queue
 from carpool.core.reply import Reply
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable

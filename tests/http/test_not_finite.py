@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.http import stream_response
 from carpool.testing import served
+from tests.support.sources import ROOT
 
 httpx = pytest.importorskip("httpx")
 
@@ -189,11 +191,19 @@ def test_a_cell_is_not_read_as_null(text: str) -> None:
 
 def test_clients_send_it_or_refuse_to(client: Any) -> None:
     """What the client sends by itself arrives as it is; lines cannot hold it, and so are not sent."""
-    theirs = carpool.Client(client.url, model="optional")
-    with theirs:
+    error = "NaN and infinities cannot be written as JSON (as msgpack they can)"
+    assert error in (ROOT / "docs" / "http.md").read_text()
+
+    async def asked(value: float) -> str:
+        async with carpool.AsyncClient(client.url, model="optional") as theirs:
+            with pytest.raises(ValueError, match=re.escape(error)):
+                [each async for each in theirs.predict_many([1.0, value])]
+            return str(await theirs.predict(value))
+
+    with carpool.Client(client.url, model="optional") as theirs:
         for text, value in VALUES.items():
-            assert theirs.predict(value) == text
-            with pytest.raises(ValueError, match="NaN and infinities cannot be written as JSON"):
+            assert theirs.predict(value) == asyncio.run(asked(value)) == text
+            with pytest.raises(ValueError, match=re.escape(error)):
                 list(theirs.predict_many([1.0, value]))
 
 

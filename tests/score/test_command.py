@@ -8,16 +8,20 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import carpool
 from carpool import Service, Stage
 from carpool.cli.score_command import service_to_score
-from carpool.score import command
+from carpool.errors import DeadlineExceeded
+from carpool.score import command, run
 from carpool.score.command import Job, score
 from carpool.score.inputs import InputRow
 from carpool.score.outputs import Answer
@@ -192,7 +196,7 @@ class _Client:
     def wait_until_ready(self) -> None:
         pass
 
-    def bunches(self, xs: Iterable[Any]) -> Iterator[list[Any]]:
+    def bunches(self, xs: Iterable[Any], timeout_s: float) -> Iterator[list[Any]]:
         found = [json.loads(bytes(x)) for x in xs]
         for at in range(0, len(found), 3):
             yield found[at : at + 3]
@@ -206,6 +210,47 @@ def test_rows_that_are_not_sent_keep_their_places(tmp_path: Path, bad: int) -> N
     lines = list(map(json.loads, (tmp_path / "out").read_text().splitlines()))
     assert "the header 1" in lines[bad]["error"]["message"] and f"line {bad + 2} of" in lines[bad]["error"]["message"]
     assert [line for n, line in enumerate(lines) if n != bad] == [{"x": n} for n in range(5) if n != bad]
+
+
+class _FallsSilent(BaseHTTPRequestHandler):
+    """Is ready, answers one row, and then says nothing more."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(1)  # a row is on its way
+        self.send_response(200)
+        self.send_header("content-type", "application/x-ndjson")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"2\r\n7\n\r\n")
+        while self.rfile.read(1):  # until the client has gone
+            pass
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_that_falls_silent_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose server owes answers and sends nothing ends with an error, and keeps the rows that were answered."""
+    monkeypatch.setattr(run, "LONGEST_SILENCE_S", 0.2)
+    (tmp_path / "in").write_text("1\n2\n")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _FallsSilent) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            scorer = ServerScorer(f"http://127.0.0.1:{server.server_port}", None, carpool.Client)
+            with pytest.raises(DeadlineExceeded, match="did not answer in time"):
+                score(job(tmp_path / "in", tmp_path / "out"), scorer)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (tmp_path / "out").read_text() == "7\n"
 
 
 SLOW_PROGRAM = """

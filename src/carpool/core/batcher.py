@@ -18,7 +18,8 @@ from math import inf
 from carpool.core.ahead import LEAST_LEAD_S, MOST, is_deep, is_time, lead_allowed_s, next_to_end
 from carpool.core.batch import Batch
 from carpool.core.keyed_workers import KeyedWorkers
-from carpool.core.queue import Queue, Suspect, key_of
+from carpool.core.lane_order import Suspect, key_of
+from carpool.core.queue import Queue
 from carpool.core.queue_view import WithoutKeys
 from carpool.core.stage_workers import StageWorkers
 from carpool.policy.base import Decision

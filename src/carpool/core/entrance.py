@@ -208,15 +208,17 @@ class Entrance:
             for request in requests:
                 self._endings.refuse(request, copy.copy(refusal))
             return
+        impatient = [request for request in requests if not request.patient]
+        for request in impatient:
+            self.admitted += 1
+            request.id = self.admitted
+            if self._journal is not None:
+                self._journal.record(now, "admitted", request.id)
+        if impatient:
+            self._first.enter(now, impatient)
         for request in requests:
             if request.patient:
                 self._admit_one(now, request, None)
-                continue
-            self.admitted += 1
-            request.id = self.admitted
-            self._first.enter(now, [request])
-            if self._journal is not None:
-                self._journal.record(now, "admitted", request.id)
 
     def _refusal_of_all(self, now: float, requests: Sequence[Request]) -> CarpoolError | None:
         """Return why requests must not join the first queue together; None if they may."""

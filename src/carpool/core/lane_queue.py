@@ -9,12 +9,16 @@ requests alive that are not needed any more.
 from __future__ import annotations
 
 from bisect import bisect_right, insort, insort_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from operator import attrgetter
 
+from carpool.core.earliest import Earliest
 from carpool.core.levels import Levels
-from carpool.request import QUEUED, Request
+from carpool.request import QUEUED, Lane, Request
+
+Place = tuple[float, int, "LaneQueue"]
+"""Where a lane stands among others: its rank, a number of its own among equals, and the lane."""
 
 _due = attrgetter("due")
 _due_and_arrival = attrgetter("due", "arrived")
@@ -24,6 +28,8 @@ class LaneQueue:
     """The requests of one lane, sorted by when they are due; equals keep their order of arrival.
 
     Attributes:
+        lane: The lane.
+        place: Where it stands in its queue; the queue sets it.
         ages_from: When something was last taken from the lane; before that, when its first request
             arrived.
         entries: The requests, with some that have left already.
@@ -35,39 +41,64 @@ class LaneQueue:
         head_expires_first: Whether deadlines rise along the lane as dues do so far, so that the
             first one that waits is also the first to expire.
         levels: The requests that wait by their lengths; None where lengths do not matter.
+        more: The sum of the sizes of those that wait, less one for each.
+        is_watched: Whether `note` must be called for each request that is put in.
         latest_deadline: The latest of the deadlines that `watch_deadline` was told; of requests
             whose due and deadline are the same it is told only where they expire before that.
     """
 
     __slots__ = (
+        "_by_arrival",
+        "_by_deadline",
+        "_stage",
         "ages_from",
         "dead",
         "entries",
         "head",
         "head_expires_first",
         "head_is_oldest",
+        "is_watched",
+        "lane",
         "latest_deadline",
         "levels",
         "live",
+        "more",
+        "place",
     )
 
-    def __init__(self, ages_from: float, levels: Levels | None = None) -> None:
+    def __init__(self, lane: Lane, ages_from: float, levels: Levels | None = None) -> None:
+        self.lane = lane
+        self.place: Place = (0.0, 0, self)
         self.ages_from = ages_from
         self.levels = levels
         self.entries: list[Request] = []
         self.head = 0
         self.live = 0
         self.dead = 0
+        self.more = 0
         self.head_is_oldest = True
         self.head_expires_first = True
         self.latest_deadline = -inf
+        self.is_watched = False
+        self._stage = 0  # of those that wait here, once they are watched
+        self._by_arrival: Earliest[Request] | None = None
+        self._by_deadline: Earliest[Request] | None = None
 
     def reset(self) -> None:
         """Forget what has left; no request waits."""
         self.entries.clear()
-        self.head = self.dead = 0
+        self.head = self.dead = self.more = 0
         self.head_is_oldest = self.head_expires_first = True
         self.latest_deadline = -inf
+        self.is_watched = False
+        self._by_arrival = self._by_deadline = None
+
+    def note(self, request: Request) -> None:
+        """Note a request that has been put in, for those that ask for the earliest."""
+        if self._by_arrival is not None:
+            self._by_arrival.note(request)
+        if self._by_deadline is not None:
+            self._by_deadline.note(request)
 
     def insert(self, request: Request) -> None:
         """Put in a request that is due earlier than the last one."""
@@ -87,43 +118,39 @@ class LaneQueue:
         """Put in a request that was taken before: ahead of those that came after it or with it."""
         insort_left(self.entries, request, lo=self.head, key=_due_and_arrival)
         self.live += 1
+        self.more += request.size - 1
         self.head_is_oldest = False
+        if self.is_watched:
+            self.note(request)
         if request.due < request.deadline or self.latest_deadline > -inf:
             self.head_expires_first = False
             self.latest_deadline = max(self.latest_deadline, request.deadline)
 
     def peek(self, n: int) -> list[Request]:
         """Return the next `n` requests that wait, or all if fewer do."""
+        head = self.head
         if not self.dead:
-            return self.entries[self.head : self.head + n]
+            return self.entries[head : head + n]
         found: list[Request] = []
-        for request in self:
-            if len(found) == n:
-                break
-            found.append(request)
+        end = head
+        while len(found) < min(n, self.live):
+            if self.entries[end].state == QUEUED:
+                found.append(self.entries[end])
+            end += 1
+        self.dead -= end - head - len(found)  # those in between go, so that none is passed over twice
+        self.head = end - len(found)
+        self.entries[self.head : end] = found
         return found
 
     def take(self, n: int) -> list[Request]:
         """Remove and return the next `n` requests that wait, or all if fewer do."""
-        if not self.dead:
-            taken = self.entries[self.head : self.head + n]
-            self.head += len(taken)
-        else:
-            taken = self.peek(n)
-            if taken:
-                self._move_head_past(taken[-1])
+        taken = self.peek(n)
+        self.head += len(taken)
         self.live -= len(taken)
+        if self.more:
+            self.more -= sum([request.size for request in taken]) - len(taken)
         self._compact()
         return taken
-
-    def _move_head_past(self, last: Request) -> None:
-        """Move the head past a request that has just been taken, and all entries before it."""
-        passed: Request | None = None
-        while passed is not last:
-            passed = self.entries[self.head]
-            self.head += 1
-            if passed.state != QUEUED:
-                self.dead -= 1
 
     def skip_dead(self) -> None:
         """Move the head to the first request that waits."""
@@ -134,7 +161,7 @@ class LaneQueue:
     def expired(self, now: float) -> list[Request]:
         """Return the requests whose deadline has passed; they stay in the lane."""
         if not self.head_expires_first:
-            return [request for request in self if request.deadline <= now]
+            return list(self._deadlines.until(now, self.__iter__, self.live))
         self.skip_dead()
         found = []
         for request in self:
@@ -145,33 +172,58 @@ class LaneQueue:
 
     @property
     def earliest_due(self) -> float:
-        """When the next of its requests should be answered; at least one must wait."""
+        """When the next of its requests should be answered; infinity if none waits."""
+        if not self.live:
+            return inf
         if self.dead:
             self.skip_dead()
         return self.entries[self.head].due
 
     @property
     def oldest_arrival(self) -> float:
-        """When the one that has waited longest arrived; at least one must wait."""
-        if not self.head_is_oldest:
-            return min(request.arrived for request in self)
-        self.skip_dead()
-        return self.entries[self.head].arrived
+        """When the one that has waited longest arrived; infinity if none waits."""
+        if not self.live:
+            return inf
+        if self.head_is_oldest:
+            self.skip_dead()
+            return self.entries[self.head].arrived
+        if self._by_arrival is None:
+            self._by_arrival = Earliest(lambda request: request.arrived if self._holds(request) else inf)
+            self._watch()
+        return self._by_arrival.least(self.__iter__, self.live)
 
     @property
     def earliest_deadline(self) -> float:
-        """When the next of its requests expires; at least one must wait."""
-        if not self.head_expires_first:
-            return min(request.deadline for request in self)
-        self.skip_dead()
-        return self.entries[self.head].deadline
+        """When the next of its requests expires; infinity if none waits."""
+        if not self.live:
+            return inf
+        if self.head_expires_first:
+            self.skip_dead()
+            return self.entries[self.head].deadline
+        return self._deadlines.least(self.__iter__, self.live)
 
-    def mark_dead(self) -> None:
+    @property
+    def _deadlines(self) -> Earliest[Request]:
+        if self._by_deadline is None:
+            self._by_deadline = Earliest(lambda request: request.deadline if self._holds(request) else inf)
+            self._watch()
+        return self._by_deadline
+
+    def _watch(self) -> None:
+        self.is_watched = True
+        self._stage = next(iter(self)).stage
+
+    def _holds(self, request: Request) -> bool:
+        """Report whether a request that has been put in waits here still, and nowhere else."""
+        return request.state == QUEUED and request.stage == self._stage and request.lane == self.lane
+
+    def mark_dead(self, request: Request) -> None:
         """Count a request that has just left early.
 
         Its entry stays until the head passes it or most entries have left.
         """
         self.live -= 1
+        self.more -= request.size - 1
         self.dead += 1
         self._compact()
 
@@ -197,16 +249,19 @@ class LaneQueue:
             i -= 1
         del self.entries[i]
         self.live -= 1
+        self.more -= request.size - 1
 
-    def cut_out_taken(self, n: int) -> None:
-        """Remove the entries of `n` requests, wherever they stand, that were taken just now.
+    def cut_out_taken(self, taken: Sequence[Request]) -> None:
+        """Remove the entries of requests, wherever they stand, that were taken just now.
 
         No entry may stay behind, as it would count as waiting again once its request waits in
         another stage.
         """
         self.entries = [request for request in self.entries[self.head :] if request.state == QUEUED]
         self.head = self.dead = 0
-        self.live -= n
+        self.live -= len(taken)
+        if self.more:
+            self.more -= sum([request.size for request in taken]) - len(taken)
         if not self.live:
             self.reset()
 

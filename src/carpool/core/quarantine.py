@@ -6,7 +6,7 @@ has come through its stage, and found guilty when it has cost a second worker.
 
 from __future__ import annotations
 
-from carpool.core.queue import Suspect
+from carpool.core.lane_order import Suspect
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Unavailable
 from carpool.request import Request
 

@@ -15,13 +15,13 @@ clocks.
 
 from __future__ import annotations
 
-from bisect import insort, insort_left
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from math import inf
 from operator import attrgetter
 
+from carpool.core.earliest import Earliest
+from carpool.core.lane_order import LaneOrder, Suspect, key_of
 from carpool.core.lane_queue import LaneQueue
 from carpool.core.levels import BY_KEY, Levels, LevelsOf
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
@@ -33,87 +33,6 @@ batch does not blur two priorities."""
 
 MOST_KEYS = 8
 """Keys whose batches are compared with one another: those that have waited longest for a batch."""
-
-_MANY_LANES = 16  # with more of them, those that were taken from are put in their places one by one
-
-_priority = attrgetter("priority")
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """The key of suspects, which share a batch with no other request, not even with each other.
-
-    Attributes:
-        former_key: The key that they had before.
-    """
-
-    former_key: Hashable
-
-
-def key_of(lane: Lane) -> Hashable:
-    """Return a lane's key, and for lanes of suspects the one that these had before."""
-    return lane.key.former_key if isinstance(lane.key, Suspect) else lane.key
-
-
-class _LeastOfLanes:
-    """The least of some time over many lanes, without a look at each of them for each question.
-
-    Each lane that waits has an entry that is no later than its time, and is corrected when it comes
-    to the front. So what a question costs does not grow with the number of lanes.
-
-    Args:
-        time_of: Returns the time of a lane in which a request waits.
-    """
-
-    def __init__(self, time_of: Callable[[LaneQueue], float]) -> None:
-        self._time_of = time_of
-        self._heap: list[tuple[float, int, LaneQueue]] = []
-        self._n = 0
-        self._is_kept = False
-
-    def note(self, lane_queue: LaneQueue) -> None:
-        """Note that the time of a lane may have become earlier."""
-        if self._is_kept:
-            self._n += 1
-            heappush(self._heap, (-inf, self._n, lane_queue))
-
-    def least(self, lanes: dict[Lane, LaneQueue]) -> float:
-        """Return the earliest time of all lanes; infinity if nothing waits."""
-        if len(lanes) <= _MANY_LANES:
-            if self._is_kept:
-                self._is_kept = False
-                self._heap.clear()
-            times = [self._time_of(each) for each in lanes.values() if each.live]
-            return min(times, default=inf)
-        heap = self._heap
-        if not self._is_kept or len(heap) > 4 * len(lanes):
-            live = [each for each in lanes.values() if each.live]
-            heap[:] = [(self._time_of(each), n, each) for n, each in enumerate(live)]
-            heapify(heap)
-            self._n, self._is_kept = len(heap), True
-        while heap:
-            noted, n, lane_queue = heap[0]
-            if not lane_queue.live:
-                heappop(heap)
-                continue
-            time = self._time_of(lane_queue)
-            if time == noted:
-                return time
-            heapreplace(heap, (time, n, lane_queue))
-        return inf
-
-    def until(self, now: float, lanes: dict[Lane, LaneQueue]) -> list[LaneQueue]:
-        """Return the lanes in which something waits and whose times are not later than `now`."""
-        if self.least(lanes) > now:
-            return []
-        if not self._is_kept:
-            return [each for each in lanes.values() if each.live and self._time_of(each) <= now]
-        found: dict[LaneQueue, None] = {}
-        while self._heap and self.least(lanes) <= now:
-            found[heappop(self._heap)[2]] = None
-        for lane_queue in found:
-            self.note(lane_queue)
-        return list(found)
 
 
 class Queue:
@@ -139,6 +58,9 @@ class Queue:
         by_length: Whether requests have lengths, by which batches may be composed.
         has_lengths: Whether their lengths differ in general; false where only their keys matter.
         lengths_vary: Whether there have ever been two requests of different lengths.
+        dues: When each lane's next request should be answered; see `least`.
+        deadlines: When each lane's next request expires.
+        arrivals: When the request arrived that has waited longest in each lane.
     """
 
     def __init__(
@@ -163,18 +85,17 @@ class Queue:
         self._length = 0  # of the first request that ever came
         self._usual: Lane | None = None
         self._lanes: dict[Lane, LaneQueue] = {}
-        self._order: list[Lane] = []  # by rank
-        self._alike: dict[tuple[Hashable, int], int] = {}  # how many lanes have a key and a bucket
-        self._dues = _LeastOfLanes(attrgetter("earliest_due"))
-        self._deadlines = _LeastOfLanes(attrgetter("earliest_deadline"))
-        self._arrivals = _LeastOfLanes(attrgetter("oldest_arrival"))
+        self._order = LaneOrder(ageing_s)
+        self.dues = Earliest[LaneQueue](attrgetter("earliest_due"))
+        self.deadlines = Earliest[LaneQueue](attrgetter("earliest_deadline"))
+        self.arrivals = Earliest[LaneQueue](attrgetter("oldest_arrival"))
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[Request]:
-        for lane in self._order:
-            yield from self._lanes[lane]
+        for lane_queue in self._order:
+            yield from lane_queue
 
     @property
     def lanes(self) -> int:
@@ -194,8 +115,8 @@ class Queue:
     @property
     def next_is_suspect(self) -> bool:
         """Whether a request waits and the next one is a suspect, which must not share a batch."""
-        order = self._order
-        return self.count > 0 and type(order[0].key) is Suspect  # an empty lane of suspects may be left
+        first = self._order.first()  # an empty lane of suspects may be left
+        return self.count > 0 and first is not None and type(first.lane.key) is Suspect
 
     def has_room(self, nbytes: int, requests: int = 1) -> bool:
         """Report whether `requests` more, with `nbytes` in all, are within both bounds."""
@@ -204,19 +125,19 @@ class Queue:
     def in_the_way(self, request: Request, spared: int) -> list[Request]:
         """Return the requests to evict so that a new one fits: lowest priority first, newest first.
 
-        None of them has the priority of `request` or a higher one. Empty if that makes no room. The
-        next `spared` requests of each lane, at least 1, stay, so that no lane starves.
+        Of several lanes of a priority those come first in which most requests wait. None of them
+        has the priority of `request` or a higher one. Empty if that makes no room. The next
+        `spared` requests of each lane, at least 1, stay, so that no lane starves.
         """
         found: list[Request] = []
         nbytes = self.nbytes + request.nbytes
-        for lane in sorted([lane for lane in self._order if lane.priority < request.lane.priority], key=_priority):
-            if type(lane.key) is Suspect:
-                continue
-            for last in self._lanes[lane].behind_the_first(spared):
-                found.append(last)
-                nbytes -= last.nbytes
-                if self.count - len(found) < self.max_size and nbytes <= self.max_bytes:
-                    return found
+        for priority in self._order.below(request.lane.priority):
+            for lane_queue in self._order.crowded(priority, spared):
+                for last in lane_queue.behind_the_first(spared):
+                    found.append(last)
+                    nbytes -= last.nbytes
+                    if self.count - len(found) < self.max_size and nbytes <= self.max_bytes:
+                        return found
         return []
 
     def push(self, requests: Sequence[Request]) -> None:
@@ -227,15 +148,15 @@ class Queue:
         lane: Lane | None = None
         lane_queue: LaneQueue = None  # type: ignore[assignment] # set together with `lane`
         entries: list[Request] = []
-        nbytes = size = before = 0
+        nbytes = size = before = size_before = 0
         for request in requests:
             if request.lane is not lane:
                 if lane is not None:
-                    lane_queue.live += len(entries) - before
+                    self._has_more(lane_queue, len(entries) - before, size - size_before)
                 lane = request.lane
                 lane_queue = self._lanes.get(lane) or self._open(lane, request.arrived)
                 entries = lane_queue.entries
-                append, before = entries.append, len(entries)
+                append, before, size_before = entries.append, len(entries), size
                 latest_deadline = lane_queue.latest_deadline
                 if entries:
                     latest = entries[-1].due
@@ -253,13 +174,15 @@ class Queue:
                 self._note_earlier(lane_queue)
             if due != deadline or deadline < latest_deadline:
                 lane_queue.watch_deadline(deadline)
-                self._deadlines.note(lane_queue)
+                self.deadlines.note(lane_queue)
                 latest_deadline = lane_queue.latest_deadline
+            if lane_queue.is_watched:
+                lane_queue.note(request)
             request.state = QUEUED
             nbytes += request.nbytes
             size += request.size
         if lane is not None:
-            lane_queue.live += len(entries) - before
+            self._has_more(lane_queue, len(entries) - before, size - size_before)
         self.count += len(requests)
         self.nbytes += nbytes
         self._size += size
@@ -287,11 +210,16 @@ class Queue:
             return
         if due != deadline or deadline < lane_queue.latest_deadline:
             lane_queue.watch_deadline(deadline)
-            self._deadlines.note(lane_queue)
+            self.deadlines.note(lane_queue)
         entries += requests
         for request in requests:
             request.state = QUEUED
+        if lane_queue.is_watched:
+            for request in requests:
+                lane_queue.note(request)
         lane_queue.live += n
+        if self._order.is_watched:
+            self._order.note(lane_queue)
         self.count += n
         self.nbytes += nbytes
         self._size += n
@@ -304,6 +232,8 @@ class Queue:
             lane_queue = self._lanes.get(request.lane) or self._open(request.lane, request.arrived)
             lane_queue.put_back(request)
             self._note_earlier(lane_queue)
+            if self._order.is_watched:
+                self._order.note(lane_queue)
             if lane_queue.levels is not None:
                 lane_queue.levels.put_back(request)
             request.state = QUEUED
@@ -313,11 +243,16 @@ class Queue:
 
     def peek(self, n: int) -> list[Request]:
         """Return what `take` would: the next `n` requests, or fewer if fewer may share a batch."""
+        first = self._order.first()
+        return [] if first is None else self.peek_from(first, n)
+
+    def peek_from(self, first: LaneQueue, n: int) -> list[Request]:
+        """Return the next `n` requests of a lane, and of those with which it may share a batch."""
         found: list[Request] = []
-        if self.suspect_lanes and self.next_is_suspect and n > 1:
+        if type(first.lane.key) is Suspect and n > 1:
             n = 1
-        for lane in self._next_lanes():
-            found += self._lanes[lane].peek(n - len(found))
+        for _, _, lane_queue in self._order.alike(first.lane):
+            found += lane_queue.peek(n - len(found))
             if len(found) >= n:
                 break
         return found
@@ -327,16 +262,13 @@ class Queue:
 
         Where some have left early, it may be a few less.
         """
-        own = request.lane
-        rank = self._rank(own) if own in self._lanes and self._lanes[own].live else now - own.priority * self.ageing_s
-        n = 0
-        for lane in self._order:
-            lane_queue = self._lanes[lane]
-            if lane == own:
-                n += lane_queue.due_by(request.due)
-            elif self._rank(lane) <= rank:
-                n += lane_queue.live
-        return n
+        own = self._lanes.get(request.lane)
+        if own is None or not own.live:
+            return self._order.waiting_by(self._order.rank_of(request.lane, now))
+        due_by = own.due_by(request.due)
+        if len(self._order) == 1:
+            return due_by
+        return self._order.waiting_by(own.place[0]) - own.live + due_by
 
     def take(self, n: int, now: float = -inf) -> list[Request]:
         """Remove and return the next `n` requests; they are now running.
@@ -344,24 +276,21 @@ class Queue:
         The lanes that they came from age from `now` on.
         """
         taken: list[Request] = []
-        served: list[Lane] = []
+        served: list[LaneQueue] = []
+        first = self._order.first()
+        if first is None:
+            return taken
         if self.suspect_lanes and self.next_is_suspect:
             n = 1
-            self._age_former_lane(self._order[0], now)
-        for lane in self._next_lanes():
-            lane_queue = self._lanes[lane]
+        for _, _, lane_queue in self._order.alike(first.lane):
             of_lane = lane_queue.take(n - len(taken))
             taken += of_lane
             if lane_queue.levels is not None:
                 lane_queue.levels.discard(of_lane)
-            if now > lane_queue.ages_from:
-                lane_queue.ages_from = now
-            served.append(lane)
-            if not lane_queue.live:
-                self._close(lane)
+            served.append(lane_queue)
             if len(taken) >= n:
                 break
-        self._put_in_order(served)
+        self._served(served, now)
         self._set_running(taken)
         return taken
 
@@ -376,16 +305,10 @@ class Queue:
             by_lane.setdefault(request.lane, []).append(request)
         for lane, of_lane in by_lane.items():
             lane_queue = self._lanes[lane]
-            lane_queue.cut_out_taken(len(of_lane))
+            lane_queue.cut_out_taken(of_lane)
             if lane_queue.levels is not None:
                 lane_queue.levels.discard(of_lane)
-            if now > lane_queue.ages_from:
-                lane_queue.ages_from = now
-            if self.suspect_lanes:
-                self._age_former_lane(lane, now)
-            if not lane_queue.live:
-                self._close(lane)
-        self._put_in_order(list(by_lane))
+        self._served([self._lanes[lane] for lane in by_lane], now)
         self._set_running(requests)
         return list(requests)
 
@@ -397,36 +320,21 @@ class Queue:
         only some are looked at if there are many: requests of one of them may share a batch with
         each other and with none of another one.
         """
-        return self.levels_of(self._order)
+        first = self._order.first()
+        return [] if first is None else self.levels_from(first)
 
-    def levels_of(self, order: Sequence[Lane]) -> list[Levels]:
-        """Return the same of some lanes, in the order in which they are to be taken from."""
-        if not self.by_length or not order or type(order[0].key) is Suspect:
+    def levels_from(self, first: LaneQueue, but: Collection[LaneQueue] = ()) -> list[Levels]:
+        """Return the same as if a lane were at the head, without those of some other lanes."""
+        if not self.by_length or type(first.lane.key) is Suspect:
             return []
-        found: list[Levels] = []
-        priority = order[0].priority
-        for lane in order:
-            if lane.priority == priority and type(lane.key) is not Suspect:
-                lane_queue = self._lanes[lane]
-                if lane_queue.levels is not None and lane_queue.live:
-                    found.append(lane_queue.levels)
-                    if len(found) == MOST_KEYS:
-                        break
-        return found
+        of_priority = (place[2] for place in self._order.of_priority(first.lane.priority) if place[2] not in but)
+        found = (each.levels for each in of_priority if each.levels is not None and each.live)
+        return list(islice(found, MOST_KEYS))
 
     @property
-    def order(self) -> Sequence[Lane]:
+    def order(self) -> LaneOrder:
         """The lanes, in the order in which they are to be taken from."""
         return self._order
-
-    def lane(self, lane: Lane) -> LaneQueue:
-        """Return what waits in a lane."""
-        return self._lanes[lane]
-
-    def alike(self, order: Sequence[Lane]) -> list[Lane]:
-        """Return the first of some lanes, and those of them with which it may share a batch."""
-        first = order[0] if order else None
-        return [] if first is None else [lane for lane in order if lane[1:] == first[1:]]
 
     def remove(self, request: Request) -> None:
         """Remove a request that leaves early; it is now done."""
@@ -436,9 +344,8 @@ class Queue:
         self._discount(request)
         if lane_queue.levels is not None:
             lane_queue.levels.discard([request])
-        lane_queue.mark_dead()
-        if not lane_queue.live:
-            self._close(request.lane)
+        lane_queue.mark_dead(request)
+        self._has_less(lane_queue)
 
     def evict(self, request: Request) -> None:
         """Remove a request that `in_the_way` has named; it is now done.
@@ -450,10 +357,12 @@ class Queue:
         if lane_queue.levels is not None:
             lane_queue.levels.discard([request])
         self._discount(request)
+        self._has_less(lane_queue)
 
     def expired(self, now: float) -> list[Request]:
         """Return every request whose deadline has passed; they stay in the queue."""
-        return [request for queue in self._deadlines.until(now, self._lanes) for request in queue.expired(now)]
+        late = self.deadlines.until(now, self._lanes.values, len(self._lanes))
+        return [request for lane_queue in late for request in lane_queue.expired(now)]
 
     def expire(self, now: float) -> list[Request]:
         """Remove and return every request whose deadline has passed; they are now done."""
@@ -465,33 +374,27 @@ class Queue:
     @property
     def earliest_deadline(self) -> float:
         """When the next request expires; infinity when none waits."""
-        return self._deadlines.least(self._lanes)
+        return self.least(self.deadlines)
 
     @property
     def earliest_due(self) -> float:
         """When the next request should be answered; infinity when none waits."""
-        return self._dues.least(self._lanes)
+        return self.least(self.dues)
 
     @property
     def oldest_arrival(self) -> float:
         """When the request that has waited longest arrived; infinity when none waits."""
-        return self._arrivals.least(self._lanes)
+        return self.least(self.arrivals)
+
+    def least(self, times: Earliest[LaneQueue], but: Collection[LaneQueue] = ()) -> float:
+        """Return the earliest of `dues`, `deadlines` or `arrivals`, without that of some lanes."""
+        return times.least(self._lanes.values, len(self._lanes), but)
 
     def _note_earlier(self, lane_queue: LaneQueue) -> None:
         """Note that a lane has a request that may be the first of all by some time."""
-        self._dues.note(lane_queue)
-        self._deadlines.note(lane_queue)
-        self._arrivals.note(lane_queue)
-
-    def _next_lanes(self) -> list[Lane]:
-        """Return the lanes that the next batch may draw from: the first, and those like it."""
-        order = self._order
-        if len(order) <= 1:
-            return order[:]
-        first = order[0]
-        if self._alike[first[1:]] == 1:
-            return [first]
-        return [lane for lane in order if lane.key == first.key and lane.bucket == first.bucket]
+        self.dues.note(lane_queue)
+        self.deadlines.note(lane_queue)
+        self.arrivals.note(lane_queue)
 
     def _sort_in(self, requests: Sequence[Request]) -> None:
         """Put new requests into the levels of their lanes."""
@@ -522,63 +425,61 @@ class Queue:
         self.nbytes -= request.nbytes
         self._size -= request.size
 
-    def _age_former_lane(self, lane: Lane, now: float) -> None:
-        """Have the lane from which suspects came age from `now` on, if `lane` is one of suspects.
+    def _served(self, lane_queues: Sequence[LaneQueue], now: float) -> None:
+        """Note that requests were taken from lanes, which age from `now` on.
 
-        What is taken from a lane of suspects counts as taken from the one they came from.
+        What is taken from a lane of suspects counts as taken from the one they came from, too.
         """
-        former = self._lanes.get(lane._replace(key=lane.key.former_key)) if isinstance(lane.key, Suspect) else None
-        if former is not None and now > former.ages_from:
-            former.ages_from = now
-
-    def _rank(self, lane: Lane) -> float:
-        """Return what lanes are sorted by: the one with the least rank goes first.
-
-        Priority plus age is greatest where this is least, at any time:
-        (now - ages_from) / ageing_s + priority = (now - rank) / ageing_s.
-        """
-        return self._lanes[lane].ages_from - lane.priority * self.ageing_s
-
-    def _put_in_order(self, served: Sequence[Lane]) -> None:
-        """Put lanes that have just been taken from in their new places; the others keep theirs."""
         order = self._order
-        if len(order) <= _MANY_LANES or self.suspect_lanes:
-            if len(order) > 1:
-                order.sort(key=self._rank)
-            return
-        for lane in reversed(served):  # what was ahead stays ahead of its equals, as if all were sorted
-            if lane in self._lanes:
-                order.remove(lane)
-                insort_left(order, lane, key=self._rank)
+        aged = list(lane_queues)
+        if self.suspect_lanes:
+            formers = [self._former(each.lane) for each in lane_queues if type(each.lane.key) is Suspect]
+            aged += [each for each in formers if each is not None and each not in aged]
+        order.served(aged, now)
+        for lane_queue in lane_queues:
+            self._has_less(lane_queue)
+
+    def _former(self, lane: Lane) -> LaneQueue | None:
+        """Return the lane from which suspects came."""
+        return self._lanes.get(lane._replace(key=key_of(lane)))
+
+    def _has_more(self, lane_queue: LaneQueue, n: int, size: int) -> None:
+        """Count requests that were put in a lane, and their sizes."""
+        lane_queue.live += n
+        lane_queue.more += size - n
+        if self._order.is_watched:
+            self._order.note(lane_queue)
+
+    def _has_less(self, lane_queue: LaneQueue) -> None:
+        """Note that requests have left a lane, which is forgotten if it is empty.
+
+        The last lane is kept. All others go, since lanes that clients choose must not pile up.
+        """
+        if lane_queue.live:
+            if self._order.is_watched:
+                self._order.note(lane_queue)
+        elif len(self._order) > 1:
+            self._forget(lane_queue)
 
     def _open(self, lane: Lane, arrived: float) -> LaneQueue:
         """Make room for the requests of a new lane, of which the first arrived at `arrived`."""
-        if len(self._order) == 1 and not self._lanes[self._order[0]].live:
-            self._forget(self._order[0])  # kept by `_close`; empty, it must not stand at the head
+        if len(self._order) == 1:
+            last = self._order.first()
+            if last is not None and not last.live:
+                self._forget(last)  # kept by `_has_less`; empty, it must not stand at the head
         how = self._levels_of
         levels = None if how is None else Levels(how.level_of, lane.key, how.lengths)
-        opened = self._lanes[lane] = LaneQueue(arrived, levels)
-        self._alike[lane[1:]] = self._alike.get(lane[1:], 0) + 1
+        opened = self._lanes[lane] = LaneQueue(lane, arrived, levels)
+        self._order.open(opened)
         if type(lane.key) is Suspect:
             self.suspect_lanes += 1
-            insort_left(self._order, lane, key=self._rank)
         else:
-            insort(self._order, lane, key=self._rank)
             self.varied = self.varied or self._usual not in (None, lane)
             self._usual = lane
         return opened
 
-    def _close(self, lane: Lane) -> None:
-        """Forget an empty lane, unless it is the last: lanes chosen by clients must not pile up."""
-        if len(self._order) > 1:
-            self._forget(lane)
-
-    def _forget(self, lane: Lane) -> None:
-        del self._lanes[lane]
-        self._order.remove(lane)
-        if self._alike[lane[1:]] == 1:
-            del self._alike[lane[1:]]
-        else:
-            self._alike[lane[1:]] -= 1
-        if type(lane.key) is Suspect:
+    def _forget(self, lane_queue: LaneQueue) -> None:
+        del self._lanes[lane_queue.lane]
+        self._order.close(lane_queue)
+        if type(lane_queue.lane.key) is Suspect:
             self.suspect_lanes -= 1

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import chain
-from math import inf
 
 from carpool.core.levels import Levels
-from carpool.core.queue import Queue, Suspect, key_of
+from carpool.core.queue import Queue
 from carpool.request import Request
 
 
 class WithoutKeys:
     """A queue as if the requests of some keys did not wait in it.
+
+    The cost of a question grows with the lanes of these keys, not with all that there are.
 
     Args:
         queue: All that waits.
@@ -25,25 +26,26 @@ class WithoutKeys:
 
     def __init__(self, queue: Queue, held: Collection[Hashable]) -> None:
         self._queue = queue
-        self._lanes = [lane for lane in queue.order if key_of(lane) not in held]
+        self._held = {lane_queue for key in held for lane_queue in queue.order.of_key(key)}
+        self._first = queue.order.first(self._held)
         self.lengths_vary = queue.lengths_vary
         self.by_length = queue.by_length
 
     def __len__(self) -> int:
-        return sum([self._queue.lane(lane).live for lane in self._lanes])
+        return self._queue.count - sum([lane_queue.live for lane_queue in self._held])
 
     def __iter__(self) -> Iterator[Request]:
-        return chain.from_iterable([self._queue.lane(lane) for lane in self._lanes])
+        return chain.from_iterable([lane_queue for lane_queue in self._queue.order if lane_queue not in self._held])
 
     @property
     def lanes(self) -> int:
         """How many priorities and keys wait side by side."""
-        return len(self._lanes)
+        return self._queue.lanes - len(self._held)
 
     @property
     def size(self) -> int:
         """Sum of the sizes of the waiting requests."""
-        return sum([request.size for request in self])
+        return self._queue.size - sum([lane_queue.live + lane_queue.more for lane_queue in self._held])
 
     @property
     def weighted(self) -> bool:
@@ -53,30 +55,23 @@ class WithoutKeys:
     @property
     def earliest_due(self) -> float:
         """When the next request should be answered; infinity when none waits."""
-        return min([request.due for request in self], default=inf)
+        return self._queue.least(self._queue.dues, self._held)
 
     @property
     def earliest_deadline(self) -> float:
         """When the next request expires; infinity when none waits."""
-        return min([request.deadline for request in self], default=inf)
+        return self._queue.least(self._queue.deadlines, self._held)
 
     @property
     def oldest_arrival(self) -> float:
         """When the request that has waited longest arrived; infinity when none waits."""
-        return min([request.arrived for request in self], default=inf)
+        return self._queue.least(self._queue.arrivals, self._held)
 
     @property
     def levels(self) -> Sequence[Levels]:
         """The levels of the lanes from which the next batch may come."""
-        return self._queue.levels_of(self._lanes)
+        return [] if self._first is None else self._queue.levels_from(self._first, self._held)
 
     def peek(self, n: int) -> list[Request]:
         """Return the next `n` requests, or fewer if fewer may share a batch."""
-        found: list[Request] = []
-        if n > 1 and self._lanes and isinstance(self._lanes[0].key, Suspect):
-            n = 1
-        for lane in self._queue.alike(self._lanes):
-            found += self._queue.lane(lane).peek(n - len(found))
-            if len(found) >= n:
-                break
-        return found
+        return [] if self._first is None else self._queue.peek_from(self._first, n)

@@ -61,7 +61,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from carpool.core.queue import key_of
+from carpool.core.lane_order import key_of
 from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, RunningSet, stream_of
 from carpool.core.step_reports import StepReports
 from carpool.policy.base import TOO_LATE

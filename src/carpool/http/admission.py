@@ -35,6 +35,7 @@ from carpool.service.checks import LARGEST_PRIORITY
 from carpool.wire.payload import CUSTOM, OBJECT
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
+_USUALLY_EXPANDED = 16  # times its size a body becomes at most, but for those that are made to
 _BULK_LANE = Lane(BULK_PRIORITY, None, 0)
 
 
@@ -166,13 +167,19 @@ class HeadAdmission:
         return route if coding == b"identity" else partial(self._expand, coding, route)
 
     def _expand(self, coding: bytes, route: Route, exchange: Exchange) -> None:
-        try:
-            exchange.item = expanded(exchange.body, coding, self._app.max_body_bytes)
-        except CarpoolError as error:
-            exchange.respond(self._app.refuse(exchange.head, error))
-            return
-        exchange.nbytes = len(exchange.body)
-        route(exchange)
+        app, body = self._app, exchange.body
+
+        def go_on(data: bytes) -> None:
+            exchange.item, exchange.nbytes = data, len(data)
+            route(exchange)
+
+        exchange.read_beside(
+            app,
+            _USUALLY_EXPANDED * len(body),
+            lambda: expanded(body, coding, app.max_body_bytes),
+            go_on,
+            lambda error: app.refuse(exchange.head, error),
+        )
 
     def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
         """Read what is asked of a model off a request's headers."""

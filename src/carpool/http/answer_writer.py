@@ -124,8 +124,11 @@ class AnswerWriter(asyncio.Protocol, ABC):
         start = start_of_answer(response, head, self._state.common_headers(), self.app.request_ids, is_last=is_last)
         if head.method == b"HEAD":
             self._transport.write(start)
-        else:
+        elif len(body) < LARGE_BODY:
             self._transport.writelines([start, body])
+        else:  # asyncio's own transports copy all that they join, and of a view only what the socket leaves
+            self._transport.write(start)
+            self._transport.write(memoryview(body))
         if was_paused:
             self._timers.written_while_paused(len(start) + len(body))
         if head.is_cut_short:

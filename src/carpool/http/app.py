@@ -49,6 +49,7 @@ from carpool.http.shares import ConnectionShares
 from carpool.http.status_pages import StatusPages
 from carpool.logger import logger
 from carpool.observe.log import printable
+from carpool.request import DONE, NEW
 from carpool.service.checks import at_least, check_callable, flag, nonnegative_seconds, when_full_waits
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.join import Join, joins_of
@@ -56,7 +57,8 @@ from carpool.service.join import Join, joins_of
 if TYPE_CHECKING:
     from carpool.observe.own_metrics import OwnMetricsOfWorkers
     from carpool.observe.stats import Stats
-    from carpool.service.service import Service
+    from carpool.request import DONE, NEW
+from carpool.service.service import Service
 
 
 class App(AppLife):
@@ -301,6 +303,8 @@ class App(AppLife):
             item.cancel()
         elif ask is not None and ask.endpoint.driver is not None:
             ask.endpoint.driver.cancel(exchange)
+        if exchange.state == NEW:
+            exchange.state = DONE  # its body may be being read in a thread
 
     def protocol_routes(self) -> Sequence[ShownRoute]:
         """Return the addresses of protocols that fit the models."""

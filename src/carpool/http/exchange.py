@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error
 from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import Framing, HttpStream, framed
 from carpool.http_request import Field
-from carpool.request import Lane, Request
+from carpool.request import DONE, NEW, Lane, Request
 from carpool.wire import entries
 from carpool.wire.payload import JSON
 from carpool.wire.response import CheckedResponse
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from carpool.service.handle import AsyncHandle
     from carpool.service.weigh import Weigher
 
+T = TypeVar("T")
+
 JSON_TYPE = b"application/json"
 REQUEST_ID = b"x-request-id"
-LARGE_ANSWER = 2**18
-"""Bytes of results from which on an answer is made in a thread: to write as many takes some
+LARGE = 2**18
+"""Bytes of a body or of results from which on a thread reads it or makes an answer: this takes some
 milliseconds, and the way there and back 0.1 ms."""
 _FIT_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _STATUSES_WITHOUT_BODY = frozenset({204, 304})
@@ -84,6 +86,9 @@ class ErrorResponder(Protocol):
 
     def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
         """Return an answer in a coding that its client accepts, or as it is."""
+
+    def route_raised(self, exchange: Exchange, error: BaseException) -> None:
+        """Answer 500 because a route raised, whatever it raised; no other request is affected."""
 
 
 class ErrorWords(Protocol):
@@ -260,19 +265,81 @@ class Exchange(Request):
             make: Makes the response; it may raise anything.
             what: What makes it, for the log.
         """
-        if nbytes < LARGE_ANSWER:
+        if nbytes < LARGE:
             self.respond(self._made(responder, make, what))
             return
 
         def made() -> HttpResponse:
             return responder.compressed(self.head, self._made(responder, make, what))
 
-        try:
-            making = asyncio.get_running_loop().run_in_executor(None, made)
-        except RuntimeError:  # the loop is about to end, and takes no more work for its threads
-            self.respond(made())
+        self.work_beside(responder, nbytes, made, self.respond)
+
+    def work_beside(
+        self, responder: ErrorResponder, nbytes: int, work: Callable[[], T], then: Callable[[T], object]
+    ) -> None:
+        """Call `then` with what `work` returns; where that is much, `work` runs in a thread.
+
+        So one client's body or answer of many megabytes holds up nobody else's. `then` is called on
+        the loop, and not if the client has left by then. What `work` raises is up to the caller
+        where there is little to do, and otherwise raised by a route.
+
+        Args:
+            responder: Answers for what a thread raises.
+            nbytes: Of how many bytes something is made.
+            work: What is to be done; it uses nothing that belongs to the loop.
+            then: Goes on with the result.
+        """
+        if nbytes < LARGE:
+            then(work())
             return
-        making.add_done_callback(lambda done: None if done.cancelled() else self.respond(done.result()))
+        was_new = self.state == NEW  # `App.cancel` ends what is new
+        try:
+            working = asyncio.get_running_loop().run_in_executor(None, work)
+        except RuntimeError:  # the loop is about to end, and takes no more work for its threads
+            then(work())
+            return
+
+        def done(worked: asyncio.Future[T]) -> None:
+            if worked.cancelled() or (was_new and self.state == DONE):
+                return
+            try:
+                then(worked.result())
+            except BaseException as error:  # as `App.handle` does for what is raised at once
+                responder.route_raised(self, error)
+
+        working.add_done_callback(done)
+
+    def read_beside(
+        self,
+        responder: ErrorResponder,
+        nbytes: int,
+        read: Callable[[], T],
+        then: Callable[[T], object],
+        refuse: Callable[[CarpoolError], HttpResponse],
+    ) -> None:
+        """Call `then` with what `read` makes of a body, as `work_beside` does.
+
+        Args:
+            responder: Answers for what a thread raises.
+            nbytes: Of how many bytes something is made.
+            read: Reads the body; where it raises a `CarpoolError`, the request is refused.
+            then: Goes on with what was read.
+            refuse: Makes the response to the error.
+        """
+
+        def tried() -> tuple[T] | CarpoolError:
+            try:
+                return (read(),)
+            except CarpoolError as error:
+                return error
+
+        def go_on(outcome: tuple[T] | CarpoolError) -> None:
+            if isinstance(outcome, CarpoolError):
+                self.respond(refuse(outcome))
+            else:
+                then(outcome[0])
+
+        self.work_beside(responder, nbytes, tried, go_on)
 
     def _made(self, responder: ErrorResponder, make: Callable[[], HttpResponse], what: str) -> HttpResponse:
         """Return what `make` returns, or the response to what it raises."""
@@ -331,7 +398,7 @@ class Exchange(Request):
         elif type(result) is CheckedResponse:
             content_type = result.content_type or ask.content_type
             self.respond(HttpResponse(result.status, result.body, content_type, result.headers))
-        elif ask.framing is None and len(result) >= LARGE_ANSWER and ask.responder.compresses:  # type: ignore[arg-type]
+        elif ask.framing is None and len(result) >= LARGE and ask.responder.compresses:  # type: ignore[arg-type]
             whole = HttpResponse(200, result, ask.content_type)  # type: ignore[arg-type]
             self.respond_with(ask.responder, len(whole.body), lambda: whole, "the server")
         elif ask.framing is None:

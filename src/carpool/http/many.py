@@ -61,8 +61,8 @@ class ItemList(ExchangeItems):
 
 def _listed(items: Sequence[Request], ask: Ask, head: Head) -> HttpResponse:
     """Return the response that lists what has become of items."""
-    entries = [msgspec.Raw(entry_of(item, ask, head)) for item in items]
-    return HttpResponse(200, _ENCODERS[_format_of_answer(ask)](entries), ask.content_type)
+    written = [entry_of(item, ask, head) for item in items]
+    return HttpResponse(200, entries.listed(written, _format_of_answer(ask)), ask.content_type)
 
 
 def entry_of(item: Request, ask: Ask, head: Head) -> bytes:

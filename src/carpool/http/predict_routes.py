@@ -7,23 +7,27 @@ received, too.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
+from carpool.drive.aio import Driver
 from carpool.drive.streams import Window
 from carpool.errors import CarpoolError
 from carpool.http.bulk import BulkItems, feed_bulk
 from carpool.http.codec import format_of_entries
 from carpool.http.converted import submission_of
 from carpool.http.endpoint import Endpoint
-from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
+from carpool.http.exchange import Ask, ErrorResponder, Exchange, Head, HttpResponse
 from carpool.http.many import ItemList, split
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.streaming import HttpStream
 
 _LINES_INSIDE = 1024
 
+T = TypeVar("T")
 
-class RefusingApp(Protocol):
+
+class RefusingApp(ErrorResponder, Protocol):
     """What these routes ask of an app.
 
     Attributes:
@@ -62,12 +66,19 @@ class PredictRoutes:
         exchange.format = ask.format
         exchange.accept = ask.accept
         exchange.lane = ask.lane
-        if weigher is not None:
-            try:
-                weigher.weigh_encoded(exchange, exchange.body, exchange.format)
-            except CarpoolError as error:
-                exchange.respond(self._app.refuse(exchange.head, error))
-                return
+        if weigher is None:
+            self._submit(driver, exchange)
+            return
+        body = exchange.body
+        self._with(
+            exchange,
+            lambda: weigher.weigh_encoded(exchange, body, exchange.format),
+            lambda _: self._submit(driver, exchange),
+        )
+
+    def _submit(self, driver: Driver, exchange: Exchange) -> None:
+        ask = exchange.head.ask
+        assert ask is not None
         exchange.deadline = driver.clock() + ask.timeout_s
         exchange.patient = self._is_patient
         if ask.framing is not None:
@@ -84,37 +95,46 @@ class PredictRoutes:
 
     def predict_converted(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """Convert the body of a request, and hand its items to the model's driver."""
-        headers = exchange.head.headers
+        headers, body = exchange.head.headers, exchange.body
         sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
-        try:
-            submission = submission_of(endpoint, exchange.body, sent, wanted)
-        except CarpoolError as error:
-            exchange.respond(self._app.refuse(exchange.head, error))
-            return
-        self._protocols.submit(exchange, submission)
+        self._with(
+            exchange,
+            lambda: submission_of(endpoint, body, sent, wanted),
+            lambda submission: self._protocols.submit(exchange, submission),
+        )
 
     def predict_list(self, exchange: Exchange) -> None:
         """Hand the items of a list to their model's driver."""
         ask = exchange.head.ask
         assert ask is not None
-        driver, weigher = ask.endpoint.driver, ask.endpoint.weigher
+        driver, weigher, body = ask.endpoint.driver, ask.endpoint.weigher, exchange.body
         assert driver is not None
         format = format_of_entries(exchange.head.headers.get(b"content-type"))
-        try:
-            bodies = split(exchange.body, format, ask.endpoint.allowance(len(exchange.body)))
-        except CarpoolError as error:
-            exchange.respond(self._app.refuse(exchange.head, error))
-            return
-        whole = ItemList(exchange, ask, bodies, driver.clock() + ask.timeout_s, self._is_patient)
-        if weigher is not None:
-            for item, body in zip(whole.items, bodies, strict=True):
-                try:
-                    weigher.weigh_encoded(item, body, format)
-                except CarpoolError as error:
-                    item.error = error
-                    driver.refused(error)
-        exchange.item = whole  # for `cancel`
-        driver.submit_all(whole.begin())
+
+        def listed() -> ItemList:
+            bodies = split(body, format, ask.endpoint.allowance(len(body)))
+            whole = ItemList(exchange, ask, bodies, driver.clock() + ask.timeout_s, self._is_patient)
+            if weigher is not None:
+                for item, own in zip(whole.items, bodies, strict=True):
+                    try:
+                        weigher.weigh_encoded(item, own, format)
+                    except CarpoolError as error:
+                        item.error = error
+            return whole
+
+        def submit(whole: ItemList) -> None:
+            for item in whole.items:
+                if isinstance(item.error, CarpoolError):
+                    driver.refused(item.error)
+            exchange.item = whole  # for `cancel`
+            driver.submit_all(whole.begin())
+
+        self._with(exchange, listed, submit)
+
+    def _with(self, exchange: Exchange, read: Callable[[], T], then: Callable[[T], object]) -> None:
+        """Go on with what is read from a body, or refuse the request."""
+        head = exchange.head
+        exchange.read_beside(self._app, exchange.nbytes, read, then, lambda error: self._app.refuse(head, error))
 
     def predict_bulk(self, exchange: Exchange) -> None:
         """Have the lines of a body taken as they come, each as an item."""

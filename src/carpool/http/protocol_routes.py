@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import as_model_error, traceback_of
@@ -37,6 +37,8 @@ from carpool.wire.payload import CUSTOM, OBJECT
 if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint
     from carpool.http.exchange import ErrorResponder
+
+T = TypeVar("T")
 
 
 class _Found(NamedTuple):
@@ -185,15 +187,29 @@ class ProtocolRoutes:
         """Have a protocol answer a request, at once or once its items are done."""
         head = exchange.head
         request = ProtocolRequest(route.path, head.headers, exchange.body, self._problem())
-        try:
-            answer = self._called(route, request)
-        except CarpoolError as error:
-            exchange.respond(self._responder.error(head, error))
-            return
-        if isinstance(answer, Submission):
-            self.submit(exchange, answer)
-        else:
-            exchange.respond(answer)
+
+        def go_on(answer: Submission | HttpResponse) -> None:
+            if isinstance(answer, Submission):
+                self.submit(exchange, answer)
+            else:
+                exchange.respond(answer)
+
+        self._with(exchange, lambda: self._called(route, request), go_on)
+
+    def _with(
+        self,
+        exchange: Exchange,
+        read: Callable[[], T],
+        then: Callable[[T], object],
+        refused: Callable[[CarpoolError], object] = lambda error: None,
+    ) -> None:
+        """Go on with what is read from a body, in a thread if it is large, or answer the error."""
+
+        def refuse(error: CarpoolError) -> HttpResponse:
+            refused(error)
+            return self._responder.error(exchange.head, error)
+
+        exchange.read_beside(self._responder, exchange.nbytes, read, then, refuse)
 
     def _called(self, route: ProtocolRoute, request: ProtocolRequest) -> Submission | HttpResponse:
         """Call a protocol's function, which may be a user's. Raises `CarpoolError` only."""
@@ -224,14 +240,20 @@ class ProtocolRoutes:
             model.allowance(exchange.nbytes).check_items(len(submission.items), "this request")
             lane = _lane(submission, model, ask, exchange.head.headers)
             terms = SubmissionTerms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
-            kind = SubmittedItems if submission.parts is None else SubmittedStreams
-            whole = kind(exchange, submission, terms)
+            whole = None if submission.parts is None else SubmittedStreams(exchange, submission, terms)
         except CarpoolError as error:
             driver.refused(error)
             exchange.respond(self._responder.error(exchange.head, error))
             return
-        exchange.item = whole
-        driver.submit_all(whole.begin())
+
+        def begin(whole: SubmittedItems) -> None:
+            exchange.item = whole
+            driver.submit_all(whole.begin())
+
+        if whole is not None:  # it watches the client from the start, which only the loop may
+            begin(whole)
+        else:
+            self._with(exchange, lambda: SubmittedItems(exchange, submission, terms), begin, driver.refused)
 
 
 def _past_no_border(submission: Submission, model: Endpoint, head: Head) -> Submission:

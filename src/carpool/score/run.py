@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -19,6 +19,10 @@ from carpool.score.outputs import Answer
 
 if TYPE_CHECKING:
     from carpool.service.service import Service
+
+LONGEST_SILENCE_S: Final = 60.0
+"""A server that owes answers has failed if it sends nothing for so long. During a slow batch it
+sends a sign of life every 15 s."""
 
 _MOST_AT_ONCE = 512
 _LONGEST_S = 0.2  # answers of a slow model are written this often, so that little is done again after a kill
@@ -188,7 +192,7 @@ class ServerScorer:
         with self._client:
             self._client.wait_until_ready()
             yield []
-            for results in self._client.bunches(unfit.items()):
+            for results in self._client.bunches(unfit.items(), timeout_s=LONGEST_SILENCE_S):
                 bunch: list[Answer] = []
                 for result in results:
                     while (error := unfit.errors.popleft()) is not None:

@@ -52,6 +52,19 @@ def of_results(results: Sequence[bytes]) -> bytes:
     return lines
 
 
+def listed(entries: Sequence[bytes], format: int) -> bytes:
+    """Return a list of entries, which are joined as other threads may run meanwhile.
+
+    Args:
+        entries: As they are written.
+        format: JSON or MSGPACK.
+    """
+    if format == MSGPACK:
+        of_nones = _encode[MSGPACK]([None] * len(entries))
+        return b"".join([of_nones[: len(of_nones) - len(entries)], *entries])
+    return b"".join([b"[", b",".join(entries), b"]"])
+
+
 def value_in(body: bytes, format: int) -> bytes:
     """Return a result that the model itself has written, in any layout, as one value on one line.
 

@@ -216,7 +216,11 @@ class ProtocolRoute(NamedTuple):
 
 
 class HttpProtocol:
-    """Base class of protocols. A subclass has a name and `routes`, mostly an `error` too."""
+    """Base class of protocols. A subclass has a name and `routes`, mostly an `error` too.
+
+    Its functions are called on the server's loop, and in threads where a body or results have
+    256 KiB or more.
+    """
 
     name: ClassVar[str] = ""
     """How `--protocol` and `App(protocols=)` call it."""
