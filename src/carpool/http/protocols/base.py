@@ -158,7 +158,9 @@ class Submission:
         sent_as: How items are written: OBJECT for Python objects, JSON or MSGPACK for the bytes of
             each, RAW where the item is bytes or a text, CUSTOM for a body as `model.formats` says
             that the model's own `decode` reads it.
-        wanted_as: How results are wanted: OBJECT for Python objects, JSON for the bytes of each.
+        wanted_as: How results are wanted: OBJECT for Python objects as the model has returned them,
+            ARRAYS for builtins and numpy's arrays, whose reading imports no other library, JSON
+            for the bytes of each.
             Where a `decode` of the model's own reads JSON or msgpack, or an `encode` writes it,
             items and results pass through that, and what is anything else is refused (415, 406).
         is_partial: Whether `respond` takes a `ShownError` in the place of a result.

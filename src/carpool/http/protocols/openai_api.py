@@ -48,7 +48,7 @@ from carpool.http.protocols.wording import (
     struct_of,
 )
 from carpool.rows import is_array_type
-from carpool.wire.payload import OBJECT
+from carpool.wire.payload import ARRAYS, OBJECT
 
 _RETRIED: Final = frozenset({408, 409, 429, 503})
 
@@ -130,7 +130,8 @@ def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission
     _check_inputs(model, inputs)
     if asked.dimensions is not None:
         _check_dimensions(model, asked.dimensions)
-    return Submission(model, inputs, partial(_respond_with_vectors, request, model, asked, inputs), sent_as=OBJECT)
+    respond = partial(_respond_with_vectors, request, model, asked, inputs)
+    return Submission(model, inputs, respond, sent_as=OBJECT, wanted_as=ARRAYS)
 
 
 def _inputs(given: Any) -> list[Any]:
@@ -175,7 +176,7 @@ def _check_dimensions(model: ModelOfApp, dimensions: int) -> None:
 
 def _embeds(model: ModelOfApp) -> bool:
     """Report whether a model can be asked for vectors."""
-    return _gives_vectors(model.gives.output_type) and model.formats.holds(OBJECT, OBJECT)
+    return _gives_vectors(model.gives.output_type) and model.formats.holds(OBJECT, ARRAYS)
 
 
 def _gives_vectors(kind: Any) -> bool:

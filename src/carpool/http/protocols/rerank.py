@@ -26,7 +26,7 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.rows import fields_of
 from carpool.http.protocols.wording import as_response, check_finite, members_of, name_in, struct_of, without_details
-from carpool.wire.payload import MSGPACK, OBJECT
+from carpool.wire.payload import ARRAYS, MSGPACK
 
 
 class _Rerank(msgspec.Struct):
@@ -84,12 +84,12 @@ def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submissio
     if not documents:
         raise InvalidRequest("there are no documents")
     items = [_pack(make_pair(asked.query, document)) for document in documents]
-    return Submission(model, items, partial(_respond, asked, documents), sent_as=MSGPACK)
+    return Submission(model, items, partial(_respond, asked, documents), sent_as=MSGPACK, wanted_as=ARRAYS)
 
 
 def _reranks(model: ModelOfApp) -> bool:
     """Report whether a model can be asked for scores of pairs."""
-    return pair_maker(model.takes.input_type) is not None and model.formats.holds(MSGPACK, OBJECT)
+    return pair_maker(model.takes.input_type) is not None and model.formats.holds(MSGPACK, ARRAYS)
 
 
 def pair_maker(kind: Any) -> MakePair | None:
