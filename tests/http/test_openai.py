@@ -16,6 +16,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.openai import Chat, Completion, Delta
+from carpool.testing import served
 from tests.http.streamed import asked as asked_in_parts
 from tests.support.http.both_fronts import both_fronts
 from tests.support.http.front import post
@@ -36,6 +37,11 @@ class Embed(carpool.Model):
 
     def predict(self, xs: list[str]) -> list[list[float]]:
         return [[3.0, 4.0, float(len(x))] for x in xs]
+
+
+def lengths(xs: list[str]) -> list[list[float]]:
+    """Vectors of one number."""
+    return [[float(len(x))] for x in xs]
 
 
 class OfTokens(carpool.Model):
@@ -342,3 +348,19 @@ def test_reranking(port: int) -> None:
 def test_models_are_listed(port: int) -> None:
     """`/v1/models` has the names that requests give."""
     assert {each["id"] for each in fetched(port, "/v1/models")[1]["data"]} >= {"embed", "words", "parrot"}
+
+
+@pytest.mark.parametrize("size", [8, 4096])
+def test_as_many_inputs_as_openai_takes(size: int) -> None:
+    """A request may have 2,048 inputs, whatever the queue holds: those without room wait for it. More are 413, unless
+    the queue holds them."""
+    stage = Stage(lengths, max_batch_size=4, max_queue_size=size, run_in="thread")
+    with served(Service(stage, name="short")) as client:
+        port = int(client.url.rpartition(":")[2])
+        texts = ["x" * (n % 7) for n in range(2048)]
+        status, answer = posted(port, "/v1/embeddings", {"model": "short", "input": texts})
+        assert status == 200 and [each["embedding"] for each in answer["data"]] == [
+            [float(len(each))] for each in texts
+        ]
+        status, answer = posted(port, "/v1/embeddings", {"model": "short", "input": [*texts, "y"]})
+        assert status == (413 if size < 2048 else 200)

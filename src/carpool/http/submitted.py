@@ -126,6 +126,7 @@ class SubmittedStreams(SubmittedItems):
         self._has_ended = False
         self._ended: set[int] = set()  # the positions of items whose answers have ended
         now, until = terms.now, terms.now + min(submission.timeout_s, terms.limit_s)
+        exchange.fix_id(terms.responder.request_ids)
         self._stream = HttpStream(now, until)
         for index, item in enumerate(self.items):
             item.index = index  # type: ignore[attr-defined]

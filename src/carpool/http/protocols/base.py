@@ -163,6 +163,8 @@ class Submission:
             for the bytes of each.
             Where a `decode` of the model's own reads JSON or msgpack, or an `encode` writes it,
             items and results pass through that, and what is anything else is refused (415, 406).
+        waits: Whether it may have more items than the queue holds: those for which there is no room
+            wait for it, and the protocol has counted them.
         is_partial: Whether `respond` takes a `ShownError` in the place of a result.
         timeout_s: How long the answer may take; the service's own limit counts besides.
         priority: Of the items; None for that of the request's headers.
@@ -174,6 +176,7 @@ class Submission:
     respond: Callable[[list[Any]], HttpResponse]
     sent_as: int = OBJECT
     wanted_as: int = OBJECT
+    waits: bool = False
     is_partial: bool = False
     timeout_s: float = inf
     priority: int | None = None

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from carpool.errors import InvalidRequest, ModelError
+from carpool.errors import InvalidRequest, ModelError, too_large
 from carpool.http.exchange import REQUEST_ID, HttpResponse
 from carpool.http.protocols.base import (
     HttpProtocol,
@@ -50,6 +50,7 @@ from carpool.http.protocols.wording import (
 from carpool.rows import is_array_type
 from carpool.wire.payload import ARRAYS, OBJECT
 
+_MOST_INPUTS: Final = 2048  # that OpenAI takes, and its clients send, whatever the queue holds
 _RETRIED: Final = frozenset({408, 409, 429, 503})
 
 
@@ -126,12 +127,14 @@ def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission
     if not _gives_vectors(model.gives.output_type):
         raise unfit(f"the model {model.name} returns no vectors, so it has no embeddings")
     inputs = _inputs(asked.input)
-    model.allowance(len(request.body)).check_items(len(inputs), "`input`")
+    most = max(model.allowance(len(request.body)).items, _MOST_INPUTS)
+    if len(inputs) > most:
+        raise too_large(f"`input` has more than {most:.0f} inputs: send several requests")
     _check_inputs(model, inputs)
     if asked.dimensions is not None:
         _check_dimensions(model, asked.dimensions)
     respond = partial(_respond_with_vectors, request, model, asked, inputs)
-    return Submission(model, inputs, respond, sent_as=OBJECT, wanted_as=ARRAYS)
+    return Submission(model, inputs, respond, sent_as=OBJECT, wanted_as=ARRAYS, waits=True)
 
 
 def _inputs(given: Any) -> list[Any]:

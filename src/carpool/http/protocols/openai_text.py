@@ -440,7 +440,7 @@ class Chunks:
         """Return what a broken answer ends with; no `[DONE]` follows."""
         kind = "rate_limit_error" if error.status == 429 else "server_error"
         told = {"message": error.message, "type": kind, "param": None, "code": error.code}
-        return b"data: %b\n\n" % _encode({"error": told})
+        return b"data: %b\n\n" % _encode({"error": {**told, "request_id": error.request_id}})
 
     def _chunk(self, index: int, text: str, finish_reason: str | None = None) -> bytes:
         choice, form = self._choices[index], self._about.form
