@@ -34,6 +34,8 @@ _LARGEST_TO_TAKE_APART = 64 * 1024
 
 _NULL = b"null"
 _TAKE_NULL = (AnyType, CustomType, NoneType, RawType)
+_HALF_A_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\)")
+_TRUNCATED = "Input data was truncated"
 _MAYBE_NAN = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 """The first bytes of NaN and infinities in msgpack; other values may hold these bytes, too."""
 
@@ -204,6 +206,9 @@ def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b
         return ValidationError(text_of(error), details=_details(error, what, kind, body))
     if isinstance(error, msgspec.DecodeError):
         text = str(error).partition("malformed: ")[2] or str(error)
+        half = _HALF_A_CHARACTER.search(body) if what == "JSON" and text == _TRUNCATED and body else None
+        if half is not None:  # msgspec looks for the other half behind the end
+            text = f"a text has half of a character, {half[1].decode()}"
         return InvalidRequest(f"the body is not valid {what}: {text}")
     if isinstance(error, UnicodeDecodeError):
         return InvalidRequest(f"the body is not valid {what}: byte {error.start} is not UTF-8")

@@ -139,6 +139,8 @@ def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission
 
 def _inputs(given: Any) -> list[Any]:
     """Return the inputs, each a text or a list of tokens. Raises `InvalidRequest`."""
+    if given in ([], [[]]):
+        raise InvalidRequest("`input` is empty: it must have at least one text or list of tokens")
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
@@ -166,7 +168,10 @@ def _check_inputs(model: ModelOfApp, inputs: list[Any]) -> None:
     if are_texts and not takes_texts:
         raise InvalidRequest(f"the model {model.name} takes lists of tokens, not texts")
     if not are_texts and not takes_tokens:
-        raise InvalidRequest(f"the model {model.name} takes texts, not lists of tokens")
+        raise InvalidRequest(
+            f"the model {model.name} takes texts, not lists of tokens: clients such as LangChain's send texts with"
+            " check_embedding_ctx_length=False"
+        )
 
 
 def _check_dimensions(model: ModelOfApp, dimensions: int) -> None:

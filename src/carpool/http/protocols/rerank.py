@@ -69,6 +69,8 @@ def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submissio
     """Submit the pairs of a query and each document."""
     members = members_of(request.body)
     asked = struct_of(members, _Rerank)
+    if asked.top_n is not None and asked.top_n < 1:
+        raise InvalidRequest(f"`top_n` must be at least 1, not {asked.top_n}")
     if (asked.documents is None) == (asked.texts is None):
         raise InvalidRequest('the body must have either "documents", as Cohere has them, or "texts", as TEI has them')
     model = model_asked(models, name_in(members), _reranks)
@@ -120,7 +122,7 @@ def _respond(asked: _Rerank, documents: list[str], results: list[Any]) -> HttpRe
     check_finite(scores)  # NaN has no place in an order
     ranked = sorted(enumerate(scores), key=lambda each: -each[1])
     if asked.top_n is not None:
-        ranked = ranked[: max(0, asked.top_n)]
+        ranked = ranked[: asked.top_n]
     if asked.texts is not None:
         return as_response(
             [
