@@ -21,7 +21,7 @@ from carpool.frames.sheets import as_sheet
 from carpool.http.app import App
 from carpool.model import traits_of
 from tests.effort import slow_where
-from tests.support.http.front import post
+from tests.support.http.front import get, post
 from tests.support.http.net import Client, serving
 from tests.support.late import Late
 
@@ -141,15 +141,24 @@ def test_a_body_reads_in_company_as_alone(name: str) -> None:
 
 
 BAD = {
-    "no number": (of("a,b,plan\nx,2,y\n"), "the table cannot be read"),
-    "half a number": (of("a,b,plan\n1,2.5,y\n"), "the table cannot be read"),
-    "missing number": (of("a,b,plan\n1,,y\n"), "the table cannot be read"),
+    "no number": (of("a,b,plan\nx,2,y\n"), "row 1 of the table, column 'a': 'x' does not fit [Ff]loat64"),
+    "half a number": (of("a,b,plan\n1,2.5,y\n"), "row 1 of the table, column 'b': '2.5' does not fit [Ii]nt64"),
+    "missing number": (of("a,b,plan\n1,,y\n"), "row 1 of the table, column 'b': '' does not fit int64"),
     "empty": (of(""), "the body is empty"),
     "blank": (of("\xef\xbb\xbf".encode("latin-1") + b" \n"), "the body is empty"),
     "header alone": (of("a,b,plan\n"), "the table has no rows"),
     "a field too many": (of("a,b,plan\n1,2,x\n1,2,x,4\n"), "row 2 of the table has 4 fields, but its header has 3"),
     "a field too few": (of("a,b,plan\n1,2\n"), "row 1 of the table has 2 fields, but its header has 3"),
-    "columns": (of("a,plan\n1,x\n"), "the table lacks the columns b"),
+    "columns": (of("a,plan\n1,x\n"), "the table lacks the columns b; it has 'a', 'plan'$"),
+    "semicolons": (
+        of("a;b;plan\n1;2;x\n"),
+        "lacks the columns a, b, plan; it has 'a;b;plan': separate the fields with commas",
+    ),
+    "a bad cell": (of("a,b,plan\n" + "1,2,x\n" * 9 + "zz,3,y\n1,zz,\n"), r"row 10 of the table, column 'a': 'zz' does"),
+    "a bad cell beside quotes": (
+        of('a,b,plan\n1,2,"x\n,"\n1,z,y\n'),
+        "row 2 of the table, column 'b': 'z' does not fit",
+    ),
     "an open quote": (of('a,b,plan\n1,2,"x\n'), "the table"),
     "no text": (of(b"a,b,plan\n1,2,\xff\n"), "the table cannot be read"),
     "no JSON": (of("[", JSON), "not valid json"),
@@ -573,3 +582,42 @@ def test_openapi_names_the_formats() -> None:
     traits = traits_of(tables.Sum, True)
     formats = Formats(traits, traits)
     assert set(formats.readable) == set(formats.writable) == {CSV, JSON, MSGPACK, ARROW}
+
+
+@pytest.mark.parametrize("cls", ["Sum", "PolarsSum"], indirect=True)
+def test_a_bad_cell_has_its_place_among_the_details(cls: Any) -> None:
+    """The details of a bad cell name its row, counted from 0 as in JSON, and its column."""
+    (error,) = through(made(cls), of("a,b,plan\n1,2,x\nzz,3,y\n"))
+    assert error.details[0]["loc"] == [1, "a"]
+
+
+def test_lists_of_addresses_ask_tables_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """What lists the addresses of a model of tables, by whatever examples it has, logs nothing."""
+    record: dict[str, Any] = {"a": 1.0, "b": 2, "plan": "x"}
+    for number, example in enumerate((record, [record, record], pd.DataFrame({"a": [1.0]}))):
+
+        class Exemplary(Pandas):
+            examples = (example,)
+
+            def predict(self, frame: Any) -> Any:
+                return frame["a"]
+
+        service = Service(Stage(Exemplary, max_batch_size=4, run_in="thread"), name=f"m{number}")
+        with caplog.at_level("WARNING"), serving(App(service)) as server, Client(server.port) as client:
+            for path in ("/", "/openapi.json"):
+                assert client.ask(get(path)).status == 200
+        assert caplog.records == []
+
+
+def test_openapi_has_the_columns() -> None:
+    """The document has a schema of the rows, with the declared columns and their types."""
+    service = Service(Stage(tables.Sum, max_batch_size=4, run_in="thread"), name="sum")
+    with serving(App(service)) as server, Client(server.port) as client:
+        document = json.loads(client.ask(get("/openapi.json")).body)
+    content = document["paths"]["/models/sum/predict"]["post"]["requestBody"]["content"][JSON]
+    row = {"$ref": "#/components/schemas/SumRow"}
+    assert content["schema"] == {"anyOf": [{"type": "array", "items": row}, row]}
+    found = document["components"]["schemas"]["SumRow"]
+    assert found["required"] == ["a", "b", "plan"]
+    assert found["properties"]["b"] == {"type": "integer", "description": "int64"}
+    assert {"type": "number"} in found["properties"]["a"]["anyOf"]

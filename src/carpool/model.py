@@ -116,6 +116,8 @@ class Traits:
         decodes_requests: Whether `decode` takes requests instead of their bodies.
         encode_takes_type: Whether `encode` takes the content type to write.
         takes_array: Whether `predict` takes one array instead of a list of items.
+        rows_type: The type of the array whose rows are the results; None if they are given in
+            another way.
         form: How the model gives its answers.
         part_type: The type of one part of an answer; `Any` without a hint. `output_type` is that of
             the whole answer.
@@ -133,6 +135,7 @@ class Traits:
     decodes_requests: bool
     encode_takes_type: bool
     takes_array: bool = False
+    rows_type: Any = None
     form: Form = Form.WHOLE
     part_type: Any = Any
     can_resume: bool = False
@@ -177,7 +180,9 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         raise TypeError(
             f"{_taker(owner, name)} takes an array by its hint, but it gets a list of items: stack them in it"
         )
+    rows_type = None
     if batched:
+        rows_type = returns if is_array_type(returns) and not hasattr(owner, "postprocess") else None
         takes, returns = _item_type(takes), Any if is_array_type(returns) else _item_type(returns)
     takes = _type_before_hook(owner, name, takes, batched)
     returns = _type_after_hook(owner, name, returns, batched)
@@ -197,6 +202,7 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         decodes_requests=bool(accepts) and _takes_requests(owner.decode, name),
         encode_takes_type=bool(produces) and _takes_two(owner.encode),
         takes_array=takes_array,
+        rows_type=rows_type,
         form=form,
         part_type=part,
         can_resume=form is Form.STEPS and hasattr(owner, "resume"),

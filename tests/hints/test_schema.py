@@ -272,3 +272,20 @@ def test_pydantics_first_complaint_is_told() -> None:
     """pydantic's first complaint is told with the path to the field, inside other types too."""
     with pytest.raises(ValidationError, match=r"at `\$.no`"):
         schema.json_reader(Account)(b'{"no": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (rb'"\ud83d"', r"a text has half of a character, \ud83d"),
+        (rb'{"a": ["b", "\ud83d"]}', r"a text has half of a character, \ud83d"),
+        (rb'"\ud83d\ude00', "Input data was truncated"),
+        (rb'["\\ud83dx"', "Input data was truncated"),
+        (b"[1,", "Input data was truncated"),
+    ],
+)
+def test_half_a_character_of_a_client_is_named(body: bytes, text: str) -> None:
+    """Half of a character is told apart from a body that is cut short."""
+    with pytest.raises(msgspec.DecodeError) as caught:
+        schema.json_reader(Any)(body)
+    assert str(schema.as_our_error(caught.value, "JSON", Any, body)).endswith(text)

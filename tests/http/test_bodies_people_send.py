@@ -83,6 +83,17 @@ def test_a_file_is_an_item_of_bytes(port: int) -> None:
     assert json.loads(ask(port, "/models/double/predict", part("n", b"2.5") + END, FORM).body) == 5.0
 
 
+def test_what_a_browser_sends_beside_a_file(port: int) -> None:
+    """A button or a token of a page beside the only file is passed over; of several files none is chosen."""
+    pytest.importorskip("python_multipart")
+    file, button = part("f", b"ab", '; filename="a.bin"'), part("send", b"go")
+    assert json.loads(ask(port, "/models/flip/predict", button + file + END, FORM).body) == "YmE="
+    assert json.loads(ask(port, "/models/shout/predict", file + button + END, FORM).body) == "AB"
+    for parts in (file + file, button + button):
+        refused = ask(port, "/models/flip/predict", parts + END, FORM)
+        assert refused.status == 422 and "one file" in json.loads(refused.body)["error"]["message"]
+
+
 def test_fields_are_those_of_the_item(port: int) -> None:
     """The fields of a form are the fields of an item, of the types that its hints name."""
     pytest.importorskip("python_multipart")

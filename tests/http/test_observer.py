@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from carpool.http.addresses import predict_path
@@ -23,6 +24,7 @@ from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client
+from tests.support.waiting import wait_until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -92,6 +94,40 @@ def test_refusals_and_pages_have_lines_too(port: int, caplog: pytest.LogCaptureF
     assert isinstance(path, str)
     assert len(path) <= 300
     assert all("\n" not in record.getMessage() for record in caplog.records if record.name == "carpool.access")
+
+
+def test_who_is_refused_by_the_head_has_caller_and_model_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request that is refused before its body is read has its caller and its model in the access log."""
+    (tmp_path / "keys").write_text("me:a-long-enough-key\n")
+    app = App(models.scale, access_log=1.0, api_keys=tmp_path / "keys", max_body_bytes=10)
+    key, name = "Authorization: Bearer a-long-enough-key", models.scale.name
+    with caplog.at_level(logging.INFO), both_fronts(app) as (ours, asgi):
+        for front in (ours, asgi):
+            assert asked(front.port, post(b"3", "/predict", key, "Content-Type: a/b")).status == 415
+            assert asked(front.port, post(b"3" * 11, "/predict", key)).status == 413
+            assert asked(front.port, post(b"3", "/nowhere", key)).status == 404
+    expected = [(415, "me", name), (413, "me", name), (404, "me", None)]
+    assert [(line["status"], line["caller"], line.get("model")) for line in lines(caplog)] == expected * 2
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+def test_a_line_counts_all_bytes_of_a_stream(port: int, accept: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The bytes of an answer in parts are those of its whole body, not of its last piece."""
+    with caplog.at_level(logging.INFO):
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}{predict_path(models.scale.name)}", content=b"3", headers={"Accept": accept}
+        )
+        bulk = httpx.post(
+            f"http://127.0.0.1:{port}{predict_path(models.scale.name)}",
+            content=b"3\n" * 500,
+            headers={"Content-Type": "application/x-ndjson"},
+        )
+        wait_until(lambda: len(lines(caplog)) == 2)
+    whole, many = (int(str(line["bytes"])) for line in lines(caplog))
+    assert len(answer.content) <= whole <= len(answer.content) + 20
+    assert len(bulk.content) <= many <= len(bulk.content) + 10_000  # the sizes of chunks are counted, too
 
 
 def test_every_answer_has_an_id_and_its_place_in_a_trace(port: int) -> None:

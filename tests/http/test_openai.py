@@ -18,6 +18,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.openai import Chat, Completion, Delta, Message
+from carpool.testing import served
 from tests.http.streamed import asked as asked_in_parts
 from tests.support.http.both_fronts import both_fronts
 from tests.support.http.front import post
@@ -38,6 +39,11 @@ class Embed(carpool.Model):
 
     def predict(self, xs: list[str]) -> list[list[float]]:
         return [[3.0, 4.0, float(len(x))] for x in xs]
+
+
+def lengths(xs: list[str]) -> list[list[float]]:
+    """Vectors of one number."""
+    return [[float(len(x))] for x in xs]
 
 
 class OfTokens(carpool.Model):
@@ -290,7 +296,7 @@ BAD_CHATS: list[tuple[str, Any, int]] = [
     ("no messages", {"model": "parrot"}, 400),
     ("a list of no messages", {"model": "parrot", "messages": []}, 400),
     ("messages without roles", {"model": "parrot", "messages": [{"content": "a"}]}, 400),
-    ("an unknown parameter", {"model": "parrot", "messages": M, "logit_bias": {}}, 400),
+    ("an unknown parameter", {"model": "parrot", "messages": M, "logit_bias": {"1": 1}}, 400),
     ("no answers", {"model": "parrot", "messages": M, "n": 0}, 400),
     ("too many answers", {"model": "parrot", "messages": M, "n": 1000}, 400),
     ("an empty stop", {"model": "parrot", "messages": M, "stop": ""}, 400),
@@ -358,3 +364,62 @@ def test_reranking(port: int) -> None:
 def test_models_are_listed(port: int) -> None:
     """`/v1/models` has the names that requests give."""
     assert {each["id"] for each in fetched(port, "/v1/models")[1]["data"]} >= {"embed", "words", "parrot"}
+
+
+def test_values_that_ask_for_nothing_are_taken(port: int) -> None:
+    """Parameters in the value that asks for nothing are passed over; any other value of theirs is refused."""
+    neutral: dict[str, Any] = {
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logprobs": False,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+    }
+    chat = {"model": "parrot", "messages": [{"role": "user", "content": "a"}]}
+    status, answer = posted(port, "/v1/chat/completions", {**chat, **neutral})
+    assert status == 200, answer
+    assert posted(port, "/v1/completions", {"model": "whole", "prompt": "a", "echo": False, "best_of": 1})[0] == 200
+    for name, value in (("presence_penalty", 1), ("logprobs", True), ("tools", [{}]), ("colour", 0)):
+        status, answer = posted(port, "/v1/chat/completions", {**chat, name: value})
+        assert status == 400 and name in answer["error"]["message"]
+
+
+def test_what_is_empty_is_refused_as_such(port: int) -> None:
+    """No prompt, no input and an empty list of tokens are 400, and the text says so."""
+    for empty in ([], [[]], [[1], []]):
+        status, answer = posted(port, "/v1/completions", {"model": "whole", "prompt": empty})
+        assert status == 400 and "`prompt` is empty" in answer["error"]["message"], empty
+    for empty in ([], [[]]):
+        status, answer = posted(port, "/v1/embeddings", {"model": "embed", "input": empty})
+        assert status == 400 and "`input` is empty" in answer["error"]["message"]
+
+
+def test_tokens_for_a_model_of_texts_are_refused_with_the_setting_of_clients(port: int) -> None:
+    """The refusal of tokens names the setting by which clients send texts."""
+    status, answer = posted(port, "/v1/embeddings", {"model": "embed", "input": [[1, 2]]})
+    assert status == 400 and "check_embedding_ctx_length=False" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("top_n", [0, -1])
+def test_none_of_the_documents_is_refused(port: int, top_n: int) -> None:
+    """An answer without documents can be meant by nobody."""
+    status, answer = posted(port, "/v1/rerank", {"query": "a", "documents": ["a"], "top_n": top_n})
+    assert status == 400 and "`top_n` must be at least 1" in answer["message"]
+
+
+@pytest.mark.parametrize("size", [8, 4096])
+def test_as_many_inputs_as_openai_takes(size: int) -> None:
+    """A request may have 2,048 inputs, whatever the queue holds: those without room wait for it. More are 413, unless
+    the queue holds them."""
+    stage = Stage(lengths, max_batch_size=4, max_queue_size=size, run_in="thread")
+    with served(Service(stage, name="short")) as client:
+        port = int(client.url.rpartition(":")[2])
+        texts = ["x" * (n % 7) for n in range(2048)]
+        status, answer = posted(port, "/v1/embeddings", {"model": "short", "input": texts})
+        assert status == 200 and [each["embedding"] for each in answer["data"]] == [
+            [float(len(each))] for each in texts
+        ]
+        status, answer = posted(port, "/v1/embeddings", {"model": "short", "input": [*texts, "y"]})
+        assert status == (413 if size < 2048 else 200)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import carpool
 from carpool import Service
 from carpool.http import openapi
 from carpool.http.app import App
@@ -54,6 +55,12 @@ def test_it_is_valid(services: tuple[Service, ...]) -> None:
     doc = document(*services)
     assert doc["openapi"].startswith("3.1")
     openapi_spec_validator.OpenAPIV31SpecValidator(doc).validate()
+
+
+def test_the_version_is_the_api_s() -> None:
+    """The version of the API is not that of carpool, which the description names."""
+    info = document(models.scale)["info"]
+    assert info["version"] == "1" and f"carpool {carpool.__version__}" in info["description"]
 
 
 def test_every_address_is_there() -> None:

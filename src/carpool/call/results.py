@@ -10,6 +10,7 @@ import msgspec
 
 from carpool.call.padding import LengthsNeeded
 from carpool.errors import ModelError
+from carpool.hints.plain import elements_of
 from carpool.rows import ArrayRows
 
 T = TypeVar("T")
@@ -144,7 +145,7 @@ def as_results(returned: Any, n: int, asked: Asked = OF_A_CALL) -> list[Any]:
         # each row gets memory of its own: pickling a view would take the whole batch along
         results = tensor.tolist() if tensor.ndim <= 1 else [row.clone() for row in tensor]
     elif hasattr(returned, "tolist") and hasattr(returned, "ndim"):  # a numpy array
-        results = returned.tolist() if returned.ndim <= 1 else ArrayRows(returned)
+        results = elements_of(returned) if returned.ndim <= 1 else ArrayRows(returned)
     elif not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray):
         got = f"an object of type {type(returned).__name__}"
         raise ModelError(_misfit(asked, n, "a sequence of ", got), code="bad_result")

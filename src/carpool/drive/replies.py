@@ -14,7 +14,7 @@ from carpool.core.batch import Batch
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import OBJECT, Payload
+from carpool.wire.payload import OBJECTS, Payload
 from carpool.wire.response import unpack_response
 from carpool.wire.scalars import Scalars
 
@@ -35,10 +35,10 @@ def check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
 
 def check_takers(ids: Sequence[int], batch: Batch) -> None:
     """Raise FrameError if a scalar is for a caller that takes bytes."""
-    if max([request.accept for request in batch.requests]) == OBJECT:  # the least of all formats
+    if OBJECTS.issuperset([request.accept for request in batch.requests]):
         return
     accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
-    if any(accepts[id] != OBJECT for id in ids):
+    if not OBJECTS.issuperset([accepts[id] for id in ids]):
         raise FrameError("a scalar for a caller that takes bytes")
 
 
@@ -72,7 +72,7 @@ def _unpack_responses(frame: Frame, batch: Batch) -> None:
     answers: list[Any] = list(frame.payloads)
     for i, what in enumerate(frame.formats):
         if what == Outcome.RESPONSE:
-            if requests[frame.ids[i]].accept == OBJECT:
+            if requests[frame.ids[i]].accept in OBJECTS:
                 raise FrameError("a response to a caller that speaks no HTTP")
             try:
                 answers[i] = unpack_response(answers[i])

@@ -23,7 +23,7 @@ from carpool.wire import order as wire
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import OBJECT, Payload
+from carpool.wire.payload import OBJECTS, Payload
 from carpool.wire.response import unpack_response
 
 
@@ -283,7 +283,7 @@ def _part(id: int, kind: int, value: Any, request: Request | None) -> Part:
 
 def _unpacked(payload: Payload, request: Request | None) -> object:
     """Return the response of a model's own. Raises FrameError."""
-    if request is not None and request.state == RUNNING and request.accept == OBJECT:
+    if request is not None and request.state == RUNNING and request.accept in OBJECTS:
         raise FrameError("a response to a caller that speaks no HTTP")
     try:
         return unpack_response(payload)

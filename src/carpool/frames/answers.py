@@ -17,6 +17,7 @@ from carpool.call import chunks
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error, text_of
 from carpool.hints import schema
+from carpool.hints.plain import to_builtins
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.observe.outcomes import MODEL_MESSAGES, text_for_clients
@@ -62,7 +63,7 @@ def plain(answer: Any) -> list[Any]:
         return _plain_series(answer)
     if hasattr(answer, "to_pylist"):
         return answer.to_pylist()  # type: ignore[no-any-return]
-    return answer.tolist() if hasattr(answer, "tolist") else answer.to_list()  # type: ignore[no-any-return]
+    return to_builtins(answer) if hasattr(answer, "tolist") else answer.to_list()  # type: ignore[no-any-return]
 
 
 def with_errors(values: list[Any], what: str) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from carpool.call.chunks import likeness
@@ -18,6 +18,7 @@ from carpool.errors import ValidationError
 Columns = Mapping[str, Any]
 """The columns that a model wants: their types by their names."""
 
+_LONGEST_NAMES = 200  # characters
 _BY_KIND: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
 
 
@@ -227,5 +228,20 @@ def _present(columns: Columns, found: Any) -> list[str]:
     """Return the names of the wanted columns. Raises ValidationError if one is missing."""
     missing = [name for name in columns if name not in found]
     if missing:
-        raise ValidationError(f"the table lacks the columns {', '.join(missing)}"[:300])
+        raise lacking("table", missing, found)
     return list(columns)
+
+
+def lacking(what: str, missing: Sequence[str], found: Iterable[Any]) -> ValidationError:
+    """Return the error of a table, or a frame, without some of the wanted columns."""
+    names = [repr(name) for name in found]
+    text = f"the {what} lacks the columns {', '.join(missing)}"[:_LONGEST_NAMES]
+    text = f"{text}; it has {', '.join(names)}"[: 2 * _LONGEST_NAMES]
+    if len(names) == 1 and any(mark in names[0] for mark in (";", "\\t", "|")):
+        text += ": separate the fields with commas"
+    return ValidationError(text)
+
+
+def type_text(kind: Any) -> str:
+    """Return the type of a column as a person would write it."""
+    return kind.__name__ if isinstance(kind, type) else str(kind)

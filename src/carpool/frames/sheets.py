@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from carpool.allowance import Allowance
 from carpool.errors import InvalidRequest, ValidationError
 
 NO_ROWS = "the table has no rows"
+_LARGEST_TO_TAKE_APART = 2**20  # bytes
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -124,6 +125,63 @@ def _names_in(body: bytes) -> list[str]:
 
 def _records_in(body: bytes) -> Iterator[list[str]]:
     return csv.reader(io.StringIO(body.decode("utf-8", "replace"), newline=""))
+
+
+class Cell(NamedTuple):
+    """A cell of a table in CSV.
+
+    Attributes:
+        row: Its row, counted from 1 below the header.
+        column: The name of its column.
+        text: What stands in it.
+    """
+
+    row: int
+    column: str
+    text: str
+
+
+def bad_cell(
+    body: bytes, columns: Mapping[str, Any], read: Callable[[bytes, Mapping[str, Any]], object]
+) -> Cell | None:
+    """Return the first cell for which a table cannot be read; None if it is too large to be taken
+    apart, or cannot be read for something else.
+
+    Args:
+        body: The table.
+        columns: The types of its columns, by name.
+        read: Reads a table with some of the columns, or raises; a row reads the same in any table.
+    """
+    if len(body) > _LARGEST_TO_TAKE_APART:
+        return None
+    try:
+        header, *rows = [record for record in _records_in(body) if any(map(str.strip, record))]
+    except (csv.Error, ValueError):
+        return None
+    if any(len(row) != len(header) for row in rows):
+        return None
+
+    def is_read(some: Sequence[Sequence[str]], wanted: Mapping[str, Any]) -> bool:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *some])
+        try:
+            read(text.getvalue().encode(), wanted)
+        except Exception:
+            return False
+        return True
+
+    before = 0
+    while len(rows) > 1:
+        first = rows[: len(rows) // 2]
+        if is_read(first, columns):
+            before += len(first)
+            rows = rows[len(first) :]
+        else:
+            rows = first
+    for name, kind in columns.items():
+        if name in header and not is_read(rows, {name: kind}):
+            return Cell(before + 1, name, rows[0][header.index(name)])
+    return None
 
 
 def _outside_quotes(body: bytes) -> bytes | None:

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
 from carpool.allowance import Allowance
+from carpool.details import Detail
 from carpool.errors import CarpoolError, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of, with_error, with_errors
 from carpool.frames.arrow import table_in
-from carpool.frames.libraries import Columns, Library
-from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, check_size, without_mark
+from carpool.frames.libraries import Columns, Library, lacking, type_text
+from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, bad_cell, check_size, without_mark
 from carpool.hints import schema
 from carpool.http_request import HTTPRequest
 from carpool.model import Model
@@ -72,6 +74,9 @@ class TableModel(Model):
     accepts = (CSV, JSON, MSGPACK, ARROW)
     produces = (CSV, JSON, MSGPACK, ARROW)
 
+    body_type: ClassVar[Any]
+    """What a body is in JSON and msgpack: one record, or a list of them."""
+
     _library: ClassVar[Library]
     _readers: ClassVar[_Records]
     _writers: ClassVar[Writers]
@@ -86,7 +91,8 @@ class TableModel(Model):
                 raise TypeError(
                     f"{cls.__name__} is a model of tables, which cannot have {hook}: do its work in predict"
                 )
-        cls._readers = _Records(cls._library, cls.columns, cls.__name__)
+        cls._readers = _Records(cls._library, cls.columns, cls)
+        cls.body_type = cls._readers.kind
         cls._writers = Writers(cls.answer)
         predict = cls.__dict__.get("predict")
         if predict is not None:
@@ -138,21 +144,35 @@ class _Share(NamedTuple):
 
 
 class _Records:
-    """Reads rows that come as a list of records or as one record."""
+    """Reads rows that come as a list of records or as one record.
 
-    def __init__(self, library: Library, columns: Columns | None, name: str) -> None:
+    Args:
+        library: Makes frames of them.
+        columns: Those that the model declares; None if it does not.
+        model: The model.
+
+    Attributes:
+        kind: The type of what comes.
+    """
+
+    def __init__(self, library: Library, columns: Columns | None, model: type) -> None:
         self._library = library
         self._columns = columns
         if columns is None:
             row: Any = dict[str, bool | int | float | str | None]
         else:
             if not columns or not all(isinstance(each, str) for each in columns):
-                raise TypeError(f"columns of {name} must be names of columns with their types, not {columns!r:.80}")
-            fields = [(f"c{i}", library.value_type(kind)) for i, kind in enumerate(columns.values())]
+                raise TypeError(
+                    f"columns of {model.__name__} must be names of columns with their types, not {columns!r:.80}"
+                )
+            fields = [
+                (f"c{i}", Annotated[library.value_type(kind), msgspec.Meta(description=type_text(kind))])
+                for i, kind in enumerate(columns.values())
+            ]
             new_names = {f"c{i}": column for i, column in enumerate(columns)}
-            row = msgspec.defstruct("Row", fields, rename=new_names)
-        self._kind: Any = list[row] | row
-        self._decoders = {JSON: schema.json_reader(self._kind), MSGPACK: schema.msgpack_reader(self._kind)}
+            row = msgspec.defstruct(f"{model.__name__}Row", fields, rename=new_names, module=model.__module__)
+        self.kind: Any = list[row] | row
+        self._decoders = {JSON: schema.json_reader(self.kind), MSGPACK: schema.msgpack_reader(self.kind)}
 
     def decode(self, kind: str, body: bytes) -> _Values:
         """Read a body of JSON or msgpack. Raises CarpoolError."""
@@ -167,7 +187,7 @@ class _Records:
     def convert(self, item: Any) -> FrameRows:
         """Make rows of an object that a Python caller has given. Raises ValidationError."""
         try:
-            values = self._values(msgspec.convert(item, self._kind), Allowance(2**60))  # it is here already
+            values = self._values(msgspec.convert(item, self.kind), Allowance(2**60))  # it is here already
         except msgspec.ValidationError as error:
             raise ValidationError(text_of(error)) from error
         return FrameRows(self.frame_of([values]), 0, len(values.records), values.is_single)
@@ -247,8 +267,25 @@ class _Reading:
             return
         if sheet is not None:
             body = b"%b\n%b" % (sheet.header, sheet.records)
-        frame = self._library.read_csv(body, self._columns, alone=True)
+        frame = self._read_csv(body, alone=True)
         self._done[index] = FrameRows(frame, 0, len(frame))
+
+    def _read_csv(self, body: bytes, *, alone: bool) -> Any:
+        """Read CSV; where a single body cannot be read, the error names its first bad cell."""
+        try:
+            return self._library.read_csv(body, self._columns, alone)
+        except (CarpoolError, MemoryError):
+            raise
+        except Exception as error:
+            cell = None
+            if alone and self._columns is not None:
+                cell = bad_cell(body, self._columns, partial(self._library.read_csv, alone=True))
+            if cell is None:
+                raise
+            kind = type_text(self._columns[cell.column])  # type: ignore[index]
+            text = f"row {cell.row} of the table, column {cell.column!r}: {cell.text!r:.80} does not fit {kind}"
+            details: list[Detail] = [{"loc": [cell.row - 1, cell.column], "msg": text, "type": "value_error"}]
+            raise ValidationError(text, details=details) from error
 
     def _together(self, some: list[tuple[int, Any]], read: Callable[[list[Any]], None]) -> None:
         """Read bodies at once; if that fails, in halves, so that only the guilty requests fail."""
@@ -267,7 +304,7 @@ class _Reading:
     def _read_sheets(self, header: bytes, sheets: list[tuple[int, Sheet]]) -> None:
         """Read bodies of CSV with the same header as one frame."""
         body = b"%b\n%b" % (header, b"".join([sheet.records for _, sheet in sheets]))
-        frame = self._library.read_csv(body, self._columns, alone=len(sheets) == 1)
+        frame = self._read_csv(body, alone=len(sheets) == 1)
         self._share(frame, [_Share(index, sheet.rows, False) for index, sheet in sheets])
 
     def _read_lists(self, lists: list[tuple[int, _Values]]) -> None:
@@ -340,7 +377,7 @@ def _as_rows(model: TableModel, item: Any) -> FrameRows:
         if model.columns is not None:
             missing = [name for name in model.columns if name not in item.columns]
             if missing:
-                raise ValidationError(f"the frame lacks the columns {', '.join(missing)}")
+                raise lacking("frame", missing, item.columns)
             item = item[list(model.columns)]
         return FrameRows(item, 0, len(item))
     if isinstance(item, list | Mapping):

@@ -21,7 +21,8 @@ from msgspec.inspect import AnyType, CustomType, NoneType, RawType
 from carpool.details import Detail, sanitized
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
-from carpool.hints import misfits, nesting
+from carpool.hints import misfits, nesting, plain
+from carpool.hints.plain import to_builtins
 from carpool.rows import as_array, is_array_type
 
 T = TypeVar("T")
@@ -33,26 +34,14 @@ _LARGEST_TO_TAKE_APART = 64 * 1024
 
 _NULL = b"null"
 _TAKE_NULL = (AnyType, CustomType, NoneType, RawType)
+_HALF_A_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\)")
+_TRUNCATED = "Input data was truncated"
 _MAYBE_NAN = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 """The first bytes of NaN and infinities in msgpack; other values may hold these bytes, too."""
 
 
-def _to_builtins(value: Any) -> Any:
-    """Convert a result that msgspec does not know: an array, numpy scalar or pydantic model."""
-    convert = getattr(value, "tolist", None)
-    if convert is not None:
-        return convert()
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
-        raise TypeError(f"a result of type {value.__class__.__name__} cannot be written as JSON or msgpack")
-    try:
-        return dump(mode="json", by_alias=True)
-    except ValueError:  # it holds something that pydantic cannot write but we can: an array, for example
-        return dump(by_alias=True)
-
-
-_json_encoder = msgspec.json.Encoder(enc_hook=_to_builtins)
-_msgpack_encoder = msgspec.msgpack.Encoder(enc_hook=_to_builtins)
+_json_encoder = msgspec.json.Encoder(enc_hook=to_builtins)
+_msgpack_encoder = msgspec.msgpack.Encoder(enc_hook=to_builtins)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -217,6 +206,9 @@ def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b
         return ValidationError(text_of(error), details=_details(error, what, kind, body))
     if isinstance(error, msgspec.DecodeError):
         text = str(error).partition("malformed: ")[2] or str(error)
+        half = _HALF_A_CHARACTER.search(body) if what == "JSON" and text == _TRUNCATED and body else None
+        if half is not None:  # msgspec looks for the other half behind the end
+            text = f"a text has half of a character, {half[1].decode()}"
         return InvalidRequest(f"the body is not valid {what}: {text}")
     if isinstance(error, UnicodeDecodeError):
         return InvalidRequest(f"the body is not valid {what}: byte {error.start} is not UTF-8")
@@ -328,7 +320,7 @@ def result_schema(kind: Any, schema: dict[str, Any]) -> dict[str, Any]:
 
 def as_example(value: Any) -> Any:
     """Return an example made of builtins, as JSON would show it."""
-    return msgspec.to_builtins(value, enc_hook=_to_builtins)
+    return msgspec.to_builtins(value, enc_hook=to_builtins)
 
 
 def type_name(kind: Any) -> str:
@@ -374,9 +366,8 @@ def _writer(
             if may_hold_raw:
                 body = _without_line_ends(body)
         except _DOES_NOT_FIT as error:
-            raise _bad_result(
-                f"{what} does not fit {type_name(kind)}", error, value if writes_nan_as_null else None
-            ) from error
+            text = f"{what} does not fit {type_name(kind)}"
+            raise _bad_result(text, error, value, encode, writes_nan_as_null=writes_nan_as_null) from error
         return body
 
     def write_array(value: Any) -> bytes:
@@ -396,7 +387,8 @@ def _unchecked_writer(encode: Callable[[Any], bytes], *, writes_nan_as_null: boo
                     _refuse_nan(value)
                 body = msgspec.json.format(body, indent=-1) if type(value) is msgspec.Raw else _without_line_ends(body)
         except _DOES_NOT_FIT as error:
-            raise _bad_result("the result cannot be written", error) from error
+            text = "the result cannot be written"
+            raise _bad_result(text, error, value, encode, writes_nan_as_null=writes_nan_as_null) from error
         return body
 
     return write
@@ -413,12 +405,21 @@ def _without_line_ends(body: bytes) -> bytes:
     return body
 
 
-def _bad_result(what: str, error: Exception, value: Any = None) -> ModelError:
-    """Make the caller's error. If `value` holds NaN, it says so, instead of naming null."""
-    try:
-        _refuse_nan(value)
-    except ValueError as reason:
-        error = reason
+def _bad_result(
+    what: str, error: Exception, value: Any, encode: Callable[[Any], bytes], *, writes_nan_as_null: bool
+) -> ModelError:
+    """Make the caller's error, which names the place in the result. If that is NaN, the error says
+    so, instead of naming null.
+    """
+
+    def check(part: Any) -> None:
+        if encode(part).partition(_NULL)[1] and writes_nan_as_null:
+            _refuse_nan(part)
+
+    with contextlib.suppress(BaseException):  # writing runs code of the types
+        why = plain.why_unwritable(value, check)
+        if why is not None:
+            return ModelError(f"{what}: {why}", code="bad_result")
     return ModelError(f"{what}: {error}", code="bad_result")
 
 
@@ -435,7 +436,7 @@ def _holds_nan(value: Any) -> bool:
     except _DOES_NOT_FIT:  # an integer of more than 64 bits, for example
         pass
     try:
-        json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=_to_builtins), allow_nan=False)
+        json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=to_builtins), allow_nan=False)
     except _DOES_NOT_FIT as error:
         return "JSON compliant" in str(error)
     return False
@@ -473,7 +474,7 @@ def _object_check(kind: Any) -> Callable[[Any], bool]:
 
     def number(value: Any) -> Any:
         if getattr(value, "ndim", None) == 0 and not is_array_type(type(value)):
-            return value.tolist()  # a numpy scalar counts as a number
+            return to_builtins(value)  # a numpy scalar counts as a number
         objects.append(value)
         return msgspec.msgpack.Ext(0, str(len(objects) - 1).encode())
 

@@ -104,12 +104,12 @@ class HeadAdmission:
             if head.method not in methods:
                 raise not_allowed([name.decode() for name in methods])
             route, endpoint, address = methods[head.method]
+            head.model = endpoint
             is_bulk = address is not None and address.is_bulk(head.headers.get(b"content-type", b""))
             if content_length(head.headers) > self._app.max_body_bytes and not is_bulk:
                 raise too_large(self._app.max_body_bytes)
             if endpoint is not None and address is not None:
                 head.ask = self._ask(head, endpoint, address, is_bulk=is_bulk)
-                head.model = endpoint
                 if is_bulk:
                     route = self._models.predict_bulk
                 elif head.ask.packed and not address.is_list:

@@ -326,7 +326,7 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
     """
     stream, ask = cast(HttpStream, exchange.stream), exchange.head.ask
     assert ask is not None and ask.framing is not None
-    framing, observer = ask.framing, exchange.app.observer
+    framing, observer, nbytes = ask.framing, exchange.app.observer, 0
     try:
         while True:
             await _wait_for_part(exchange, stream, framing.alive)
@@ -344,12 +344,14 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             has_ended, is_broken = exchange.has_ended, exchange.is_broken
             is_last = has_ended and not is_broken
-            await send({"type": "http.response.body", "body": stream.take_held(), "more_body": not is_last})
+            data = stream.take_held()
+            nbytes += len(data)
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             if is_broken:
                 return None, BrokenAnswer("the answer broke off after some of its parts were sent")
             if has_ended:
                 if observer is not None:
-                    observer.answered(exchange, 200, 0, monotonic())
+                    observer.answered(exchange, 200, nbytes, monotonic())
                 return None, None
             if stream.is_held_back:
                 stream.is_held_back = False

@@ -389,8 +389,9 @@ class Formats:
         text = f"the model does not read this content type; it reads {self._all_read}"
         if self.owns_input:
             text = f"the model reads what it is sent by a decode of its own, of {self._all_read}, and in no other way"
-        elif kind == _CURLS_OWN:
-            wanted = self.readable[-1] if self._raw_in or self._text_in else "application/json"
+        if kind == _CURLS_OWN:
+            usual = self.readable[-1] if self._raw_in or self._text_in else "application/json"
+            wanted = "TYPE" if self._accepts else usual
             text = (
                 "the model does not read what curl sends unless it is told the type:"
                 f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"

@@ -304,7 +304,10 @@ class Connection(PartWriter):
             return
         present = self._reader.head
         method, path = (present.method, present.path) if present else (b"", b"")
-        self._answer_last(HttpHead(method, path, {}), response)  # the request's own head may be shared
+        last = HttpHead(method, path, {})  # the request's own head may be shared
+        if present is not None:  # for the access log
+            last.model, last.caller = present.model, present.caller
+        self._answer_last(last, response)
 
     def _answer_last(self, head: HttpHead, response: HttpResponse | None) -> None:
         """Answer a request, with what the app says to it without a response, and then close."""

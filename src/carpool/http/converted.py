@@ -12,7 +12,7 @@ from carpool.http.multipart import FORM_TYPE, can_read_forms, item_of, parts_of
 from carpool.http.npy import NPY_TYPE, array_in, as_npy
 from carpool.http.protocols.base import ModelOfApp, Submission
 from carpool.rows import is_array_type
-from carpool.wire.payload import MSGPACK, OBJECT, RAW
+from carpool.wire.payload import ARRAYS, MSGPACK, OBJECT, RAW
 
 
 def is_converted(content_type: bytes | None, accept: bytes | None, formats: Formats) -> bool:
@@ -47,7 +47,9 @@ def submission_of(
         sent_as, _ = formats.choose(content_type, None)
         item = body
     if not formats.owns_output and (wanted == NPY_TYPE or (sent == NPY_TYPE and wanted in (b"", b"*/*"))):
-        return Submission(model, [item], lambda results: HttpResponse(200, as_npy(results[0]), NPY_TYPE), sent_as)
+        return Submission(
+            model, [item], lambda results: HttpResponse(200, as_npy(results[0]), NPY_TYPE), sent_as, ARRAYS
+        )
     _, wanted_as = formats.choose(b"application/json", accept)
     kind = formats.types[wanted_as]
     return Submission(model, [item], lambda results: HttpResponse(200, results[0], kind), sent_as, wanted_as)

@@ -7,6 +7,7 @@ This file knows neither the app nor its models. What it needs of them are two pr
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,13 @@ class HttpResponse(NamedTuple):
 
 
 class ErrorResponder(Protocol):
-    """Puts the outcome of a request into HTTP, as the app does."""
+    """Puts the outcome of a request into HTTP, as the app does.
+
+    Attributes:
+        request_ids: Gives ids to requests that bring none.
+    """
+
+    request_ids: RequestIds
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
@@ -242,6 +249,15 @@ class Exchange(Request):
     def client_host(self) -> str | None:
         """The address of the client; empty on a Unix socket, None where it is not known."""
         return None
+
+    def fix_id(self, ids: RequestIds) -> None:
+        """Give the request an id, unless its client has given one.
+
+        The head of an answer in parts has it, and so has the error that ends the answer.
+        """
+        if not self.head.request_id:
+            head = self.head = copy.copy(self.head)  # others may have it, too
+            head.headers = {**head.headers, REQUEST_ID: ids.new()}
 
     def has_room_at(self, model: ServedModel) -> bool:
         """Count its connection for the model that its body asks, and report whether there is room.

@@ -141,9 +141,12 @@ def item_of(parts: list[FormPart], kind: Any) -> Any:
     """
     fields = fields_of(kind)
     if fields is None:
-        if len(parts) != 1:
-            raise ValidationError(f"the form has {len(parts)} parts, and the model takes one item: send one part")
-        return _value(parts[0], kind)
+        # browsers send buttons and tokens beside the file
+        files = [part for part in parts if part.is_file] if len(parts) > 1 else parts
+        if len(files) != 1:
+            text = f"the form has {len(parts)} parts, {len(files)} of them files, and the model takes one item"
+            raise ValidationError(f"{text}: send one part, or one file with other fields beside it")
+        return _value(files[0], kind)
     item: dict[str, Any] = {}
     for part in parts:
         if part.name not in fields:

@@ -28,6 +28,9 @@ _ERRORS = {
     "500": ("ModelError", "model_error"),
     "503": ("Unavailable", "unavailable"),
 }
+API_VERSION = "1"
+"""The version of what is described, as protocols call the one version of each model."""
+
 _MOST_EXAMPLES = 3
 _COMPONENT = "#/components/schemas/"
 _RETRY = {"Retry-After": {"description": "Seconds to wait before trying again.", "schema": {"type": "integer"}}}
@@ -87,7 +90,7 @@ def document(
     types: list[Any] = []
     for service, address in addresses:
         last = service.stages[-1].traits
-        types += [address.takes, last.output_type, last.part_type]
+        types += [_taken(service, address), last.output_type, last.part_type]
     found, components = schema.json_schema(types, _COMPONENT + "{name}")
     for of_results in (slice(1, None, 3), slice(2, None, 3)):
         results = zip(types[of_results], found[of_results], strict=True)
@@ -102,8 +105,8 @@ def document(
         "openapi": "3.1.0",
         "info": {
             "title": ", ".join(endpoint.name for endpoint in endpoints),
-            "version": __version__,
-            "description": "Requests are batched by the server; the request body is the item.",
+            "version": API_VERSION,
+            "description": f"Requests are batched by the server, carpool {__version__}; the request body is the item.",
         },
         **({"servers": [{"url": root_path}]} if root_path else {}),
         **({"security": [{"bearer": []}, {"key": []}]} if needs_key else {}),
@@ -175,8 +178,8 @@ def _predict(
     max_body_bytes: int,
 ) -> dict[str, Any]:
     examples = examples_of(service) if address.adapter is None else []
-    if address.formats.owns_input:  # what `decode` makes of a body says nothing of the body
-        takes, examples = {}, []
+    if address.formats.owns_input and not _says_bodies(service):
+        takes, examples = {}, []  # what `decode` makes of a body says nothing of the body
     if address.formats.owns_output:
         gives = {}
     summary, description = f"Ask {service.name}", "The model's answer."
@@ -206,6 +209,16 @@ def _predict(
         },
         "responses": dict(sorted(responses.items())),
     }
+
+
+def _says_bodies(service: Service) -> bool:
+    """Report whether a model says what a `decode` of its own reads in JSON and msgpack."""
+    return hasattr(service.stages[0].model, "body_type")
+
+
+def _taken(service: Service, address: Address) -> Any:
+    """Return the type of the bodies at an address."""
+    return service.stages[0].model.body_type if _says_bodies(service) else address.takes  # type: ignore[union-attr]
 
 
 def _operation_id(name: str, address: Address) -> str:

@@ -24,6 +24,7 @@ class PartWriter(AnswerWriter):
 
     def __init__(self, state: ServerState) -> None:
         super().__init__(state)
+        self._streamed_bytes = 0  # of the body of the present answer in parts
         self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
 
     @property
@@ -75,7 +76,9 @@ class PartWriter(AnswerWriter):
         """Write the parts that have come in this turn of the loop."""
         gathered, self._gathered = self._gathered, []
         if gathered and not self._transport.is_closing():
-            self._transport.write(b"".join(gathered))
+            data = b"".join(gathered)
+            self._streamed_bytes += len(data)
+            self._transport.write(data)
             if self._is_half_closed:
                 self._loop.call_soon(self.probe, False)  # one on the same machine that is gone has reset already
 
@@ -107,7 +110,7 @@ class PartWriter(AnswerWriter):
             data += LAST_CHUNK
         self._write_in_parts(exchange, data)
         if self._observer is not None:
-            self._observer.answered(exchange, 200, len(data), monotonic())
+            self._observer.answered(exchange, 200, self._streamed_bytes, monotonic())
         if head.is_cut_short:
             self._end_politely()
         elif exchange.is_broken or ends_with_answer(head) or (self._state.is_draining and self.is_quiet):
@@ -144,7 +147,9 @@ class PartWriter(AnswerWriter):
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"" if head.is_http_1_0 else b"transfer-encoding: chunked\r\n")
         lines.append(b"connection: close\r\n\r\n" if ends_with_answer(head) else b"\r\n")
-        return b"".join(lines)
+        start = b"".join(lines)
+        self._streamed_bytes = -len(start)  # of the body alone
+        return start
 
     def watch_silence(self, exchange: HttpExchange) -> None:
         """See to it that the client of an answer in parts hears something now and then."""

@@ -142,6 +142,7 @@ class PredictRoutes:
         assert ask is not None
         driver, handle = ask.endpoint.driver, ask.endpoint.handle
         assert driver is not None
+        exchange.fix_id(ask.responder.request_ids)
         window = Window(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
         soon = asyncio.get_running_loop().call_soon
         unfed = exchange.item if type(exchange.item) is list else []
@@ -152,6 +153,7 @@ class PredictRoutes:
 
 def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
     """Have an answer told in parts; that of a model which makes none is a single one."""
+    exchange.fix_id(ask.responder.request_ids)
     exchange.stream = HttpStream(now, now + ask.stream_s)
     exchange.watch_silence()
     service = ask.endpoint.service

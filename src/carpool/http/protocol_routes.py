@@ -237,9 +237,12 @@ class ProtocolRoutes:
             if not exchange.has_room_at(model):
                 raise too_many_connections()
             submission = _past_no_border(submission, model, exchange.head)
-            model.allowance(exchange.nbytes).check_items(len(submission.items), "this request")
-            lane = _lane(submission, model, ask, exchange.head.headers)
-            terms = SubmissionTerms(model, self._responder, driver.clock(), ask.timeout_s, lane, self._is_patient)
+            n, allowance = len(submission.items), model.allowance(exchange.nbytes)
+            is_larger = submission.waits and n > allowance.items
+            if not is_larger:
+                allowance.check_items(n, "this request")
+            lane, is_patient = _lane(submission, model, ask, exchange.head.headers), self._is_patient or is_larger
+            terms = SubmissionTerms(model, self._responder, driver.clock(), ask.timeout_s, lane, is_patient)
             whole = None if submission.parts is None else SubmittedStreams(exchange, submission, terms)
         except CarpoolError as error:
             driver.refused(error)

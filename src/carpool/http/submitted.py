@@ -16,7 +16,7 @@ from carpool.http.protocols.base import PartsWriter, Submission, shown_in
 from carpool.http.streaming import HttpStream
 from carpool.http_response import Response
 from carpool.request import DONE, Lane
-from carpool.wire.payload import OBJECT, dump, size_of
+from carpool.wire.payload import OBJECT, OBJECTS, dump, size_of
 from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class SubmittedStreams(SubmittedItems):
         self._has_ended = False
         self._ended: set[int] = set()  # the positions of items whose answers have ended
         now, until = terms.now, terms.now + min(submission.timeout_s, terms.limit_s)
+        exchange.fix_id(terms.responder.request_ids)
         self._stream = HttpStream(now, until)
         for index, item in enumerate(self.items):
             item.index = index  # type: ignore[attr-defined]
@@ -242,7 +243,7 @@ def result_as(format: int, result: Any) -> Any:
             raise ModelError(f"the answer is of type {kind}, which this protocol cannot hold", code="bad_result")
         body = bytes(result.body) or b"null"
         return as_entry(body, format) if format in TYPES_OF_ENTRIES else body
-    if format != OBJECT:
+    if format not in OBJECTS:
         return bytes(result)
     value = load_result(result)
     return value.value if type(value) is Response else value

@@ -32,8 +32,12 @@ OBJECT: Final = 0  # a Python object of one of our processes, as `dump` makes it
 JSON: Final = 1
 MSGPACK: Final = 2
 RAW: Final = 3  # the bytes are the item
+ARRAYS: Final = 4  # on the way out: an object of builtins and numpy's arrays, see `hints/plain.py`
 # the model's own format, by its `decode` or `encode`; further numbers if it writes several
-CUSTOM: Final = 4
+CUSTOM: Final = 5
+
+OBJECTS: Final = frozenset({OBJECT, ARRAYS})
+"""The formats that are read by `load`."""
 
 MOST_ADAPTERS: Final = 64
 """How many adapters of addresses can be told apart on the way in (see `adapted`)."""

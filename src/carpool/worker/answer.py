@@ -19,7 +19,9 @@ from carpool.call.invoke import Invoker
 from carpool.call.results import Again, Failed, Trouble
 from carpool.clock import Clock, monotonic
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
+from carpool.foreign import text_of
 from carpool.hints import nesting, schema
+from carpool.hints.plain import with_arrays
 from carpool.http_request import RequestMaker
 from carpool.http_response import Response
 from carpool.model import Adapter, types_of
@@ -29,7 +31,7 @@ from carpool.wire.arrays import Block
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
 from carpool.wire.memory import Memory
 from carpool.wire.outcome import FailureReport, Outcome, read_report
-from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW, adapted, without_adapter
+from carpool.wire.payload import ARRAYS, CUSTOM, JSON, MSGPACK, OBJECT, OBJECTS, RAW, adapted, without_adapter
 from carpool.wire.response import pack_response
 from carpool.wire.scalars import SCALARS, Scalars, are_scalars, as_scalars
 from carpool.worker.own import own
@@ -119,7 +121,12 @@ class BatchAnswerer:
         if is_last:
             self._encoders = schema.MadeWhenNeeded[payload.Payload](
                 # the model's `encode` is called before
-                {OBJECT: payload.dump, RAW: _as_text if gives is str else as_bytes, CUSTOM: as_bytes},
+                {
+                    OBJECT: payload.dump,
+                    ARRAYS: as_arrays,
+                    RAW: _as_text if gives is str else as_bytes,
+                    CUSTOM: as_bytes,
+                },
                 {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
             )
 
@@ -310,8 +317,10 @@ class BatchAnswerer:
             Whether it was done; if not, nothing was.
         """
         n = len(frame.ids)
-        is_plain = frame.formats.count(OBJECT) == frame.accepts.count(OBJECT) == n and min(frame.deadlines) > started
-        if not (is_plain and self._invoker.runs_arrays):
+        is_plain = frame.formats.count(OBJECT) == n and (
+            frame.accepts.count(OBJECT) == n or OBJECTS.issuperset(frame.accepts)
+        )
+        if not (is_plain and min(frame.deadlines) > started and self._invoker.runs_arrays):
             return False
         until = max(frame.deadlines)
         again = self._again(frame, until)
@@ -503,7 +512,7 @@ class BatchAnswerer:
         Returns:
             Whether it was done; it is not if the results are anything else.
         """
-        if accepts.count(OBJECT) != len(accepts):
+        if accepts.count(OBJECT) != len(accepts) and not OBJECTS.issuperset(accepts):
             return False
         scalars = as_scalars(results, set(map(type, results)))
         if scalars is None:
@@ -525,6 +534,8 @@ class BatchAnswerer:
                 continue
             if not self._is_last:
                 results[i] = Failed(ModelError(_NOT_LAST, code="bad_result"))
+            elif accepts[i] == ARRAYS:
+                results[i] = result.value
             elif accepts[i] != OBJECT:  # a Python caller gets the response as it is
                 responses[i] = result
                 results[i] = result.value
@@ -567,7 +578,7 @@ class BatchAnswerer:
             return False
         try:
             encode = self._encoders[accept]
-            if encode is payload.dump:
+            if accept in OBJECTS:
                 block = _as_block(results, kinds)
                 reply.payloads = [encode(value) for value in results] if block is None else block
             elif accept == JSON and len(results) >= _MANY and kinds <= SCALARS:
@@ -637,6 +648,16 @@ def _as_array_block(array: Any, *, copy: bool) -> Block | None:
         return arrays.block_of_rows(array, copy=copy)
     except BaseException:
         return None
+
+
+def as_arrays(value: Any) -> payload.Payload:
+    """Return a result as builtins and arrays. Raises `ModelError` if it has none."""
+    try:
+        return payload.dump(with_arrays(value))
+    except MemoryError:
+        raise
+    except Exception as error:  # the value's own code
+        raise ModelError(f"the result cannot be written: {text_of(error)}", code="bad_result") from error
 
 
 def _as_text(value: Any) -> bytes:

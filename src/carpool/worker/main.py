@@ -155,7 +155,8 @@ def _prepare(parent: int) -> None:
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # a model may print what the encoding does not have, and no request fails for it
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     _die_with_parent(parent)
 
 

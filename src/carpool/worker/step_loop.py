@@ -34,8 +34,8 @@ from carpool.wire import order as wire
 from carpool.wire import payload, scalars
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, size_of
-from carpool.worker.answer import BatchAnswerer, ExampleError, as_bytes
+from carpool.wire.payload import ARRAYS, JSON, MSGPACK, OBJECT, RAW, size_of
+from carpool.worker.answer import BatchAnswerer, ExampleError, as_arrays, as_bytes
 from carpool.worker.generators import BatchGenerators, Beside, ItemGenerators
 from carpool.worker.own import own_part
 from carpool.worker.reports import FailureReports, clear_own_frames, outcome_of
@@ -181,7 +181,7 @@ class StepAnswerer:
         )
         gives = traits.part_type
         self._part_encoders: Mapping[int, Callable[[Any], payload.Payload]] = schema.MadeWhenNeeded[payload.Payload](
-            {OBJECT: payload.dump, RAW: as_bytes},
+            {OBJECT: payload.dump, ARRAYS: as_arrays, RAW: as_bytes},
             {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
         )
 

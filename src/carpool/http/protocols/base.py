@@ -158,9 +158,13 @@ class Submission:
         sent_as: How items are written: OBJECT for Python objects, JSON or MSGPACK for the bytes of
             each, RAW where the item is bytes or a text, CUSTOM for a body as `model.formats` says
             that the model's own `decode` reads it.
-        wanted_as: How results are wanted: OBJECT for Python objects, JSON for the bytes of each.
+        wanted_as: How results are wanted: OBJECT for Python objects as the model has returned them,
+            ARRAYS for builtins and numpy's arrays, whose reading imports no other library, JSON
+            for the bytes of each.
             Where a `decode` of the model's own reads JSON or msgpack, or an `encode` writes it,
             items and results pass through that, and what is anything else is refused (415, 406).
+        waits: Whether it may have more items than the queue holds: those for which there is no room
+            wait for it, and the protocol has counted them.
         is_partial: Whether `respond` takes a `ShownError` in the place of a result.
         timeout_s: How long the answer may take; the service's own limit counts besides.
         priority: Of the items; None for that of the request's headers.
@@ -172,6 +176,7 @@ class Submission:
     respond: Callable[[list[Any]], HttpResponse]
     sent_as: int = OBJECT
     wanted_as: int = OBJECT
+    waits: bool = False
     is_partial: bool = False
     timeout_s: float = inf
     priority: int | None = None

@@ -34,7 +34,7 @@ from carpool.http.protocols.wording import as_response, as_written, read, versio
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, OBJECT
+from carpool.wire.payload import ARRAYS, LARGE, OBJECT
 
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"
@@ -159,7 +159,9 @@ class _ServedTables:
         except ValueError as error:
             self._misfit = f"the model {model.name} does not take tensors: {error}. Ask it at /predict"
         try:
-            self._outputs = table_of(model.gives.output_type, OUTPUT)
+            gives = model.gives
+            whole = gives.rows_type
+            self._outputs = table_of(whole or gives.output_type, OUTPUT, is_whole=whole is not None)
         except ValueError:
             self._outputs = None  # what the results are shows when they are there
 
@@ -185,7 +187,7 @@ class _ServedTables:
         """Report whether tensors make items of the model, and its results make tensors."""
         if not self._has_looked:
             self._look()
-        return self._inputs is not None and self._model.formats.holds(OBJECT, OBJECT)
+        return self._inputs is not None and self._model.formats.holds(OBJECT, ARRAYS)
 
     def ready(self, request: ProtocolRequest) -> HttpResponse:
         """Tell whether the model can answer."""
@@ -207,7 +209,7 @@ class _ServedTables:
                 "versions": [VERSION],
                 "platform": _PLATFORM,
                 "inputs": [_described(column) for column in inputs.columns],
-                "outputs": [] if outputs is None else [_described(column) for column in outputs.columns],
+                "outputs": [_described(column) for column in _known(outputs)],
             }
         )
 
@@ -223,14 +225,14 @@ class _ServedTables:
                 "version_policy": {"latest": {"num_versions": 1}},
                 "max_batch_size": most or 0,
                 "input": [_configured(column) for column in inputs.columns],
-                "output": [] if outputs is None else [_configured(column) for column in outputs.columns],
+                "output": [_configured(column) for column in _known(outputs)],
                 **({"dynamic_batching": {}} if most else {}),
             }
         )
 
     def infer(self, request: ProtocolRequest) -> Submission:
         """Submit the rows of a request's tensors."""
-        self._model.formats.of_made(OBJECT, OBJECT)  # raises
+        self._model.formats.of_made(OBJECT, ARRAYS)  # raises
         inputs, _ = self._tables()
         asked, binary = _parts_of(request, inputs)
         outputs = asked.outputs or ()
@@ -243,6 +245,7 @@ class _ServedTables:
             items.values,
             partial(self._respond, asked),
             sent_as=items.sent_as,
+            wanted_as=ARRAYS,
             timeout_s=_timeout_s(_given(asked.parameters)),
             priority=_priority(_given(asked.parameters)),
         )
@@ -260,6 +263,11 @@ class _ServedTables:
                 raise InvalidRequest(f"the model has no output {output.name!r}: its outputs are {known}")
         wanted = asked.outputs or [_Output(name) for name in tensors]
         return _written(self._model.name, asked, [(tensors[output.name], output) for output in wanted], self._memory)
+
+
+def _known(outputs: TensorTable | None) -> list[TensorColumn]:
+    """Return the outputs whose datatypes are known by the hint, so that each answer has these."""
+    return [] if outputs is None else [column for column in outputs.columns if column.datatypes is not None]
 
 
 def _described(column: TensorColumn) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from carpool.errors import InvalidRequest, ModelError
+from carpool.errors import InvalidRequest, ModelError, too_large
 from carpool.http.exchange import REQUEST_ID, HttpResponse
 from carpool.http.protocols.base import (
     HttpProtocol,
@@ -48,8 +48,9 @@ from carpool.http.protocols.wording import (
     struct_of,
 )
 from carpool.rows import is_array_type
-from carpool.wire.payload import OBJECT
+from carpool.wire.payload import ARRAYS, OBJECT
 
+_MOST_INPUTS: Final = 2048  # that OpenAI takes, and its clients send, whatever the queue holds
 _RETRIED: Final = frozenset({408, 409, 429, 503})
 
 
@@ -126,15 +127,20 @@ def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission
     if not _gives_vectors(model.gives.output_type):
         raise unfit(f"the model {model.name} returns no vectors, so it has no embeddings")
     inputs = _inputs(asked.input)
-    model.allowance(len(request.body)).check_items(len(inputs), "`input`")
+    most = max(model.allowance(len(request.body)).items, _MOST_INPUTS)
+    if len(inputs) > most:
+        raise too_large(f"`input` has more than {most:.0f} inputs: send several requests")
     _check_inputs(model, inputs)
     if asked.dimensions is not None:
         _check_dimensions(model, asked.dimensions)
-    return Submission(model, inputs, partial(_respond_with_vectors, request, model, asked, inputs), sent_as=OBJECT)
+    respond = partial(_respond_with_vectors, request, model, asked, inputs)
+    return Submission(model, inputs, respond, sent_as=OBJECT, wanted_as=ARRAYS, waits=True)
 
 
 def _inputs(given: Any) -> list[Any]:
     """Return the inputs, each a text or a list of tokens. Raises `InvalidRequest`."""
+    if given in ([], [[]]):
+        raise InvalidRequest("`input` is empty: it must have at least one text or list of tokens")
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
@@ -162,7 +168,10 @@ def _check_inputs(model: ModelOfApp, inputs: list[Any]) -> None:
     if are_texts and not takes_texts:
         raise InvalidRequest(f"the model {model.name} takes lists of tokens, not texts")
     if not are_texts and not takes_tokens:
-        raise InvalidRequest(f"the model {model.name} takes texts, not lists of tokens")
+        raise InvalidRequest(
+            f"the model {model.name} takes texts, not lists of tokens: clients such as LangChain's send texts with"
+            " check_embedding_ctx_length=False"
+        )
 
 
 def _check_dimensions(model: ModelOfApp, dimensions: int) -> None:
@@ -175,7 +184,7 @@ def _check_dimensions(model: ModelOfApp, dimensions: int) -> None:
 
 def _embeds(model: ModelOfApp) -> bool:
     """Report whether a model can be asked for vectors."""
-    return _gives_vectors(model.gives.output_type) and model.formats.holds(OBJECT, OBJECT)
+    return _gives_vectors(model.gives.output_type) and model.formats.holds(OBJECT, ARRAYS)
 
 
 def _gives_vectors(kind: Any) -> bool:

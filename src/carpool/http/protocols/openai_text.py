@@ -24,6 +24,26 @@ from carpool.wire.payload import OBJECT
 _MOST_CHOICES: Final = 128
 _MOST_STOPS: Final = 16
 _LONGEST_STOP: Final = 1000  # characters: each part is compared with every beginning of a stop
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "metadata": ({},),
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+}
+"""Values of parameters that ask for nothing; many clients send them always."""
+
 _encode = msgspec.json.Encoder().encode
 CountTokens = Callable[[Any], int]
 
@@ -84,6 +104,8 @@ class CompletionForm(TextForm):
 
     def prompts(self, parameters: dict[str, Any]) -> list[Any]:
         prompt = parameters.get("prompt")
+        if prompt == [] or (isinstance(prompt, list) and [] in prompt):
+            raise InvalidRequest("`prompt` is empty: it must have at least one text or list of tokens")
         return prompt if isinstance(prompt, list) and not all(type(each) is int for each in prompt) else []
 
     def prompt_tokens(self, item: Any, count: CountTokens) -> int:
@@ -202,6 +224,9 @@ def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
     if isinstance(parameters.get("stop"), str):
         parameters["stop"] = [parameters["stop"]]
     known = {each.encode_name for each in msgspec.structs.fields(kind)}
+    for name in parameters.keys() & _NEUTRAL.keys() - known:
+        if _asks_for_nothing(name, parameters[name]):
+            del parameters[name]
     unknown = sorted(parameters.keys() - known)
     if unknown:
         raise InvalidRequest(f"Unrecognized request argument supplied: {unknown[0][:100]}")
@@ -218,6 +243,12 @@ def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
     if n == 1 or item.seed is None:
         return [item] * n
     return [msgspec.structs.replace(item, seed=item.seed + i) for i in range(n)]
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    """Report whether a parameter has a value that asks for nothing; 0 is not False."""
+    is_bool = type(value) is bool
+    return any(value == each and is_bool == (type(each) is bool) for each in _NEUTRAL[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +471,7 @@ class Chunks:
         """Return what a broken answer ends with; no `[DONE]` follows."""
         kind = "rate_limit_error" if error.status == 429 else "server_error"
         told = {"message": error.message, "type": kind, "param": None, "code": error.code}
-        return b"data: %b\n\n" % _encode({"error": told})
+        return b"data: %b\n\n" % _encode({"error": {**told, "request_id": error.request_id}})
 
     def _chunk(self, index: int, text: str, finish_reason: str | None = None) -> bytes:
         choice, form = self._choices[index], self._about.form

@@ -26,7 +26,7 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.rows import fields_of
 from carpool.http.protocols.wording import as_response, check_finite, members_of, name_in, struct_of, without_details
-from carpool.wire.payload import MSGPACK, OBJECT
+from carpool.wire.payload import ARRAYS, MSGPACK
 
 
 class _Rerank(msgspec.Struct):
@@ -69,6 +69,8 @@ def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submissio
     """Submit the pairs of a query and each document."""
     members = members_of(request.body)
     asked = struct_of(members, _Rerank)
+    if asked.top_n is not None and asked.top_n < 1:
+        raise InvalidRequest(f"`top_n` must be at least 1, not {asked.top_n}")
     if (asked.documents is None) == (asked.texts is None):
         raise InvalidRequest('the body must have either "documents", as Cohere has them, or "texts", as TEI has them')
     model = model_asked(models, name_in(members), _reranks)
@@ -84,12 +86,12 @@ def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submissio
     if not documents:
         raise InvalidRequest("there are no documents")
     items = [_pack(make_pair(asked.query, document)) for document in documents]
-    return Submission(model, items, partial(_respond, asked, documents), sent_as=MSGPACK)
+    return Submission(model, items, partial(_respond, asked, documents), sent_as=MSGPACK, wanted_as=ARRAYS)
 
 
 def _reranks(model: ModelOfApp) -> bool:
     """Report whether a model can be asked for scores of pairs."""
-    return pair_maker(model.takes.input_type) is not None and model.formats.holds(MSGPACK, OBJECT)
+    return pair_maker(model.takes.input_type) is not None and model.formats.holds(MSGPACK, ARRAYS)
 
 
 def pair_maker(kind: Any) -> MakePair | None:
@@ -120,7 +122,7 @@ def _respond(asked: _Rerank, documents: list[str], results: list[Any]) -> HttpRe
     check_finite(scores)  # NaN has no place in an order
     ranked = sorted(enumerate(scores), key=lambda each: -each[1])
     if asked.top_n is not None:
-        ranked = ranked[: max(0, asked.top_n)]
+        ranked = ranked[: asked.top_n]
     if asked.texts is not None:
         return as_response(
             [

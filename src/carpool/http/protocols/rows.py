@@ -15,7 +15,7 @@ import msgspec
 
 from carpool.errors import InvalidRequest, ModelError
 from carpool.hints import schema
-from carpool.http.protocols.tensors import DTYPES, Tensor, datatype_of, of_results
+from carpool.http.protocols.tensors import DTYPES, Tensor, as_datatype, datatype_of, of_results
 from carpool.rows import is_array_type
 from carpool.type_hints import hints_of, meant
 from carpool.wire.payload import MSGPACK, OBJECT
@@ -318,36 +318,50 @@ def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
 
     Args:
         table: What the results are by their hint; None if that does not say.
-        results: One for each row.
+        results: One for each row; records are dicts.
 
     Raises:
         ModelError: They cannot be rows of tensors.
     """
     if not results:
-        return [] if table is None else [_empty(column) for column in table.columns]
-    names = _names_in(results[0])
-    if names is None:
-        return [of_results(OUTPUT, results)]
+        return [] if table is None else [_empty(column, 0) for column in table.columns]
+    columns = {} if table is None else {column.name: column for column in table.columns}
+    if not isinstance(results[0], Mapping):
+        return [_as_hinted(columns.get(OUTPUT), of_results(OUTPUT, results))]
     try:
-        return [of_results(name, [_item(result, name) for result in results]) for name in names]
-    except (KeyError, AttributeError) as error:
+        tensors = [of_results(str(name), [result[name] for result in results]) for name in results[0]]
+    except (KeyError, TypeError) as error:
         raise ModelError(f"the results have different fields: {error}", code="bad_result") from None
+    return [_as_hinted(columns.get(tensor.name), tensor) for tensor in tensors]
 
 
-def _empty(column: TensorColumn) -> Tensor:
+def _as_hinted(column: TensorColumn | None, tensor: Tensor) -> Tensor:
+    """Return a tensor of results as its hint has it, and so metadata.
+
+    Raises:
+        ModelError: They do not fit the hint.
+    """
+    if column is None or column.datatypes is None:
+        return tensor
+    shape, wanted = tensor.shape, column.shape
+    if not (tensor.array is None or tensor.array.size) and len(shape) - 1 < len(wanted):
+        return _empty(column, len(tensor.array))  # of empty lists nobody knows how they would go on
+    if not _fits_shape(column, shape[1:]):
+        text = f"the results have the shape {shape[1:]}, but their hint says {list(wanted)}, where -1 is any length"
+        raise ModelError(text, code="bad_result")
+    return as_datatype(tensor, column.datatype)
+
+
+def _fits_shape(column: TensorColumn, lengths: Sequence[int]) -> bool:
+    """Report whether a row of these lengths is one of a column."""
+    is_exact = not column.is_array or max(column.shape, default=-1) >= 0
+    if is_exact and len(lengths) != len(column.shape):
+        return False
+    return all(length in (-1, given) for length, given in zip(column.shape, lengths, strict=False))
+
+
+def _empty(column: TensorColumn, rows: int) -> Tensor:
     import numpy as np
 
-    shape = (0, *(max(0, length) for length in column.shape))
+    shape = (rows, *(max(0, length) for length in column.shape))
     return Tensor(column.name, column.datatype, np.empty(shape, DTYPES[column.datatype]))
-
-
-def _names_in(result: Any) -> list[str] | None:
-    """Return the fields of a result; None if it is no record."""
-    if isinstance(result, Mapping):
-        return [str(name) for name in result]
-    fields = fields_of(type(result))
-    return None if fields is None else list(fields)
-
-
-def _item(result: Any, name: str) -> Any:
-    return result[name] if isinstance(result, Mapping) else getattr(result, name)

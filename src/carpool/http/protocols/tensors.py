@@ -172,23 +172,55 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any, allowan
 
 def _narrowed(name: str, datatype: str, given: Any) -> Any:
     """Return numbers from JSON in the dtype that the client names. Raises `InvalidRequest`."""
+    try:
+        return _as_dtype(datatype, given)
+    except ValueError as error:
+        raise InvalidRequest(f"input {name!r} {error}") from None
+
+
+def _as_dtype(datatype: str, given: Any) -> Any:
+    """Return numbers in the dtype of a datatype; NaN and infinities stay what they are.
+
+    Raises:
+        ValueError: It does not hold them; the text goes on after the name of a tensor.
+    """
     import numpy as np
 
     wanted = np.dtype(DTYPES[datatype])
+    if given.dtype == wanted:
+        return given
     if not given.size:
-        return np.empty(0, wanted)
+        return np.empty(given.shape, wanted)
     fitting = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[wanted.kind]
     if given.dtype.kind not in fitting:
-        raise InvalidRequest(f"input {name!r} is {datatype}, but its data has other values than that")
+        raise ValueError(f"is {datatype}, but its data has other values than that")
     if wanted.kind in "iu":
         limits = np.iinfo(wanted)
         if int(given.min()) < limits.min or int(given.max()) > limits.max:
-            raise InvalidRequest(f"input {name!r} has numbers that are out of the range of {datatype}")
+            raise ValueError(f"has numbers that are out of the range of {datatype}")
     with np.errstate(over="ignore"):
         narrowed = given.astype(wanted)
-    if wanted.kind == "f" and not np.isfinite(narrowed).all():
-        raise InvalidRequest(f"input {name!r} has numbers that are out of the range of {datatype}")
+    if wanted.kind == "f" and (np.isinf(narrowed) & ~np.isinf(given)).any():
+        raise ValueError(f"has numbers that are out of the range of {datatype}")
     return narrowed
+
+
+def as_datatype(tensor: Tensor, datatype: str) -> Tensor:
+    """Return a tensor of results in the datatype that their hint means.
+
+    Raises:
+        ModelError: It does not hold them.
+    """
+    if tensor.datatype == datatype:
+        return tensor
+    try:
+        if "BYTES" in (tensor.datatype, datatype):
+            raise ValueError(f"is {datatype} by its hint, but the results are {tensor.datatype}")
+        if tensor.array is None:
+            return Tensor(tensor.name, datatype, None, [_as_dtype(datatype, row) for row in tensor.rows])
+        return Tensor(tensor.name, datatype, _as_dtype(datatype, tensor.array))
+    except ValueError as error:
+        raise ModelError(f"output {tensor.name!r} {error}", code="bad_result") from None
 
 
 def _flattened(name: str, data: list[Any]) -> list[Any]:

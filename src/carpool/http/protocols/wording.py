@@ -75,7 +75,7 @@ def read(decode: Callable[[Any], T], body: bytes | bytearray) -> T:
         result: T = nesting.bounded(decode, nesting.is_deep_json)(body)
         return result
     except BaseException as error:
-        ours = schema.as_our_error(error, "JSON", Any, b"")
+        ours = schema.as_our_error(error, "JSON", Any, body)
         if isinstance(ours, InvalidRequest):
             raise ours from None
         if isinstance(ours, CarpoolError):
