@@ -40,7 +40,7 @@ from carpool.worker import program, step_loop
 from carpool.worker.answer import BatchAnswerer, ExampleError
 from carpool.worker.generators import Beside
 from carpool.worker.own import own
-from carpool.worker.own_metrics import own_metrics
+from carpool.worker.own_metrics import metrics_in_file
 from carpool.worker.quiet import hold_back_prints
 from carpool.worker.reports import FailureReports, clear_own_frames, describe
 from carpool.worker.setup import Setup
@@ -130,7 +130,7 @@ async def serve(
         own=own,
     )
     answerer = await _load(link, setup, find_model, retrier, announcer, points, same_process, beside)
-    metrics = None if same_process else own_metrics(setup.stage, setup.place)
+    metrics = None if same_process else metrics_in_file(setup.stage, setup.place)
     if type(answerer) is StepAnswerer:
         if metrics is not None:
             metrics.keep_writing()
