@@ -346,8 +346,8 @@ def test_a_server_s_log_outlives_the_logging_of_its_program(tmp_path: Path) -> N
         (["broken:service"], {}, 1, "1 / 0\n    ~~^~~\nZeroDivisionError: division by zero"),
         (["nowhere:service"], {}, 2, "there is no module 'nowhere'"),
         ([f"{LIGHT}:talks", "--max-body-mb", "0"], {}, 2, "max_body_mb must be"),
-        ([f"{LIGHT}:talks", "--prot", "1"], {}, 1, "Did you mean"),
-        ([f"{LIGHT}:talks"], {"CARPOOL_PORT": "many"}, 1, "many"),
+        ([f"{LIGHT}:talks", "--prot", "1"], {}, 2, "Did you mean"),
+        ([f"{LIGHT}:talks"], {"CARPOOL_PORT": "many"}, 2, "many"),
         ([f"{LIGHT}:talks", "--host", "0.0.0.0"], {}, 2, "everybody who reaches"),
     ],
 )
