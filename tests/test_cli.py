@@ -537,3 +537,21 @@ def double(x: float) -> float:
 
 service = carpool.Service(double)
 """
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    """A command in a folder that has been deleted says so in one line, and so does a program's service."""
+    program = (
+        "import os, sys, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder);"
+        " os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    served = (
+        "import carpool\ndef f(x: int) -> int: return x\n"
+        "try: carpool.Service(carpool.Stage(f)).run().__enter__()\nexcept carpool.StartupError as error: print(error)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for arguments in (["-m", "carpool", "config"], ["-c", served]):
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
+        (line,) = (done.stdout + done.stderr).splitlines()
+        assert "the current folder has been deleted" in line

@@ -139,6 +139,10 @@ def add_simulator() -> None:
 
 def main() -> None:
     """Run the command that `sys.argv` names, without the simulator unless it needs that."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        fail("the current folder has been deleted: change to one that exists")
     arguments = sys.argv[1:]
     named = arguments[0] if arguments else ""
     if named.startswith("-") or named not in cli:

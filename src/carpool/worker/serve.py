@@ -31,7 +31,7 @@ from carpool.call.results import Failed, Trouble
 from carpool.call.retry import Retrier
 from carpool.clock import monotonic
 from carpool.faults import InjectedFault, WorkerPoints
-from carpool.foreign import as_model_error, traceback_of
+from carpool.foreign import as_model_error, hint_for, traceback_of
 from carpool.logger import logger
 from carpool.model import Adapter, AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
@@ -258,7 +258,7 @@ def _send_failure(link: Link, setup: Setup, what_failed: str, error: BaseExcepti
         what_failed, traceback = str(error), error.traceback
     else:
         traceback = describe(error)
-    text = f"worker {setup.place} of stage {setup.stage} could not start: {what_failed}"
+    text = f"worker {setup.place} of stage {setup.stage} could not start: {what_failed}{hint_for(error)}"
     report = FailureReport(text, type(error).__name__, traceback)
     link.send(Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[pack_report(report)]))
 
