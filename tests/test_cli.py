@@ -555,3 +555,18 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
         (line,) = (done.stdout + done.stderr).splitlines()
         assert "the current folder has been deleted" in line
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("../p8/wine.py:service", "go to its folder (cd ../p8) and write wine:service"),
+        ("./wine:service", "is a path, and modules have names: write wine:service"),
+        (".wine:service", "is a path, and modules have names: write wine:service"),
+    ],
+)
+def test_a_path_is_no_module(target: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who names a file by its path is told what to write."""
+    with pytest.raises(SystemExit):
+        find_service(target)
+    assert told in capsys.readouterr().err

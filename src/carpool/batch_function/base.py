@@ -70,8 +70,8 @@ class ThisProcess:
 
 _RAN_BEFORE_FORK = (
     "this process was forked after {name} had run. Threads that it started then, such as those of torch, OpenMP or"
-    " BLAS, are in the parent only, and a call that needs them may hang for ever, whatever timeout_s says. Call it after"
-    " the fork only: start gunicorn without --preload, or leave the warm-up out of the module"
+    " BLAS, are in the parent only, and a call that needs them may hang for ever, whatever timeout_s says. Call it"
+    " after the fork only: start gunicorn without --preload, or leave the warm-up out of the module"
 )
 
 
