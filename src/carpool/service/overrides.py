@@ -156,7 +156,8 @@ def _by_name(kind: str, names: Mapping[str, str]) -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         text = str(error)
-        about = next((setting for setting in names if re.search(rf"\b{setting}\b", text)), None)
+        words = {word.partition("=")[0].strip(".,:;()'") for word in text.split()}
+        about = next((setting for setting in names if setting in words), None)
         if about is None:
             raise
         as_before = TypeError if isinstance(error, TypeError) else ValueError
