@@ -346,8 +346,8 @@ def test_a_server_s_log_outlives_the_logging_of_its_program(tmp_path: Path) -> N
         (["broken:service"], {}, 1, "1 / 0\n    ~~^~~\nZeroDivisionError: division by zero"),
         (["nowhere:service"], {}, 2, "there is no module 'nowhere'"),
         ([f"{LIGHT}:talks", "--max-body-mb", "0"], {}, 2, "max_body_mb must be"),
-        ([f"{LIGHT}:talks", "--prot", "1"], {}, 1, "Did you mean"),
-        ([f"{LIGHT}:talks"], {"CARPOOL_PORT": "many"}, 1, "many"),
+        ([f"{LIGHT}:talks", "--prot", "1"], {}, 2, "Did you mean"),
+        ([f"{LIGHT}:talks"], {"CARPOOL_PORT": "many"}, 2, "many"),
         ([f"{LIGHT}:talks", "--host", "0.0.0.0"], {}, 2, "everybody who reaches"),
     ],
 )
@@ -537,3 +537,36 @@ def double(x: float) -> float:
 
 service = carpool.Service(double)
 """
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    """A command in a folder that has been deleted says so in one line, and so does a program's service."""
+    program = (
+        "import os, sys, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder);"
+        " os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    served = (
+        "import carpool\ndef f(x: int) -> int: return x\n"
+        "try: carpool.Service(carpool.Stage(f)).run().__enter__()\nexcept carpool.StartupError as error: print(error)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for arguments in (["-m", "carpool", "config"], ["-c", served]):
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
+        (line,) = (done.stdout + done.stderr).splitlines()
+        assert "the current folder has been deleted" in line
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("../p8/wine.py:service", "go to its folder (cd ../p8) and write wine:service"),
+        ("./wine:service", "is a path, and modules have names: write wine:service"),
+        (".wine:service", "is a path, and modules have names: write wine:service"),
+    ],
+)
+def test_a_path_is_no_module(target: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who names a file by its path is told what to write."""
+    with pytest.raises(SystemExit):
+        find_service(target)
+    assert told in capsys.readouterr().err

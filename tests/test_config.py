@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import carpool
+from carpool.cli.server_keys import server_url
 from carpool.config import read, values
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
 from carpool.settings import LISTS, NAMES, ServerSettings, SettingsByName
@@ -222,16 +223,90 @@ def test_config_shows_values_and_where_they_are_from(tmp_path: Path) -> None:
     (tmp_path / "carpool.toml").write_text(
         'port = 1\nhost = "127.0.0.9"\nidle_timeout_s = 5\n[stages.double]\nworkers = 3\n'
     )
-    target = "tests.support.serving_models:double"
     done = command("config", "--port", "7", cwd=tmp_path, CARPOOL_HOST="127.0.0.3", CARPOOL_ALLOW_HOST="a,b")
     assert done.returncode == 0, done.stderr
     lines = [re.sub(" +", " ", line) for line in done.stdout.splitlines()]
-    for line in ("port 7 # flag", 'host "127.0.0.3" # environment', "idle_timeout_s 5.0 # carpool.toml"):
+    for line in ("port = 7 # flag", 'host = "127.0.0.3" # environment', "idle_timeout_s = 5.0 # carpool.toml"):
         assert line in lines
-    assert 'allow_host ["a", "b"] # environment' in lines
-    assert "max_connections 1024 # default" in lines
-    assert "stages.double.workers 3 # carpool.toml" in lines
-    assert target
+    assert 'allow_host = ["a", "b"] # environment' in lines
+    assert "max_connections = 1024 # default" in lines
+    assert "stages.double.workers = 3 # carpool.toml" in lines
+
+
+EVERYTHING = """
+import carpool
+from carpool.policy import Static
+
+class Many(carpool.Model):
+    def predict(self, xs: list[int]) -> list[int]:
+        return xs
+
+class Parts(carpool.Model):
+    def predict(self, x: int):
+        yield x
+
+a = carpool.Service(
+    carpool.Stage(Many, name="one", max_batch_size=8, workers=(1, 3), env={"A": 'b "c" \\n'}, cpus=[{0}, {0}, {0}],
+                  allowed_batch_sizes=[4, 8], max_queue_bytes=2000, max_batch_time_s=5),
+    carpool.Stage(Many, name="a.b/c", max_batch_size=4, policy="greedy", idempotent=False),
+    name="a b", slo_s=0.1, share=0.5, max_parallel_starts=2)
+b = carpool.Service(carpool.Stage(Parts, max_rows=4, devices=[0, 1]), part_slo_s=0.1, timeout_s=None, max_stream_s=9)
+c = carpool.Service(carpool.Stage(Many, name="own", max_batch_size=8, policy=Static(max_queue_delay_s=0.01)), name="c")
+"""
+
+
+def test_what_config_shows_can_be_set(tmp_path: Path) -> None:
+    """The lines of `carpool config` are a file that changes nothing, whatever stages and services say; only a policy
+    that is an object is a comment.
+    """
+    (tmp_path / "every.py").write_text(EVERYTHING)
+    shown = command("config", "every:a", "every:b", "every:c", cwd=tmp_path, CARPOOL_PORT="9")
+    assert shown.returncode == 0, shown.stderr
+    assert "# stages.own.policy is static, which only code can say" in shown.stdout
+    (tmp_path / "carpool.toml").write_text("\ufeff" + shown.stdout)
+    again = command("config", "every:a", "every:b", "every:c", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    before, after = (re.sub("  # .*", "", each.stdout).splitlines() for each in (shown, again))
+    assert before == after
+    assert len(before) > len(NAMES)
+
+
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_none_switches_off_what_code_may_leave_out(word: str) -> None:
+    """TOML has no word for None, so the text says it, where code may say None; elsewhere it is refused."""
+    service = carpool.Service(
+        carpool.Stage(many, max_batch_size=8, max_queue_delay_s=0.1, max_batch_time_s=3, env={"A": "b"}), slo_s=0.1
+    )
+    of_stage = dict.fromkeys(("max_queue_delay_s", "max_batch_time_s", "env", "policy"), word)
+    (new,) = changed([service], {"many": {"slo_s": word, "timeout_s": word}}, {"many": of_stage})
+    assert (new.slo_s, new.timeout_s) == (None, float("inf"))
+    (stage,) = new.stages
+    assert (stage.max_queue_delay_s, stage.max_batch_time_s, [*stage.env]) == (None, None, [{}])
+    for services, stages, place in (
+        ({"many": {"share": word}}, {}, "services.many.share: "),
+        ({}, {"many": {"max_queue_size": word}}, "stages.many.max_queue_size: "),
+        ({}, {"many/many": {"max_batch_size": word}}, "stages.many/many.max_batch_size: "),
+    ):
+        with pytest.raises((ValueError, TypeError), match=f"^{re.escape(place)}"):
+            changed([service], services, stages)
+
+
+@pytest.mark.parametrize(("text", "workers"), [("1-8", (1, 8)), (" 2 - 3 ", (2, 3)), ("4", 4)])
+def test_workers_are_written_as_for_scale(text: str, workers: Any) -> None:
+    """The number of workers of a stage is written from outside as `carpool scale` takes it."""
+    service = carpool.Service(carpool.Stage(many, max_batch_size=8))
+    assert changed([service], {}, {"many": {"workers": text}})[0].stages[0].workers == workers
+    with pytest.raises(ValueError, match=r"^stages\.many\.workers: workers"):
+        changed([service], {}, {"many": {"workers": "8-1"}})
+    with pytest.raises((ValueError, TypeError), match=r"^stages\.many\.workers: workers"):
+        changed([service], {}, {"many": {"workers": "a few"}})
+
+
+def test_a_list_for_each_worker_says_how_many_there_are() -> None:
+    """Cores or variables for each of several workers make as many workers, if nothing else says how many."""
+    service = carpool.Service(carpool.Stage(many, max_batch_size=8))
+    for changes in ({"cpus": [[0], [0]]}, {"env": [{"A": "1"}, {"A": "2"}]}):
+        assert changed([service], {}, {"many": changes})[0].stages[0].workers == 2
 
 
 @pytest.mark.parametrize(
@@ -240,14 +315,48 @@ def test_config_shows_values_and_where_they_are_from(tmp_path: Path) -> None:
         ({"CARPOOL_PORT": "many"}, "CARPOOL_PORT"),
         ({"CARPOOL_LOG": "xml"}, "CARPOOL_LOG"),
         ({"CARPOOL_DEBUG": "mayb"}, "CARPOOL_DEBUG"),
+        ({"CARPOOL_PORT": "70000"}, "CARPOOL_PORT"),
+        ({"CARPOOL_MAX_BODY_MB": "nan"}, "CARPOOL_MAX_BODY_MB: max_body_mb must be"),
+        ({"CARPOOL_SET": "stages.own.workers=0"}, "CARPOOL_SET stages.own.workers: workers must be"),
+        ({"CARPOOL_SET": 'services.c.slo_s="soon"'}, "CARPOOL_SET services.c.slo_s: slo_s must be"),
+        ({"CARPOOL_CONFIG": "other.toml"}, "stages.own.max_queue_size in other.toml: max_queue_size must be"),
     ],
 )
 def test_a_wrong_value_names_its_place(tmp_path: Path, environ: dict[str, str], text: str) -> None:
-    """A value of the wrong kind is an error that says where it stands."""
-    done = command("config", cwd=tmp_path, **environ)
-    assert done.returncode != 0
-    assert text in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    """A value that is of the wrong kind, or out of range, is an error of one line that says where it stands."""
+    (tmp_path / "every.py").write_text(EVERYTHING)
+    (tmp_path / "other.toml").write_text("[stages.own]\nmax_queue_size = 0\n")
+    done = command("serve", "every:c", cwd=tmp_path, **environ)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert text in line
+
+
+@pytest.mark.parametrize(
+    ("environ", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"CARPOOL_PORT": "1"}, "http://127.0.0.1:1"),
+        ({"CARPOOL_PORT": "1", "CARPOOL_HOST": "::"}, "http://[::1]:1"),
+        ({"CARPOOL_HOST": "0.0.0.0", "CARPOOL_TLS_CERT": "c.pem"}, "https://127.0.0.1:8000"),
+        ({"CARPOOL_ADMIN_ADDRESS": "127.0.0.1:2"}, "http://127.0.0.1:2"),
+        ({"CARPOOL_ADMIN_ADDRESS": "unix:a.sock", "CARPOOL_SOCKET": "b.sock"}, "unix:a.sock"),
+        ({"CARPOOL_SOCKET": "b.sock"}, "unix:b.sock"),
+    ],
+)
+def test_commands_ask_where_a_server_would_listen(
+    environ: dict[str, str], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands for a running server ask the one that `carpool serve` would start here, unless they are given a URL;
+    those for probes do not ask the address that is for operators.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert server_url(None) == url
+    assert server_url("http://here") == "http://here"
+    if "CARPOOL_ADMIN_ADDRESS" in environ:
+        assert server_url(None, admin=False) in ("unix:b.sock", "http://127.0.0.1:8000")
 
 
 def test_key_makes_a_line_that_serve_takes(tmp_path: Path) -> None:

@@ -79,6 +79,17 @@ def read(environ: Mapping[str, str], folder: Path, path: str | None = None, sets
     return config
 
 
+def placed(config: Config, text: str) -> str:
+    """Return an error about a service or stage with where the user has written the setting."""
+    for kind in _TABLES:
+        for name, of_one in getattr(config, kind).items():
+            for setting, found in of_one.items():
+                begin = f"{kind}.{name}.{setting}: "
+                if text.startswith(begin):
+                    return f"{found.place}: {text.removeprefix(begin)}"
+    return text
+
+
 def values(found: Mapping[str, Mapping[str, Found]]) -> dict[str, dict[str, Any]]:
     """Return the values of services or stages, without where they are from."""
     return {name: {setting: each.value for setting, each in of_one.items()} for name, of_one in found.items()}

@@ -8,11 +8,13 @@ places.
 
 from __future__ import annotations
 
+import threading
 import traceback
 
 from carpool.errors import ModelError
 
 _LONGEST_TEXT = 2 * 1024
+_MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
 def text_of(error: BaseException) -> str:
@@ -25,7 +27,16 @@ def named_text_of(error: BaseException) -> str:
     kind, text = type(error).__name__, _own_text(error)
     if text is None:
         return f"{kind} (its text could not be read)"
+    text += hint_for(error)
     return f"{kind}: {text}" if text else kind
+
+
+def hint_for(error: BaseException) -> str:
+    """Return what to do about an error that comes from where the code runs; empty for others."""
+    text = _own_text(error)
+    if text is None or not text.startswith(_MAIN_THREAD_ONLY) or threading.current_thread() is threading.main_thread():
+        return ""
+    return '; a worker with run_in="process" has a main thread of its own'
 
 
 def _own_text(error: BaseException) -> str | None:

@@ -391,6 +391,7 @@ def test_closing_waits_for_a_lone_caller() -> None:
         closing.result(PATIENCE_S)
 
 
+@pytest.mark.filterwarnings("ignore:this process was forked after:RuntimeWarning")
 @pytest.mark.parametrize("company", [False, True])
 def test_a_fork_inside_a_lone_call(company: bool) -> None:
     """When a lone call forks, the child's copy of the caller gets its answer and its line is a new

@@ -186,9 +186,11 @@ os.waitpid(child, 0)
 def run(program: str) -> str:
     """What a program prints; nothing must go to stderr.
 
-    Since Python 3.12 `os.fork` itself warns of the other threads, among which the programs fork on purpose.
+    Since Python 3.12 `os.fork` itself warns of the other threads, among which the programs fork on purpose, and carpool
+    warns in the child of functions that have run.
     """
-    options = ["-W", "always", "-W", "ignore:This process:DeprecationWarning"]
+    ignored = ("This process:DeprecationWarning", "this process was forked after:RuntimeWarning")
+    options = ["-W", "always", *[word for each in ignored for word in ("-W", f"ignore:{each}")]]
     done = subprocess.run(
         [sys.executable, *options, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -376,6 +378,47 @@ def test_a_ticket_of_the_parent_is_refused_in_a_child() -> None:
     assert told[0] == "0 4"
     assert all("forked after this call of f had joined the line" in line for line in told[1:4])
     assert told[4:] == ["4 6 False", "2"]
+
+
+@pytest.mark.parametrize("form", ["def", "method", "async def", "thread"])
+@pytest.mark.parametrize("filter", ["always", "error"])
+def test_a_function_that_ran_before_the_fork_warns_once_in_the_child(form: str, filter: str) -> None:
+    """Threads of libraries do not survive a fork, so that a function that has run may hang in the child: it warns once
+    there, before it runs, and names --preload. In the parent, and if it runs in the child only, it does not.
+    """
+    program = """
+        import warnings
+        told = []
+        class M:
+            @carpool.batch
+            def f(self, xs): return done(xs)
+        make = {
+            "def": lambda: carpool.batch(done),
+            "method": lambda: M().f,
+            "async def": lambda: carpool.batch(arun),
+            "thread": lambda: carpool.batch(done, run_in="thread"),
+        }[FORM]
+        async def arun(xs): return done(xs)
+        def call(f, x):
+            async def main(): return await f(x)
+            try: return f(x) if FORM in ("def", "method") else asyncio.run(main())
+            except RuntimeWarning as warning: return str(warning)
+        f, never_called = make(), make()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter(FILTER)
+            print(call(f, 1), call(f, 2), flush=True)
+            if not (child := os.fork()):
+                print(call(f, 3), call(f, 4), call(never_called, 5))
+                print(*[str(each.message) for each in told if each.category is RuntimeWarning], sep="\\n", flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            print(call(f, 5), [str(each.message) for each in told if each.category is RuntimeWarning])
+    """
+    told = alone(program.replace("FORM", repr(form)).replace("FILTER", repr(filter)))
+    assert told.splitlines()[0] == "2 4"
+    assert told.splitlines()[-1] == "10 []"
+    assert told.count("gunicorn without --preload") == 1
+    assert told.splitlines()[1].endswith("8 10")
 
 
 @pytest.mark.parametrize("ends", ["return done(xs)", "sys.exit(7)", "raise KeyboardInterrupt"])

@@ -1026,6 +1026,7 @@ def test_a_model_class_is_set_up_and_its_hooks_are_used() -> None:
     assert carpool.batch(ready)("Bo") == "hi Bo (2)"
 
 
+@pytest.mark.filterwarnings("ignore:this process was forked after:RuntimeWarning")
 def test_a_forked_child_starts_with_an_empty_line() -> None:
     """A forked child starts with an empty line: who was in the line or led it stayed in the parent."""
     function = Gated()

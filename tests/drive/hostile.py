@@ -83,6 +83,7 @@ BEFORE: dict[str, Callable[[Frame], list[Frame]]] = {
     "a state that is none": lambda reply: [say(FrameKind.STATE, b"\xff")],
     "a state in pieces": lambda reply: [say(FrameKind.STATE, [b"rea", b"dy"])],
     "no state at all": lambda reply: [say(FrameKind.STATE)],
+    "metrics from a worker on this machine": lambda reply: [say(FrameKind.METRICS, b"\x90")],
     "that it could not load": lambda reply: [say(FrameKind.FAILED, b"")],
     "a call for another batch": lambda reply: [Frame(FrameKind.CALL, reply.batch_id + 1)],
     "trouble that cannot be read": lambda reply: [say(FrameKind.TROUBLE, b"\xc1", batch_id=reply.batch_id)],

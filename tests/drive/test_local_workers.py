@@ -5,6 +5,7 @@ from outside (a kill, the end of the loop) still ends them.
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -306,3 +307,26 @@ async def test_a_worker_that_is_cancelled_before_it_begins_is_replaced() -> None
     with pytest.raises(carpool.StartupError, match="its task was cancelled"):
         await asyncio.wait_for(start, 10)
     await handle.close()
+
+
+class InSetup(carpool.Model):
+    def setup(self) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    def predict(self, x: int) -> int:
+        return x
+
+
+class InPredict(carpool.Model):
+    def predict(self, x: int) -> int:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        return x
+
+
+def test_what_needs_a_main_thread_is_told_of_processes() -> None:
+    """A model that sets a signal's handler in a thread gets Python's error, with the way that there is."""
+    hint = 'signal only works in main thread.*run_in="process"'
+    with Service(Stage(InPredict, run_in="thread")).run() as running, pytest.raises(carpool.ModelError, match=hint):
+        running.predict(1)
+    with pytest.raises(carpool.StartupError, match='run_in="process"'):
+        Service(Stage(InSetup, run_in="thread")).start()

@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -441,6 +442,7 @@ class Child:
         self._told = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the child lives
         self._pid = os.fork()
         if self._pid == 0:
+            warnings.filterwarnings("ignore", "this process was forked after")
             self._live(run, step)
         run.children.append(self)
 

@@ -113,6 +113,7 @@ PATHS = st.one_of(
             "/dashboard",
             "/dashboard/events",
             "/dashboard/data",
+            "/dashboard/history",
             "/docs/docs.js",
             "/livez/",
             "//livez",

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from carpool import top
 from carpool.http.app import App
 from carpool.observe.durations import DURATION_BOUNDS
 from carpool.observe.figures import in_words, problems
+from carpool.observe.past_figures import PastFigures
 from tests.support import chromium, joining
 from tests.support.http import models
 from tests.support.http.both_fronts import asked, both_fronts
@@ -188,6 +189,70 @@ def test_the_cause_comes_before_what_it_does_to_requests() -> None:
     assert told[0].startswith("Stage S of M has failed")
     assert told[1].startswith("50 % of the requests for A are refused")
     assert len(told) == 2
+
+
+def ring(seconds: Iterable[float], most_bytes: int = 2**20) -> PastFigures:
+    past = PastFigures(most_bytes)
+    for second in seconds:
+        past.note({"time": second, "services": [], "bounds_s": []})
+    return past
+
+
+def test_the_figures_of_ten_minutes_are_kept_and_no_more() -> None:
+    """Whoever looks finds samples of the last ten minutes; they take a bounded number of bytes."""
+    kept = [each["time"] for each in json.loads(ring(range(0, 2000, 5)).as_json())]
+    assert kept == list(range(1395, 2000, 5))
+    few = ring(range(0, 2000, 5), most_bytes=200).as_json()
+    assert len(few) < 250 and json.loads(few)[-1]["time"] == 1995
+    assert json.loads(ring([]).as_json()) == []
+
+
+def test_what_is_wrong_now_is_by_the_last_seconds() -> None:
+    """However long nobody has looked, or how often somebody does, problems are those of the last ten to fifteen
+    seconds; at the beginning, of all there are.
+    """
+    for now in (1995.1, 1999.9):
+        found = ring(range(0, 2000, 5)).before(now)
+        assert found is not None and 10 <= now - found["time"] <= 15
+    found = ring([0, 5]).before(6.0)
+    assert found is not None and found["time"] == 0
+    assert ring([]).before(6.0) is None
+
+
+def test_a_worker_that_died_comes_before_more_workers() -> None:
+    """While requests are refused because a worker has died, or is not back, that comes first, and nothing says that
+    more comes than can be served; a worker that only loads, as more are wanted, is no reason.
+    """
+    ready = {"state": "ready", "restarts": 1}
+    for now in (stage(restarts=1, workers=[ready]), stage(workers=[{"state": "loading", "restarts": 1}])):
+        told = problems(moment([stage()]), moment([now], overloaded=5, ok=5))
+        assert "died lately: 1" in told[0]["text"] or "no worker that is ready" in told[0]["text"]
+        assert [each["level"] for each in told] == ["bad", "bad"]
+        assert told[1]["text"] == "50 % of the requests for M are refused."
+        assert "more workers" not in str(told).lower() and "Add" not in str(told)
+    told = problems(moment([stage(restarts=1)]), moment([stage(restarts=1)], overloaded=5, ok=5), moment([stage()]))
+    assert ["died lately" in each["text"] for each in told] == [True, False]  # refusals last longer than the death
+    coming = stage(workers=[ready, {"state": "loading", "restarts": 0}])
+    told = problems(moment([stage()]), moment([coming], overloaded=5, ok=5))
+    assert "since more come than can be served" in told[0]["text"]
+
+
+def test_the_page_gets_what_was_before_it_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server keeps figures although nobody looks, and its workers have the names that the log gives them."""
+    monkeypatch.setattr("carpool.http.dashboard.EVERY_S", 0.05)
+    with serving(App(models.scale)) as running:
+        assert asked(running.port, post(b"21")).status == 200
+
+        def samples() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = json.loads(asked(running.port, get("/dashboard/history"), "GET").body)
+            return found
+
+        def answered() -> list[int]:
+            latest: list[Any] = samples()[-1:]
+            return [service["outcomes"]["ok"] for moment in latest for service in moment["services"]]
+
+        wait_until(lambda: answered() == [1])
+        assert [worker["name"] for worker in workers_of(running.port)] == ["Scale/0"]
 
 
 def test_a_stage_says_why_no_batch_goes() -> None:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info
 
 from carpool.http.app import App
 from carpool.http.serve import _own_metrics
 from carpool.observe.own_metrics import OwnMetricsOfWorkers
-from carpool.worker.own_metrics import OwnMetrics, families_of
+from carpool.observe.sent_metrics import Counted, SentMetrics
+from carpool.worker.own_metrics import Family, OwnMetrics, OwnSample, families_of, write_file
 from tests.support.http import models
 from tests.support.serving import Served, serve
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 PROGRAM = """
     import carpool
@@ -77,7 +84,7 @@ def test_sums_of_processes(tmp_path: Path) -> None:
         Gauge("level", "Level.", registry=registry).set(pid)
         Histogram("took_seconds", "Took.", registry=registry, buckets=(1, 2)).observe(1.5)
         Counter("carpool_fake", "Ours.", registry=registry).inc()
-        OwnMetrics(f"{own.folder}/S.0.{pid}", registry).write()
+        written_by(own, pid, registry)
     Path(own.folder, "S.0.33").write_bytes(b"broken")
     own.seen([22])
     samples = {sample.name: sample.value for metric in own.collect() for sample in metric.samples if not sample.labels}
@@ -90,14 +97,20 @@ def test_sums_of_processes(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_server_has_left_is_removed() -> None:
-    """The folder of a server that was killed is removed by the next one; that of a live one stays."""
+    """The folder of a server that was killed is removed by the next one, also if another process has its id, as process
+    1 of a container has; that of a live one stays, whatever its id means here, and one that has just been made.
+    """
     done = subprocess.Popen(["true"])
     done.wait()
-    left = Path(tempfile.mkdtemp(prefix=f"carpool-metrics-{done.pid}-"))
+    left = [Path(tempfile.mkdtemp(prefix=f"carpool-metrics-{pid}-")) for pid in (done.pid, os.getpid(), 1)]
+    young = Path(tempfile.mkdtemp(prefix="carpool-metrics-1-"))
     live = OwnMetricsOfWorkers()
+    for folder in (*left, Path(live.folder)):
+        os.utime(folder, (0, 0))
     other = OwnMetricsOfWorkers()
-    assert not left.exists()
-    assert Path(live.folder).exists()
+    assert not any(folder.exists() for folder in left)
+    assert Path(live.folder).exists() and young.exists()
+    young.rmdir()
     live.close()
     other.close()
 
@@ -107,7 +120,7 @@ def test_a_folder_that_is_gone_costs_only_what_was_in_it() -> None:
     own = OwnMetricsOfWorkers()
     registry = CollectorRegistry()
     Counter("lost", "Lost.", registry=registry).inc()
-    OwnMetrics(f"{own.folder}/S.0.11", registry).write()
+    written_by(own, 11, registry)
     shutil.rmtree(own.folder)
     assert "lost" not in {metric.name for metric in own.collect()}
     own.close()
@@ -122,7 +135,7 @@ def test_a_collector_that_raises_does_no_harm(
         def collect(self) -> list[object]:
             raise KeyboardInterrupt
 
-    OwnMetrics(str(tmp_path / "S.0.1"), Broken()).write()
+    OwnMetrics(partial(write_file, str(tmp_path / "S.0.1")), Broken()).write()
     assert not (tmp_path / "S.0.1").exists()
     with pytest.raises(KeyboardInterrupt):
         families_of(Broken())
@@ -152,7 +165,12 @@ def written(own: OwnMetricsOfWorkers, pid: int, make: Callable[[CollectorRegistr
     """A worker with this process id has these metrics."""
     registry = CollectorRegistry()
     make(registry)
-    OwnMetrics(f"{own.folder}/S.0.{pid}", registry).write()
+    written_by(own, pid, registry)
+
+
+def written_by(own: OwnMetricsOfWorkers, pid: int, registry: CollectorRegistry) -> None:
+    """A worker with this process id has a registry."""
+    OwnMetrics(partial(write_file, f"{own.folder}/S.0.{pid}"), registry).write()
 
 
 def samples_of(own: OwnMetricsOfWorkers, name: str) -> dict[str, float]:
@@ -202,7 +220,7 @@ def test_a_histogram_with_other_bounds_starts_anew(
     own: OwnMetricsOfWorkers, before: Sequence[float], now: Sequence[float], expected: dict[str, float]
 ) -> None:
     """After a reload a histogram has the bounds of the workers that live, with what fits them of those that have ended,
-    so its counts never fall from bound to bound; while both live, it has the bounds that both have.
+    so its counts never fall from bound to bound.
     """
 
     def took(bounds: Sequence[float]) -> Callable[[CollectorRegistry], object]:
@@ -216,6 +234,20 @@ def test_a_histogram_with_other_bounds_starts_anew(
     found = samples_of(own, "took")
     assert found.pop("took_count") == expected["+Inf"] and found.pop("took_sum") == 5 * expected["+Inf"]
     assert found == expected and [*found] == [*expected]
+
+
+@pytest.mark.parametrize(("before", "now"), [((1, 10), (2, 4, 8, 16)), ((2, 4, 8), (4, 8)), ((4,), (4, 8))])
+def test_while_workers_have_other_bounds_a_histogram_has_those_of_all(
+    own: OwnMetricsOfWorkers, before: Sequence[float], now: Sequence[float]
+) -> None:
+    """In a reload old and new workers live, and a histogram has the bounds that both have, of all that there were."""
+
+    def took(bounds: Sequence[float]) -> Callable[[CollectorRegistry], object]:
+        return lambda registry: Histogram("took", "Took.", buckets=bounds, registry=registry).observe(5)
+
+    written(own, 11, took(before))
+    for pid in (22, 33):
+        written(own, pid, took(now))
     own.seen([11, 22])
     found = samples_of(own, "took")
     assert [*found.values()][:-2] == sorted([*found.values()][:-2]) and found["+Inf"] == 3
@@ -235,3 +267,155 @@ def test_what_a_server_has_only_imported_does_not_count(
     own.seen([11, 22], has_own_stages=has_own_stages)
     assert samples_of(own, "level") == {"level": 30.0 if has_own_stages else 20.0}
     assert samples_of(own, "here") == {"here": 7.0}
+
+
+def test_what_a_worker_that_is_dead_has_left_is_added_up_once(own: OwnMetricsOfWorkers) -> None:
+    """The file of a worker that has ended goes when it has been read, and what it counted stays: a server whose workers
+    are replaced for months has no file for each of them.
+    """
+    for pid in range(5_000_000, 5_000_010):  # above what a system gives
+        written(own, pid, lambda registry: Counter("seen", "Seen.", registry=registry).inc(2))
+    for _ in range(3):
+        assert samples_of(own, "seen") == {"seen_total": 20.0}
+    assert list(Path(own.folder).iterdir()) == []
+
+
+def message(**values: Any) -> bytes:
+    """What a worker elsewhere sends that has counted so often, and whose gauges have these values."""
+    sent: list[bytes] = []
+    registry = CollectorRegistry()
+    for name, value in values.items():
+        if name.startswith("level"):
+            Gauge(name, "Level.", registry=registry, multiprocess_mode=name.partition("_")[2] or "all").set(value)
+        else:
+            Counter(name, "Seen.", ["of"], registry=registry).labels("x").inc(value)
+    OwnMetrics(sent.append, registry).write()
+    return sent[0]
+
+
+def test_what_workers_elsewhere_send(own: OwnMetricsOfWorkers) -> None:
+    """Counters of workers elsewhere are kept when these have gone, whoever has their place then, and gauges are not."""
+    sent = SentMetrics()
+    own.seen([], [sent])
+    sent.sent(7, message(seen=1, level=1))
+    sent.sent(7, message(seen=3, level=5))
+    sent.sent(8, message(seen=10, level=20))
+    assert (samples_of(own, "seen"), samples_of(own, "level")) == ({"x": 13.0}, {"level": 25.0})
+    sent.ended(7)
+    assert (samples_of(own, "seen"), samples_of(own, "level")) == ({"x": 13.0}, {"level": 20.0})
+    sent.sent(7, message(seen=1, level=2))
+    sent.ended(8)
+    sent.ended(9)
+    assert (samples_of(own, "seen"), samples_of(own, "level")) == ({"x": 14.0}, {"level": 2.0})
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("max", 5), ("livemax", 5), ("min", 1), ("livemin", 1), ("sum", 9)])
+def test_a_gauge_says_how_those_of_workers_become_one(own: OwnMetricsOfWorkers, mode: str, expected: float) -> None:
+    """`multiprocess_mode` of a gauge has the largest or the smallest of the workers that live shown, else their sum."""
+    sent = SentMetrics()
+    own.seen([], [sent])
+    for place, level in enumerate((3, 1, 5)):
+        sent.sent(place, message(**{f"level_{mode}": level}))
+    assert samples_of(own, f"level_{mode}") == {f"level_{mode}": expected}
+
+
+def test_what_a_worker_elsewhere_sends_can_spoil_nothing(own: OwnMetricsOfWorkers) -> None:
+    """Bytes that are no metrics, kinds that there are not, and names that would write lines of their own on the page
+    are left out; what others have sent is there.
+    """
+
+    def family(name: str = "odd", kind: str = "counter", sample: str = "odd_total", **labels: str) -> bytes:
+        return msgspec.msgpack.encode([Family(name, "Odd.\nodd 7", kind, [OwnSample(sample, labels, 1.0)])])
+
+    sent = SentMetrics()
+    own.seen([], [sent])
+    odd = [b"", b"broken", family(name="o\ndd"), family(kind="secret"), family(sample="x 1\nodd")]
+    odd.append(msgspec.msgpack.encode([Family("odd", "", "counter", [OwnSample("odd", {'a="1"} 1\nb': ""}, 1.0)])]))
+    for place, data in enumerate([*odd, message(seen=2)]):
+        sent.sent(place, data)
+    assert [metric.name for metric in own.collect() if metric.name in ("odd", "o\ndd", "seen")] == ["seen"]
+    for place in range(len(odd) + 1):
+        sent.ended(place)
+    assert [metric.name for metric in own.collect() if metric.name in ("odd", "o\ndd", "seen")] == ["seen"]
+
+
+def test_workers_that_have_gone_take_a_bounded_amount_of_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """Once there is no room for more series, new ones are lost, with one warning; those that are there count on."""
+    counted = Counted(most_text=10_000)
+    for i in range(1000):
+        counted.add(
+            [
+                Family(
+                    "seen",
+                    "Seen.",
+                    "counter",
+                    [OwnSample("seen_total", {"of": str(i)}, 1.0), OwnSample("all", {}, 1.0)],
+                )
+            ]
+        )
+    (family,) = counted.families()
+    values = {sample.labels.get("of", "all"): sample.value for sample in family.samples}
+    assert values["all"] == 1000.0 and values["0"] == 1.0 and len(values) < 60
+    assert caplog.text.count("too many series") == 1
+
+
+JOINED = """
+    import os, carpool
+    from prometheus_client import Counter, Gauge, Info
+
+    seen = Counter("seen", "Items.", ["text"])
+    loaded = Gauge("loaded", "Models that are loaded.")
+    weights = Info("weights", "Weights.")
+
+    class Count(carpool.Model):
+        def setup(self):
+            loaded.set(1)
+            weights.info({"version": os.environ["VERSION"]})
+
+        def predict(self, text: str) -> str:
+            seen.labels("x" * 100).inc()
+            return os.environ["VERSION"]
+
+    service = carpool.Service(carpool.Stage(Count, workers=0, join=True))
+"""
+
+
+def test_what_workers_count_that_have_joined_is_in_metrics(tmp_path: Path) -> None:
+    """What a worker that joins over the network counts is in /metrics while it has nothing to do, and stays there when
+    it is killed or has left; its gauges and what its Info says do not.
+    """
+    (tmp_path / "counts.py").write_text(textwrap.dedent(JOINED))
+    token = tmp_path / "token"
+    token.write_text("a token that both sides have")
+    token.chmod(0o600)
+    seen = f'seen_total{{text="{"x" * 100}"}}'
+
+    def start(version: str) -> subprocess.Popen[bytes]:
+        command = [
+            *(sys.executable, "-m", "carpool", "worker", "counts:service"),
+            "--connect",
+            address,
+            "--token",
+            token,
+        ]
+        return subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "VERSION": version})
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with serve("counts:service", "--join", address, "--join-token", str(token), folder=tmp_path) as served:
+        with start("1") as first:
+            wait_until(lambda: value(served, "loaded") == 1.0)
+            for _ in range(10):
+                assert served.ask("POST", "/predict", "a text")[0] == 200
+            wait_until(lambda: value(served, seen) == 10.0)
+            assert value(served, 'weights_info{version="1"}') == 1.0
+            first.kill()
+        wait_until(lambda: value(served, "loaded") != 1.0)
+        assert value(served, seen) == 10.0
+        with start("2") as second:
+            wait_until(lambda: value(served, "loaded") == 1.0)
+            assert json.loads(served.ask("POST", "/predict", "a text")[1]) == "2"
+            second.terminate()  # at once: what it has counted last comes as it leaves
+            assert second.wait(PATIENCE_S) == 0
+            wait_until(lambda: value(served, seen) == 11.0)
+            assert value(served, 'weights_info{version="1"}') == value(served, 'weights_info{version="2"}') == -1.0

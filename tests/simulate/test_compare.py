@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from carpool.simulate import compare, mean_of, run, sweep
@@ -75,3 +78,16 @@ def test_what_cannot_be_scaled() -> None:
         sweep(["greedy"], [0.0, 1.0], loads=[0.5])
     with pytest.raises(ValueError, match="cannot be scaled"):
         sweep(["greedy"], "poisson:rate=0", loads=[0.5])
+
+
+def test_without_shared_memory_several_runs_are_a_clear_error() -> None:
+    """Where /dev/shm cannot be written, several runs at a time are refused with what to do; one at a time works."""
+    command = "mount -t tmpfs -o ro none /dev/shm || exit 77; exec {} -c '{}'"
+    program = 'from carpool.simulate import compare; compare(["greedy"], seeds=2, duration_s=0.1, jobs=JOBS)'
+    for jobs in (1, 2):
+        text = command.format(sys.executable, program.replace("JOBS", str(jobs)))
+        done = subprocess.run(["unshare", "-m", "sh", "-c", text], capture_output=True, text=True, check=False)
+        if "Operation not permitted" in done.stderr or done.returncode == 77:
+            pytest.skip("only root may mount a file system")
+        assert ("make /dev/shm writable, or set jobs to 1" in done.stderr) == (jobs == 2)
+        assert done.returncode == jobs - 1

@@ -12,6 +12,7 @@ import functools
 import inspect
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,25 @@ live_functions: weakref.WeakSet[Bindable] = weakref.WeakSet()
 """The batch functions that a forked child has to start anew, without bound methods."""
 
 
+class ThisProcess:
+    """What is another thing in a forked child than in its parent.
+
+    Attributes:
+        mark: An object of this process.
+    """
+
+    mark = object()
+
+
+_RAN_BEFORE_FORK = (
+    "this process was forked after {name} had run. Threads that it started then, such as those of torch, OpenMP or"
+    " BLAS, are in the parent only, and a call that needs them may hang for ever, whatever timeout_s says. Call it"
+    " after the fork only: start gunicorn without --preload, or leave the warm-up out of the module"
+)
+
+
 def _forked() -> None:
+    ThisProcess.mark = object()
     for function in list(live_functions):
         function.start_anew()
 
@@ -322,6 +341,7 @@ class Bindable:
         self._bound: dict[int, tuple[weakref.ref[Any], Any]] = {}  # what runs the batches, by the id of an instance
         self._attribute = self.__name__  # the name as an attribute of a class
         self._instance: Any = None  # of a method, the instance that it is bound to
+        self._ran_in: list[object] = [None]  # the mark of the process; one list for a function and its bound methods
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -374,6 +394,22 @@ class Bindable:
     def _bind(self, method: Bindable, instance: Any) -> None:
         """Make `method`, of the same function, the bound method of an instance."""
         method._instance, method._attribute = instance, self._attribute
+        method._ran_in = self._ran_in
+
+    def _note_run(self) -> Warning | None:
+        """Note that the function runs in this process, and warn if it ran before the fork.
+
+        Returns:
+            The warning, if filters of the program make it an error.
+        """
+        before, self._ran_in[0] = self._ran_in[0], ThisProcess.mark
+        if before is None:
+            return None
+        try:
+            warnings.warn(_RAN_BEFORE_FORK.format(name=self.__name__), RuntimeWarning, stacklevel=2)
+        except Warning as warning:
+            return warning
+        return None
 
     def _global_name(self) -> str:
         """Return the name, with dots if need be, by which its module has it. Raises TypeError."""

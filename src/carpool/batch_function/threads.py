@@ -10,13 +10,13 @@ from itertools import chain
 from math import inf
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-from carpool.batch_function.base import Bindable, Settings, invoker_of, live_functions
+from carpool.batch_function.base import Bindable, Settings, ThisProcess, invoker_of, live_functions
 from carpool.batch_function.loop_check import LoopCheck
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
 from carpool.call.results import Trouble, run_now
-from carpool.drive.failures import BatchOutcome, as_outcome
+from carpool.drive.failures import BatchOutcome, as_outcome, for_all
 from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
@@ -297,6 +297,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     def _run(self, items: list[Any]) -> BatchOutcome:
         """Call the function for a batch, in this thread."""
+        if self._ran_in[0] is not ThisProcess.mark and (warning := self._note_run()) is not None:
+            return for_all(warning, len(items))
         trouble: list[Trouble] = []
         return as_outcome(self._invoker.run_now(items, trouble), trouble)
 

@@ -22,13 +22,13 @@ except ImportError:
 
 import carpool
 from carpool.cli.config_command import show_config
-from carpool.cli.exits import FAILED, fail
+from carpool.cli.exits import fail
 from carpool.cli.health_command import health
-from carpool.cli.mistakes import in_a_panel, in_words
+from carpool.cli.mistakes import in_words
 from carpool.cli.operate_commands import reload, scale, services
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
-from carpool.cli.server_keys import server_key
+from carpool.cli.server_keys import server_key, server_url
 from carpool.cli.sources import sources
 from carpool.cli.targets import add_current_folder
 from carpool.cli.worker_command import worker
@@ -47,7 +47,6 @@ cli = Cli(
     # not as an epilogue, which the help of each command would end with as well
     help=f"{_HELP}\n\nStart with: carpool demo" if _demo_can_run() else _HELP,
     version=carpool.__version__,
-    error_formatter=in_a_panel,
 )
 
 cli.config = (sources,)
@@ -86,20 +85,21 @@ def key(name: str, /, *, expires: str = "") -> None:
 
 
 @cli.command
-def top(url: str = "http://127.0.0.1:8000", *, key_file: Path | None = None) -> None:
+def top(url: str | None = None, *, key_file: Path | None = None) -> None:
     """Show the figures of a server in the terminal: the dashboard's, each second.
 
     Parameters
     ----------
     url:
-        Where the server is, or its admin address, which may be unix:PATH.
+        Where the server is, or its admin address, which may be unix:PATH. By default it is where
+        carpool serve would listen here, see carpool config.
     key_file:
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
     from carpool import top as terminal
 
     try:
-        terminal.run(url, server_key(key_file), Console())
+        terminal.run(server_url(url), server_key(key_file), Console())
     except (terminal.NoFigures, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -139,18 +139,20 @@ def add_simulator() -> None:
 
 def main() -> None:
     """Run the command that `sys.argv` names, without the simulator unless it needs that."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        fail("the current folder has been deleted: change to one that exists")
     arguments = sys.argv[1:]
     named = arguments[0] if arguments else ""
     if named.startswith("-") or named not in cli:
         add_simulator()
-    if not wants_json(arguments, os.environ):
-        cli(arguments)
-        return
-    log.set_up("json")  # the log is JSON from the beginning, also where a setting makes no sense
+    if wants_json(arguments, os.environ):
+        log.set_up("json")  # the log is JSON from the beginning, also where a setting makes no sense
     try:
         cli(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        fail(in_words(error), FAILED)
+        fail(in_words(error))
 
 
 def wants_json(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:

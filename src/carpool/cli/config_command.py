@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -10,7 +12,8 @@ from carpool.cli.exits import fail
 from carpool.cli.sources import sources
 from carpool.cli.targets import find_service
 from carpool.config import values
-from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
+from carpool.policy.base import name_of
+from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, as_written, changed
 from carpool.settings import NAMES, ServerSettings
 
 
@@ -21,6 +24,8 @@ def show_config(
     changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> None:
     """Show the settings that carpool serve would have here, and where each is from.
+
+    The lines can stand in carpool.toml.
 
     Parameters
     ----------
@@ -37,7 +42,7 @@ def show_config(
         services = changed([find_service(name) for name in targets], values(found.services), values(found.stages))
     except (ValueError, TypeError) as error:
         if targets:
-            fail(str(error))
+            fail(sources.placed(found, error))
         services = []
     rows = [(name, getattr(chosen, name), sources.of(name)) for name in NAMES]
     for kind, changes_of, names in (
@@ -47,21 +52,38 @@ def show_config(
         for name in {**names, **changes_of}:
             of_one = changes_of.get(name, {})
             for setting in OF_A_SERVICE if kind == "services" else OF_A_STAGE:
+                key = f"{kind}.{_key(name)}.{setting}"
                 if setting in of_one:
-                    rows.append((f"{kind}.{name}.{setting}", of_one[setting].value, of_one[setting].source))
+                    rows.append((key, of_one[setting].value, of_one[setting].source))
                 elif name in names:
-                    rows.append((f"{kind}.{name}.{setting}", getattr(names[name], setting), "code"))
+                    rows.append((key, as_written(names[name], setting), "code"))
     width = max(len(name) for name, _, _ in rows)
     for name, value, source in rows:
-        print(f"{name:<{width}}  {_shown(value)}  # {source}")
+        try:
+            print(f"{name:<{width}} = {_in_toml(value)}  # {source}")
+        except TypeError:
+            print(f"# {name} is {name_of(value)}, which only code can say")
     for doubt in found.doubts:
         print(f"# {doubt}")
 
 
-def _shown(value: Any) -> str:
-    """Return a value as TOML has it, or nearly so."""
+def _in_toml(value: Any) -> str:
+    """Return a value as TOML has it. Raises TypeError if it cannot be written."""
+    if value is None:
+        return '"none"'
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple | list):
-        return f"[{', '.join(_shown(each) for each in value)}]"
-    return '"none"' if value is None else f'"{value}"' if isinstance(value, str) else str(value)
+        return f"[{', '.join(map(_in_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(key)} = {_in_toml(each)}' for key, each in value.items())}}}"
+    raise TypeError(f"a {type(value).__name__} cannot be written in TOML")
+
+
+def _key(name: str) -> str:
+    """Return a name as TOML has it as a key."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _in_toml(name)

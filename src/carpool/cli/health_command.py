@@ -9,7 +9,7 @@ from urllib.parse import quote
 from cyclopts import Parameter
 
 from carpool.cli.exits import FAILED, fail
-from carpool.cli.server_keys import server_key
+from carpool.cli.server_keys import server_key, server_url
 from carpool.plain_request import NoAnswer, PlainAnswer, send
 
 _OK = 200
@@ -28,7 +28,7 @@ _ADVICE_ABOUT_A_MODEL = {
 
 
 def health(
-    url: str = "http://127.0.0.1:8000",
+    url: str | None = None,
     *,
     model: str | None = None,
     live: Annotated[bool, Parameter(negative=())] = False,
@@ -45,7 +45,8 @@ def health(
     Parameters
     ----------
     url:
-        Where the server is, or its admin address, which may be unix:PATH.
+        Where the server is, or its admin address, which may be unix:PATH. By default it is where
+        carpool serve would listen here, see carpool config.
     model:
         Ask whether this model would answer, whatever becomes of the others.
     live:
@@ -58,6 +59,7 @@ def health(
     if live and model is not None:
         fail("--live is about the process: leave --model out, or --live")
     wanted, path = _question(model, live=live)
+    url = server_url(url, admin=False)
     try:
         key = server_key(key_file)
         answer = send(url, "GET", path, key=key, timeout_s=timeout_s)

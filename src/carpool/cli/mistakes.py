@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from cyclopts import CycloptsError, CycloptsPanel, UnknownOptionError
+from cyclopts import CycloptsError, UnknownOptionError
 
 from carpool.cli.sources import WITH_SETTINGS
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE
 
 
-def in_a_panel(error: CycloptsError) -> Any:
-    """Return what is shown of an error in a terminal."""
-    return CycloptsPanel("\n".join(_as_setting(error)) or error)
-
-
 def in_words(error: CycloptsError) -> str:
     """Return what is wrong, and what to write instead."""
-    return " ".join(_as_setting(error)) or str(error)
+    return " ".join(_as_setting(error)) or " ".join(str(error).split())
 
 
 def _as_setting(error: CycloptsError) -> tuple[str, ...]:

@@ -13,16 +13,16 @@ from cyclopts import App as Cli
 from cyclopts import Parameter
 
 from carpool.cli.exits import FAILED, fail
-from carpool.cli.server_keys import server_key
+from carpool.cli.server_keys import server_key, server_url
 from carpool.plain_request import NoAnswer, PlainAnswer, send
+from carpool.service.overrides import workers_in
 
-_URL = "http://127.0.0.1:8000"
 _OK = 200
 _LONGEST_S = 3600.0  # models may take long to load
 
 
 def reload(
-    url: str = _URL,
+    url: str | None = None,
     *,
     service: str | None = None,
     rolling: Annotated[bool | None, Parameter(negative=())] = None,
@@ -41,7 +41,8 @@ def reload(
     ----------
     url:
         Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
-        its own machine only.
+        its own machine only. By default it is where carpool serve would listen here, see carpool
+        config.
     service:
         The name of a service; all of the server's, if not given.
     rolling:
@@ -65,17 +66,17 @@ def scale(
     stage: str,
     workers: str,
     /,
+    url: str | None = None,
     *,
     service: str | None = None,
     grace_s: float = 30.0,
-    url: str = _URL,
     key_file: Path | None = None,
 ) -> None:
     """Change the number of workers of a stage of a running server, without losing a request.
 
     Example: carpool scale Digits 4
 
-    Example: carpool scale Digits 1-8
+    Example: carpool scale Digits 1-8 http://127.0.0.1:8000
 
     Parameters
     ----------
@@ -89,20 +90,15 @@ def scale(
         How long answers in parts may go on in workers that go.
     url:
         Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
-        its own machine only.
+        its own machine only. By default it is where carpool serve would listen here, see carpool
+        config.
     key_file:
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
-    numbers = workers.split("-")
-    if len(numbers) > 2 or not all(number.strip().isdigit() for number in numbers):
+    wanted = workers_in(workers)
+    if wanted is None:
         fail(f"workers must be a number such as 4, or a range such as 1-8, not {workers!r}")
-    wanted = [int(number) for number in numbers]
-    order = {
-        "stage": stage,
-        "workers": wanted[0] if len(wanted) == 1 else wanted,
-        "service": service,
-        "grace_s": grace_s,
-    }
+    order = {"stage": stage, "workers": wanted, "service": service, "grace_s": grace_s}
     _print_workers(_send(url, "/admin/scale", order, key_file), "scaled")
 
 
@@ -110,7 +106,7 @@ services = Cli(name="services", help="Add services to a running server, and remo
 
 
 @services.command
-def add(target: str, /, *, url: str = _URL, key_file: Path | None = None) -> None:
+def add(target: str, /, url: str | None = None, *, key_file: Path | None = None) -> None:
     """Have a running server serve one more service.
 
     It is loaded and runs its examples before the first request can reach it. If that fails, the
@@ -126,7 +122,8 @@ def add(target: str, /, *, url: str = _URL, key_file: Path | None = None) -> Non
         example. A module that the server has read already is not read again.
     url:
         Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
-        its own machine only.
+        its own machine only. By default it is where carpool serve would listen here, see carpool
+        config.
     key_file:
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
@@ -134,7 +131,7 @@ def add(target: str, /, *, url: str = _URL, key_file: Path | None = None) -> Non
 
 
 @services.command
-def remove(name: str, /, *, url: str = _URL, key_file: Path | None = None) -> None:
+def remove(name: str, /, url: str | None = None, *, key_file: Path | None = None) -> None:
     """Have a running server serve a service no more.
 
     New requests for it get 404, and those inside are answered before its workers end.
@@ -147,22 +144,26 @@ def remove(name: str, /, *, url: str = _URL, key_file: Path | None = None) -> No
         The name of the service.
     url:
         Where the server listens, or its admin address, which may be unix:PATH. It takes orders from
-        its own machine only.
+        its own machine only. By default it is where carpool serve would listen here, see carpool
+        config.
     key_file:
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
     _print_workers(_send(url, "/admin/services/remove", {"service": name}, key_file), "is served")
 
 
-def _send(url: str, path: str, order: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
+def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
     """Send an order, and return what the server answers; exit if it was not carried out."""
+    url = server_url(url)
     try:
         answer = send(url, "POST", path, key=server_key(key_file), order=order, timeout_s=_LONGEST_S)
         if answer.status == _OK:
             told: dict[str, Any] = answer.json
             return told
     except (NoAnswer, ValueError) as error:
-        fail(f"no carpool server answers at {url} ({error}): say where it listens with --url", FAILED)
+        fail(
+            f"no carpool server answers at {url} ({error}): say where it listens, such as http://127.0.0.1:8000", FAILED
+        )
     except OSError as error:
         fail(str(error), FAILED)
     fail(_message_of(answer), FAILED)

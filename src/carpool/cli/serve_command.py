@@ -76,7 +76,7 @@ def serve(
     except OSError as error:
         from carpool.http.serve import why_not_bound
 
-        fail(why_not_bound(error, chosen, _as_flag))
+        fail(why_not_bound(error, chosen, sources.place))
     summarize(server, chosen)
     _run_until_stopped(server)
 
@@ -94,14 +94,14 @@ def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Conf
         from carpool.http.serve import check_port, new_server
 
         services = changed(services, values(found.services), values(found.stages))
-        check_port(chosen.port, "--port")
+        check_port(chosen.port, sources.place("port"))
         return new_server(services, chosen, _cluster(of_cluster) if chosen.on else None)
     except ImportError as error:
         if error.name == "ray":
             fail("--on ray needs Ray: pip install 'carpool[ray]'")
         fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
     except (ValueError, TypeError) as error:
-        fail(str(error))
+        fail(sources.placed(found, error))
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
@@ -137,7 +137,3 @@ def _cluster(settings: list[str]) -> Any:
         except ValueError:
             stages.setdefault(stage, {})[key] = value  # text needs no quotes
     return carpool.ray.Cluster(stages=stages)
-
-
-def _as_flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

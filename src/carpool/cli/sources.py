@@ -11,7 +11,7 @@ from cyclopts import Token
 from cyclopts.argument import ArgumentCollection
 
 from carpool.cli.exits import fail
-from carpool.config import Config, as_texts, read
+from carpool.config import Config, as_texts, placed, read
 from carpool.settings import LISTS, NAMES
 
 WITH_SETTINGS: Final = ("serve", "config")
@@ -23,6 +23,7 @@ class Sources:
 
     def __init__(self) -> None:
         self._of: dict[str, str] = {}
+        self._places: dict[str, str] = {}
 
     def __call__(self, app: Cli, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Fill in what no flag says; this is what cyclopts calls."""
@@ -38,7 +39,8 @@ class Sources:
             if argument.tokens:
                 self._of[name] = "flag"
             elif name in found.settings:
-                value, place, self._of[name] = found.settings[name]
+                value, self._places[name], self._of[name] = found.settings[name]
+                place = self._places[name]
                 texts = list(as_texts(value))
                 if name in LISTS and not isinstance(value, list):
                     texts = [text for text in str(value).split(",") if text]
@@ -55,6 +57,16 @@ class Sources:
     def of(self, name: str) -> str:
         """Return where the value of a setting is from."""
         return self._of.get(name, "default")
+
+    def place(self, name: str) -> str:
+        """Return how the user writes a setting of the server, or would."""
+        return self._places.get(name, "--" + name.replace("_", "-"))
+
+    def placed(self, config: Config, error: Exception) -> str:
+        """Return an error about a setting with where the user has written that setting."""
+        text = placed(config, str(error))
+        name = text.partition(" ")[0]
+        return f"{self._places[name]}: {text}" if name in self._places else text
 
 
 sources = Sources()

@@ -38,6 +38,7 @@ from carpool.request import DONE, Request
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.handshake import Hello
+from carpool.worker import own_metrics
 from carpool.worker.setup import LEAVING, NOWHERE
 
 _KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str], None], LineSink], Worker]] = {
@@ -212,7 +213,10 @@ class WorkerPool:
         worker = JoinedWorker(sock, hello, on_frame, on_lost, trusts_resets=self._launch.is_idempotent)
         self._workers[place] = worker
         logger.info("worker %s joins", self._label(place), extra=self._about(place))
-        setup = msgspec.structs.replace(self._launch.setup, place=place, model=b"", program=NOWHERE)
+        wanted = own_metrics.are_wanted()
+        setup = msgspec.structs.replace(
+            self._launch.setup, place=place, model=b"", program=NOWHERE, sends_metrics=wanted
+        )
         packed, now = msgspec.msgpack.encode(setup), self._driver.clock()
         worker.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], made_at=now))
 
@@ -242,6 +246,11 @@ class WorkerPool:
             self._changed_state(place, frame)
         elif frame.kind == FrameKind.FAILED and not self.roster.places[place].is_serving:
             self._failure[place] = outcome.read_report(frame.payloads[0])
+        elif frame.kind == FrameKind.METRICS and self._workers[place].hello is not None:
+            data = frame.payloads[0]
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise FrameError("metrics in several pieces")
+            self._driver.stats.stages[self.stage].sent_metrics.sent(place, bytes(data))
         else:
             raise FrameError(f"it must not send {frame.kind.name} now")
 
@@ -356,7 +365,9 @@ class WorkerPool:
     def _lost(self, place: int, why: str) -> None:
         """Take note that a worker is gone; where it ran is forgotten once that has been logged."""
         self._do_without(place, why)
-        self._driver.stats.stages[self.stage].elsewhere.pop(place, None)
+        stats = self._driver.stats.stages[self.stage]
+        stats.elsewhere.pop(place, None)
+        stats.sent_metrics.ended(place)
 
     def _do_without(self, place: int, why: str) -> None:
         """Do what follows from the loss of a worker."""

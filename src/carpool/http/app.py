@@ -183,6 +183,7 @@ class App(AppLife):
         self.admin = Admin(self.endpoints, self.error, self.run_beside, ServiceList(self))
         self._pages = StatusPages(self, idle_check_s, self._errors.timeout_status)
         self._dashboard = Dashboard(self.running_stats, self)
+        self._at_start.append(self._dashboard.begin)
         self._at_stop.append(self._dashboard.close)
         self._admin_pages: dict[bytes, Route] = {b"/metrics": self._pages.metrics, **self._dashboard.pages}
 

@@ -39,6 +39,7 @@ class AppLife:
         self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it
         self._starting: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
+        self._at_start: list[Callable[[], None]] = []
         self._at_stop: list[Callable[[], None]] = []
         self._services_changed: asyncio.Future[None] | None = None
 
@@ -122,6 +123,8 @@ class AppLife:
         return self._starting
 
     async def _start(self) -> None:
+        for begin in self._at_start:
+            begin()
         try:
             if not self._draining:
                 await asyncio.gather(*[self._start_service(endpoint) for endpoint in self.endpoints])

@@ -1,12 +1,13 @@
-"""The dashboard: a page, and the figures of each second as server-sent events."""
+"""The dashboard: a page, the figures of the last ten minutes, and those of each second as
+server-sent events.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from carpool.clock import monotonic
 from carpool.http.assets import pages_at
@@ -14,6 +15,7 @@ from carpool.http.codec import as_json
 from carpool.http.exchange import Ask, ErrorResponder, Exchange, HttpResponse, ServedModel
 from carpool.http.streaming import SSE, HttpStream
 from carpool.observe.figures import figures, problems
+from carpool.observe.past_figures import DEATHS_S, EVERY_S, PastFigures
 from carpool.observe.stats import Stats
 from carpool.request import DEFAULT_LANE
 from carpool.wire.payload import JSON
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 _PATH = b"/dashboard"
 _EVERY_S = 1.0
-_PROBLEMS_OVER_S = 10
 _MOST_VIEWERS = 32
+_UNCACHED = ((b"cache-control", b"no-store"),)
 _EVENTS = SSE._replace(end=b"", error=b"")
 
 
@@ -69,8 +71,9 @@ class Dashboard:
     def __init__(self, stats: Callable[[], Sequence[Stats]], responder: ErrorResponder) -> None:
         self._stats = stats
         self._viewers: dict[Exchange, bool] = {}  # and whether each is paused
-        self._history: deque[dict[str, Any]] = deque(maxlen=_PROBLEMS_OVER_S)
-        self._timer: asyncio.TimerHandle | None = None
+        self._past = PastFigures()
+        self._timer: asyncio.TimerHandle | None = None  # of what viewers are sent
+        self._sampler: asyncio.TimerHandle | None = None
         self._ask = Ask(
             endpoint=cast(ServedModel, _Source(self._viewers)),
             responder=responder,
@@ -84,21 +87,35 @@ class Dashboard:
         self.pages: dict[bytes, Callable[[Exchange], None]] = {
             **dict(pages_at(_PATH)),
             _PATH + b"/data": self._data,
+            _PATH + b"/history": self._history,
             _PATH + b"/events": self._events,
         }
 
+    def begin(self) -> None:
+        """Keep the figures of each few seconds from now on, on the running loop."""
+        self._past = PastFigures()
+        self._sampler = asyncio.get_running_loop().call_later(EVERY_S, self._sample)
+
     def close(self) -> None:
         """End the events of all viewers, since the server ends."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._sampler):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._sampler = None
         viewers = list(self._viewers)
         self._viewers.clear()
         for exchange in viewers:
             exchange.end_parts(b"", is_whole=True)
 
+    def _sample(self) -> None:
+        self._past.note(figures(self._stats(), monotonic()))
+        self._sampler = asyncio.get_running_loop().call_later(EVERY_S, self._sample)
+
     def _data(self, exchange: Exchange) -> None:
-        exchange.respond(HttpResponse(200, self._message(), headers=((b"cache-control", b"no-store"),)))
+        exchange.respond(HttpResponse(200, self._message(), headers=_UNCACHED))
+
+    def _history(self, exchange: Exchange) -> None:
+        exchange.respond(HttpResponse(200, self._past.as_json(), headers=_UNCACHED))
 
     def _events(self, exchange: Exchange) -> None:
         """Send the figures now, and then each second."""
@@ -133,7 +150,5 @@ class Dashboard:
     def _message(self) -> bytes:
         """Return the figures and what is wrong."""
         now = figures(self._stats(), monotonic())
-        before = self._history[0] if self._history else None
-        if not self._history or now["time"] - self._history[-1]["time"] >= _EVERY_S / 2:
-            self._history.append(now)
-        return as_json({"figures": now, "problems": problems(before, now)})
+        lately, earlier = self._past.before(now["time"]), self._past.before(now["time"], DEATHS_S)
+        return as_json({"figures": now, "problems": problems(lately, now, earlier)})

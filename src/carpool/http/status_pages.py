@@ -171,7 +171,9 @@ class StatusPages:
             running = [endpoint.handle for endpoint in self._app.endpoints if endpoint.handle is not None]
             stages = [stage for each in self._app.endpoints for stage in each.service.stages]
             has_own_stages = any(stage.run_in != "process" for stage in stages)
-            own.seen([pid for handle in running for pid in handle.pids], has_own_stages=has_own_stages)
+            pids = [pid for handle in running for pid in handle.pids]
+            sent = [stage.sent_metrics for stats in self._app.running_stats() for stage in stats.stages]
+            own.seen(pids, sent, has_own_stages=has_own_stages)
             more.append(own)
         body, content_type = prometheus.render(self._app.running_stats(), monotonic(), accept.decode("latin-1"), more)
         exchange.respond(HttpResponse(200, body, content_type.encode()))

@@ -97,7 +97,8 @@ def _decision(stage: StageStats, why: dict[str, Any]) -> str:
 
 def _worker(place: int, stage: StageStats, record: PlaceRecord) -> dict[str, Any]:
     """Return the figures of a worker, and where it runs if it has joined from somewhere else."""
-    found = {"place": place, "state": str(record.state), "restarts": max(0, record.starts - 1)}
+    name = stage.worker_name(place)
+    found = {"place": place, "name": name, "state": str(record.state), "restarts": max(0, record.starts - 1)}
     if (hello := stage.elsewhere.get(place)) is not None:
         found |= {"where": hello.whereabouts, "host": hello.host, "pid": hello.pid, **hello.place_in_cluster}
     return found
@@ -157,27 +158,63 @@ def _is_plain(value: object) -> bool:
     return type(value) is str or type(value) is bool or value is None
 
 
-def problems(before: dict[str, Any] | None, now: dict[str, Any]) -> list[dict[str, str]]:
+def problems(
+    before: dict[str, Any] | None, now: dict[str, Any], long_before: dict[str, Any] | None = None
+) -> list[dict[str, str]]:
     """Return what is wrong, worst first, in words and with the next step.
 
     Args:
         before: The figures a few seconds ago; None if there are none.
         now: The figures.
+        long_before: Those since which workers have died lately; `before` if there are none. What
+            becomes of requests lasts longer than the death of a worker that it comes from.
     """
     found: list[tuple[int, str, str]] = []
-    earlier = {} if before is None else {service["run"]: service for service in before["services"]}
+    earlier = _by_run(before)
+    long_ago = _by_run(long_before or before)
     for service in now["services"]:
-        for stage in service["stages"]:
-            found += _of_stage(service["name"], stage)
+        old, stages = earlier.get(service["run"], service), long_ago.get(service["run"], service)["stages"]
+        for stage, stage_before in zip(service["stages"], stages, strict=True):
+            found += _of_stage(service["name"], stage, stage_before, hurts=_hurts(old, service))
     for service in now["services"]:  # what stages do explains what becomes of requests, so it comes first
         if service["run"] in earlier:
-            found += _of_traffic(earlier[service["run"]], service)
+            stages = long_ago.get(service["run"], service)["stages"]
+            lacks = any(map(_lacks_workers, stages, service["stages"]))
+            found += _of_traffic(earlier[service["run"]], service, lacks_workers=lacks)
     found.sort(key=lambda each: each[0])
     return [{"level": "bad" if rank == 0 else "warn", "text": text, "step": step} for rank, text, step in found]
 
 
-def _of_stage(model: str, stage: dict[str, Any]) -> list[tuple[int, str, str]]:
-    """Return what is wrong with a stage as it stands."""
+def _by_run(figures: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
+    """Return the services of some figures by their runs."""
+    return {} if figures is None else {service["run"]: service for service in figures["services"]}
+
+
+def _counts(before: dict[str, Any], now: dict[str, Any]) -> dict[str, int]:
+    """Return what became of the latest requests of a service."""
+    return {outcome: n - before["outcomes"].get(outcome, 0) for outcome, n in now["outcomes"].items()}
+
+
+def _hurts(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Report whether callers of a service have noticed lately if workers were missing."""
+    counts = _counts(before, now)
+    return any(counts.get(outcome, 0) > 0 for outcome in ("overloaded", "expired", "unavailable"))
+
+
+def _died(before: dict[str, Any], now: dict[str, Any]) -> int:
+    """Return how many workers of a stage have died lately."""
+    return int(now.get("restarts", 0) - before.get("restarts", 0))
+
+
+def _of_stage(model: str, stage: dict[str, Any], before: dict[str, Any], *, hurts: bool) -> list[tuple[int, str, str]]:
+    """Return what is wrong with a stage as it stands.
+
+    Args:
+        model: The service's name.
+        stage: Its figures.
+        before: Its figures a few seconds ago.
+        hurts: Whether callers have noticed: then workers that died or are missing are the cause.
+    """
     name, states = f"Stage {stage['name']} of {model}", [worker["state"] for worker in stage["workers"]]
     ready = states.count("ready")
     if stage["has_failed"]:
@@ -200,9 +237,17 @@ def _of_stage(model: str, stage: dict[str, Any]) -> list[tuple[int, str, str]]:
     elif ready < len(states):
         found.append(
             (
-                1,
+                0 if hurts and _lacks_workers(before, stage) else 1,
                 f"{len(states) - ready} of {len(states)} workers of {name[0].lower()}{name[1:]} are not ready.",
                 "They are being replaced. If this goes on, the log says why they end.",
+            )
+        )
+    if (died := _died(before, stage)) > 0:
+        found.append(
+            (
+                0 if hurts else 1,
+                f"Workers of stage {stage['name']} of {model} have died lately: {died}.",
+                "They were replaced, and their requests were run again. The log says why they ended.",
             )
         )
     if stage["queued"] >= stage["most_queued"]:
@@ -210,16 +255,30 @@ def _of_stage(model: str, stage: dict[str, Any]) -> list[tuple[int, str, str]]:
     return found
 
 
-def _of_traffic(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[int, str, str]]:
+def _lacks_workers(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Report whether workers of a stage have died lately, or since, and are not ready again."""
+    return _died(before, now) > 0 or any(map(_is_lost, now["workers"]))
+
+
+def _is_lost(worker: dict[str, Any]) -> bool:
+    """Report whether a worker has died and none is in its place again; a new one only loads."""
+    is_loading = worker["state"] in ("starting", "loading", "warming")
+    return worker["state"] in ("hung", "dead") or (is_loading and worker.get("restarts", 0) > 0)
+
+
+def _of_traffic(before: dict[str, Any], now: dict[str, Any], *, lacks_workers: bool) -> list[tuple[int, str, str]]:
     """Return what is wrong with what became of the latest requests."""
     model = now["name"]
-    counts = {outcome: n - before["outcomes"].get(outcome, 0) for outcome, n in now["outcomes"].items()}
+    counts = _counts(before, now)
     total = sum(counts.values())
     found = []
     if any(stage["has_failed"] for stage in now["stages"]):
         counts["unavailable"] = 0  # it is said of the stage that all requests are answered so
+    refused = ("are refused, since more come than can be served", "Add workers, or have clients send less.")
+    if lacks_workers:
+        refused = ("are refused", "Workers were missing: see to that first.")
     for outcome, rank, text, step in (
-        ("overloaded", 0, "are refused, since more come than can be served", "Add workers, or have clients send less."),
+        ("overloaded", 0, *refused),
         ("expired", 0, "miss their deadline", "Look where the time goes below: in the queue, or in the model?"),
         ("unavailable", 0, "are answered 503", "Look at the workers below, and in the log."),
         ("model_error", 0, "make the model raise", "The log has the tracebacks."),
@@ -229,16 +288,6 @@ def _of_traffic(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[int, 
             if counts[outcome] < _FEW * total:
                 rank = 1
             found.append((rank, f"{_share(counts[outcome], total)} of the requests for {model} {text}.", step))
-    for stage, old in zip(now["stages"], before["stages"], strict=True):
-        died = stage.get("restarts", 0) - old.get("restarts", 0)
-        if died > 0 and not stage["has_failed"]:
-            found.append(
-                (
-                    1,
-                    f"Workers of stage {stage['name']} of {model} have died lately: {died}.",
-                    "They were replaced, and their requests were run again. The log says why they ended.",
-                )
-            )
     answered = counts.get("ok", 0)
     if now["slo_s"] is not None and answered:
         late = answered - (now["within_slo"] - before["within_slo"])

@@ -18,6 +18,7 @@ from carpool.core.roster import PlaceState, Roster
 from carpool.foreign import text_of
 from carpool.logger import logger
 from carpool.observe.durations import Durations
+from carpool.observe.sent_metrics import SentMetrics
 from carpool.observe.snapshot import StageSnapshot
 from carpool.policy import Policy
 from carpool.policy.base import name_of
@@ -78,6 +79,7 @@ class StageStats:
         unsplit_batches: How many raised an error and were not, because too many had been.
         out_of_memory: How many batches had a call that ran out of memory.
         elsewhere: What the workers that run somewhere else have said of themselves, by place.
+        sent_metrics: The metrics of the model's own that these have sent.
         protocol_errors: How many workers were ended because they sent something wrong.
         items: How many requests the batches of a stage with `allowed_batch_sizes` held.
         padding: How many items were added to these to reach an allowed size.
@@ -102,6 +104,7 @@ class StageStats:
         self._last_reason = ""
         self._explain_at = -inf
         self.elsewhere: dict[int, Hello] = {}
+        self.sent_metrics = SentMetrics()
         self.watcher: BatchWatcher | None = None
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
 

@@ -39,6 +39,7 @@ from carpool.ray.suspects import SUSPECT_S
 from carpool.version import __version__
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.handshake import Hello
+from carpool.worker import own_metrics
 
 _LOOK_EVERY_S = 30.0
 _PATIENCE_S, _MOST_PATIENCE_S = 8.0, 120.0  # with an actor that does not come though there is room
@@ -261,7 +262,8 @@ class ActorWorker:
         about = {"model": self._session.service, "stage": self._launch.setup.stage, "worker": self._name}
         about |= hello.place_in_cluster
         logger.info("worker %s is placed: %s", self._name, hello.whereabouts, extra=about)
-        setup = msgspec.structs.replace(self._launch.setup, place=self._place, cores=None)
+        wanted = own_metrics.are_wanted()
+        setup = msgspec.structs.replace(self._launch.setup, place=self._place, cores=None, sends_metrics=wanted)
         packed, now = pickle.dumps(setup, 5), self._session.clock()
         self.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], made_at=now))
 

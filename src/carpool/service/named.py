@@ -37,6 +37,11 @@ def service_named(target: str) -> Service:
     if not colon or not module_name or not attribute:
         module_name = "program" if colon or not target else target.removesuffix(".py").replace("/", ".")
         raise NotFound(f"{target!r} does not name a service: write module:attribute, for example {module_name}:service")
+    if module_name.startswith((".", "/")):
+        path = Path(module_name)
+        there = "write" if path.parent == Path() else f"go to its folder (cd {path.parent}) and write"
+        name = path.name.strip(".").removesuffix(".py") or "program"
+        raise NotFound(f"{module_name!r} is a path, and modules have names: {there} {name}:{attribute}")
     importlib.invalidate_caches()  # its file may have been written a moment ago
     try:
         module = importlib.import_module(module_name)

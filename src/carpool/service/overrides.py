@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from inspect import signature
 from math import inf
 from typing import Any
 
@@ -40,9 +43,9 @@ OF_A_SERVICE = (
 )
 """The settings of a service that can be changed from outside."""
 
-_FOR_EACH_WORKER = ("cpus", "devices", "env")
-
-_NONE = "none"  # TOML has no word for it
+_FOR_EACH_WORKER = ("cpus", "env")  # a list of these says how many workers there are
+_ENDLESS = ("timeout_s", "max_stream_s")  # infinity where code says None
+_NONE = "none"  # which TOML has no word for
 
 Changes = Mapping[str, Mapping[str, Any]]
 """Values by setting, by the name of a stage or service."""
@@ -51,14 +54,17 @@ Changes = Mapping[str, Mapping[str, Any]]
 def changed(services: Sequence[Service], of_services: Changes, of_stages: Changes) -> list[Service]:
     """Return the services with some settings changed; those that nothing changes stay as they are.
 
+    The text "none" stands for None where code may say None, and "1-8" for a range of workers.
+
     Args:
         services: As they are declared.
         of_services: The settings of each service.
         of_stages: The settings of each stage, by its name or as SERVICE/STAGE.
 
     Raises:
-        ValueError: There is no such service, stage or setting, or a value is out of range.
-        TypeError: A value is of the wrong kind.
+        ValueError: There is no such service, stage or setting, or a value is out of range. Where it
+            is one setting's, the text begins with its name, such as `stages.Digits.workers: `.
+        TypeError: A value is of the wrong kind; as above.
     """
     stages = {name for service in services for stage in service.stages for name in _names(service, stage)}
     for kind, changes, known, settings in (
@@ -71,14 +77,25 @@ def changed(services: Sequence[Service], of_services: Changes, of_stages: Change
             for setting in values:
                 if setting not in settings:
                     raise ValueError(f"a {kind} has no setting {setting!r}{nearest(setting, settings)}")
-    of_services = {name: _read(values) for name, values in of_services.items()}
-    of_stages = {name: _read(values) for name, values in of_stages.items()}
     return [_service(service, of_services.get(service.name, {}), of_stages) for service in services]
 
 
-def _read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of settings, with None for the text that means it."""
-    return {setting: None if value == _NONE else value for setting, value in values.items()}
+def as_written(of: Service | Stage, setting: str) -> Any:
+    """Return a setting as it is written outside of code; a policy that is an object stays one."""
+    value = getattr(of, setting)
+    if setting == "cpus" and value is not None:
+        return [sorted(cores) for cores in value]
+    if setting == "env":
+        return [dict(each) for each in value] if any(value) else None
+    return None if setting in _ENDLESS and value == inf else value
+
+
+def workers_in(text: str) -> int | tuple[int, int] | None:
+    """Return the number of workers that a text such as 4 has, or the range of 1-8; or None."""
+    numbers = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", text, re.ASCII)
+    if numbers is None:
+        return None
+    return int(numbers[1]) if numbers[2] is None else (int(numbers[1]), int(numbers[2]))
 
 
 def nearest(name: str, known: Sequence[str] | set[str]) -> str:
@@ -98,35 +115,68 @@ def _service(service: Service, changes: Mapping[str, Any], of_stages: Changes) -
     for stage in service.stages:
         short, long = _names(service, stage)
         of_stage = {**of_stages.get(short, {}), **of_stages.get(long, {})}
-        stages.append(_stage(stage, of_stage) if of_stage else stage)
+        names = {setting: long if setting in of_stages.get(long, {}) else short for setting in of_stage}
+        with _by_name("stages", names):
+            stages.append(_stage(stage, _as_in_code(Stage, of_stage)) if of_stage else stage)
     if not changes and all(new is old for new, old in zip(stages, service.stages, strict=True)):
         return service
     settings: dict[str, Any] = {
         each.name: getattr(service, each.name) for each in fields(service) if each.name not in ("stages", "routes")
     }
     settings["routes"] = {route.path: route.adapter for route in service.routes}
-    for name in ("timeout_s", "max_stream_s"):
-        settings[name] = None if settings[name] == inf else settings[name]
-    return Service(*stages, **{**settings, **changes})
+    for name in _ENDLESS:
+        settings[name] = as_written(service, name)
+    with _by_name("services", dict.fromkeys(changes, service.name)):
+        return Service(*stages, **{**settings, **_as_in_code(Service, changes)})
+
+
+def _as_in_code(kind: type, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes with the values that code would have where these are texts."""
+    found = dict(changes)
+    for setting, value in changes.items():
+        if not isinstance(value, str):
+            continue
+        may_be_none = str(signature(kind).parameters[setting].annotation).endswith("None")
+        if value.lower() == _NONE and may_be_none:
+            found[setting] = None
+        elif setting == "workers":
+            found[setting] = workers_in(value) or value
+    return found
+
+
+@contextlib.contextmanager
+def _by_name(kind: str, names: Mapping[str, str]) -> Iterator[None]:
+    """Have an error about a changed setting begin with the setting's whole name.
+
+    Args:
+        kind: Services or stages.
+        names: Of the service or stage, by the changed setting.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        words = {word.partition("=")[0].strip(".,:;()'") for word in text.split()}
+        about = next((setting for setting in names if setting in words), None)
+        if about is None:
+            raise
+        as_before = TypeError if isinstance(error, TypeError) else ValueError
+        raise as_before(f"{kind}.{names[about]}.{about}: {text}") from None
 
 
 def _stage(stage: Stage, changes: Mapping[str, Any]) -> Stage:
-    """Return a stage with its settings changed. Raises ValueError where its model would get single
-    items in the place of lists.
-    """
+    """Return a stage with its settings changed. Raises ValueError or TypeError."""
     if stage.max_batch_size is not None and changes.get("max_batch_size", 1) is None:
-        raise ValueError(
-            f"max_batch_size of stage {stage.name} cannot be none: its model takes lists. One for single items is in a"
-            " stage that the code gives no max_batch_size"
-        )
+        raise ValueError(f"max_batch_size cannot be none: {stage.traits.name} takes batches")
     settings: dict[str, Any] = {
         each.name: getattr(stage, each.name) for each in fields(stage) if each.name not in ("model", "traits")
     }
     settings["env"] = settings["env"] if any(settings["env"]) else None
+    numbers = [len(changes[name]) for name in _FOR_EACH_WORKER if isinstance(changes.get(name), list)]
+    if "workers" not in changes and numbers and numbers[0] != stage.most_workers:
+        changes = {**changes, "workers": numbers[0]}
     if "workers" in changes and changes["workers"] != stage.workers:
         _share_anew(stage, settings, changes)
-    elif not any(name in changes for name in _FOR_EACH_WORKER):
-        settings["workers"] = stage.workers
     return Stage(stage.model, **{**settings, **changes})
 
 

@@ -6,7 +6,6 @@ All policies meet the same arrivals, seed by seed, so that they are compared in 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -21,6 +20,7 @@ from carpool.simulate.policies import PolicyLike
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
+from carpool.worker import affinity
 
 LOADS = tuple(n / 10 for n in range(1, 16))
 
@@ -141,14 +141,13 @@ def _run_all(runs: Sequence[dict[str, Any]], jobs: int, progress: Progress | Non
     """Make the runs, and return their reports in the same order. Raises ValueError."""
     if jobs < 0:
         raise ValueError(f"jobs must be at least 1, or 0 for one per core, not {jobs!r}")
-    jobs = min(jobs or os.cpu_count() or 1, len(runs))
+    jobs = min(jobs or affinity.usable(), len(runs))
     report_progress = progress or (lambda done, of: None)
     report_progress(0, len(runs))
     if jobs <= 1:
         return [_run_one(settings, i, len(runs), report_progress) for i, settings in enumerate(runs)]
     _check_picklable(runs)
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy locks that another thread holds
-    with ProcessPoolExecutor(jobs, spawn) as pool:
+    with processes(jobs) as pool:
         futures = [pool.submit(run, **settings) for settings in runs]
         try:
             for done, future in enumerate(as_completed(futures), 1):
@@ -158,6 +157,20 @@ def _run_all(runs: Sequence[dict[str, Any]], jobs: int, progress: Progress | Non
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [future.result() for future in futures]
+
+
+def processes(jobs: int) -> ProcessPoolExecutor:
+    """Return processes for so many runs at a time; 0 means one for each core that may be used.
+
+    Raises:
+        ValueError: The system has no shared memory for them.
+    """
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy locks that another thread holds
+    try:
+        return ProcessPoolExecutor(jobs or affinity.usable(), spawn)
+    except OSError as error:
+        text = f"several runs at a time need shared memory, and there is none ({error.strerror})"
+        raise ValueError(f"{text}: make /dev/shm writable, or set jobs to 1 (--jobs 1)") from None
 
 
 def _run_one(settings: dict[str, Any], index: int, runs: int, report_progress: Progress) -> Report:

@@ -95,7 +95,8 @@ class Options:
             gives the policy no goal.
         learned: With --steps: have policies learn the costs from what they see. If not, they know
             them.
-        jobs: How many runs to make at the same time; 0 means one per core.
+        jobs: How many runs to make at the same time; 0 means one for each core that the process
+            may use.
         plot: Draw goodput and latency against load, the batch sizes, and latency by length if
             requests have lengths, into this .png, .svg or .html file. For this the arrivals are
             scaled to loads from 0.1 to 1.5, with one run each.

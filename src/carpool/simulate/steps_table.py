@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 from rich import box
@@ -14,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from carpool.policy import STEPS_BY_NAME
+from carpool.simulate.compare import processes
 from carpool.simulate.report import json_text
 from carpool.simulate.steps import StepReport, mean_of_steps, run_steps, step_cost_of, traffic_of
 
@@ -45,7 +44,7 @@ def compare_steps(policies: Sequence[str], *, seeds: int, seed: int, jobs: int, 
     if jobs == 1 or len(runs) == 1:
         reports = [_run(each) for each in runs]
     else:
-        with ProcessPoolExecutor(jobs or None, mp_context=get_context("spawn")) as pool:
+        with processes(jobs) as pool:
             reports = list(pool.map(_run, runs))
     return [mean_of_steps(reports[i : i + seeds]) for i in range(0, len(reports), seeds)]
 

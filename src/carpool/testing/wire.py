@@ -17,6 +17,7 @@ from carpool.wire.frame import (
     MAX_BUFFERS,
     MAX_FRAME_BYTES,
     MAX_ITEMS,
+    MAX_METRICS_BYTES,
     VERSION,
     Frame,
     FrameError,
@@ -77,6 +78,7 @@ FRAMES = {
         payloads=[b"what was done", b"a part", [b"a part", b"what is kept of it"], b"why it failed"],
         waited_s=0.5,
     ),
+    "metrics": Frame(FrameKind.METRICS, ids=[0], formats=b"\0", payloads=[b"what a model has counted"]),
     "reply of many": Frame(
         FrameKind.REPLY, 8, range(40), bytes(40), payloads=[bytes([i]) * (i % 7) for i in range(40)]
     ),
@@ -239,6 +241,7 @@ BAD_HEADERS = {
     "one buffer too many": header(items=1, buffers=MAX_BUFFERS + 1),
     "buffers beyond measure": header(items=1, buffers=2**32 - 1),
     "one byte too many": header(items=1, buffers=1, length=MAX_FRAME_BYTES + 1),
+    "metrics beyond measure": header(kind=FrameKind.METRICS, items=1, buffers=1, length=MAX_METRICS_BYTES + 1),
     "bytes beyond measure": header(items=1, buffers=1, length=2**64 - 1),
     "too many of everything": header(items=2**32 - 1, buffers=2**32 - 1, length=2**64 - 1),
 }

@@ -39,6 +39,7 @@ from carpool.wire.scalars import SCALARS, Scalars, are_scalars, pack, unpack
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 2**30
+MAX_METRICS_BYTES: Final = 2**20  # a frame of metrics is kept as long as its worker lives
 MAX_ITEMS: Final = 2**16
 MAX_BUFFERS: Final = 2**18
 SCRATCH_BYTES: Final = 256 * 1024
@@ -69,6 +70,7 @@ class FrameKind(IntEnum):
     TROUBLE = 7  # worker -> service: what else happened to a batch, sent before its results
     ORDER = 8  # service -> worker: who joins its running set, leaves it or pauses (`order.py`)
     PARTS = 9  # worker -> service: what a step has made; `formats` says of each whether more comes
+    METRICS = 10  # worker -> service: the metrics of its model's own (`own_metrics.py`); one item
 
 
 _KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
@@ -188,8 +190,9 @@ def encode(frame: Frame) -> list[Buffer]:
     else:
         lengths = list(map(len, buffers))
     length = sum(lengths)
-    if length > MAX_FRAME_BYTES or n > MAX_ITEMS or m > MAX_BUFFERS:
-        raise _over_limit(n, m, length, MAX_FRAME_BYTES)
+    most = MAX_METRICS_BYTES if kind == FrameKind.METRICS else MAX_FRAME_BYTES
+    if length > most or n > MAX_ITEMS or m > MAX_BUFFERS:
+        raise _over_limit(n, m, length, most)
     first = frame.made_at if kind in _TIMED else frame.busy_s
     header = _HEADER.pack(MAGIC, VERSION, kind, block, n, m, frame.batch_id, length, first, frame.waited_s)
     routed = (*frame.deadlines, frame.accepts) if kind in _ROUTED else ()
@@ -423,8 +426,9 @@ class FrameReader:
                 return frame
         if block and not _can_be_block(kind, block, n, m):
             raise FrameError(f"a frame of kind {kind} cannot have a block of {n} items in {m} buffers")
-        if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
-            raise _over_limit(n, m, length, self._max_bytes)
+        most = MAX_METRICS_BYTES if kind == FrameKind.METRICS else self._max_bytes
+        if n > MAX_ITEMS or m > MAX_BUFFERS or length > most:
+            raise _over_limit(n, m, length, most)
         if n == 1 == m and length < LARGE and not block:
             frame = self._open_one(kind, batch, length, first, waited_s)
             if frame is not None:

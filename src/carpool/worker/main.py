@@ -41,7 +41,7 @@ _TEARDOWN_GRACE_S = 5.0
 _THREADS_GRACE_S = 1.0
 _IOV_MAX = 1024
 _WORK = (FrameKind.BATCH, FrameKind.ORDER)
-_ANSWERS = (FrameKind.REPLY, FrameKind.PARTS)
+ANSWERS = (FrameKind.REPLY, FrameKind.PARTS)
 
 
 class ParentSocket:
@@ -117,7 +117,7 @@ class ParentSocket:
                 return
             encoded = [memoryview(encoded[0])[sent:]]
         buffers = [memoryview(part).cast("B") for part in encoded if len(part)]
-        if self.send_fault is not None and frame.kind in _ANSWERS:
+        if self.send_fault is not None and frame.kind in ANSWERS:
             buffers = self.send_fault(self.sock, buffers)
         while buffers:
             sent = self.sock.sendmsg(buffers[:_IOV_MAX])

@@ -1,10 +1,11 @@
 """Metrics of the user's own that change in a worker process, on their way to `/metrics`.
 
 A model makes counters, gauges and histograms of prometheus_client as in any program. A worker that
-has loaded such a model writes their present values into a file of its own, at most every
-`_EVERY_S` seconds and not while it answers; the service's process reads the files of all workers
-when somebody asks (`observe/own_metrics.py`). A worker that has loaded no prometheus_client does
-nothing.
+has loaded such a model gives away their present values at most every `EVERY_S` seconds. One on the
+machine of its service writes them into a file of its own. One that has come over the network sends
+them when it has nothing to do, or behind an answer (`remote.py`). The service's process puts
+together what all workers say when somebody asks (`observe/own_metrics.py`). A worker that has
+loaded no prometheus_client does nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +23,12 @@ import msgspec
 FOLDER_VARIABLE = "CARPOOL_METRICS_FOLDER"
 """The variable of the environment that says where a worker writes its metrics."""
 
-_EVERY_S = 0.3
+EVERY_S = 0.3
+"""How many seconds there are between two reports of a worker's metrics, at least."""
+
+OF_NOW = frozenset({"info", "stateset", "gauge", "gaugehistogram"})
+"""Kinds of metrics that say what is so now, so that those of a worker that has ended are void."""
+
 _OF_THE_PROCESS = ("python_", "process_")  # prometheus_client's own, which cannot be summed
 
 
@@ -47,16 +54,25 @@ class Family(msgspec.Struct, frozen=True):
         text: What it is.
         kind: Counter, gauge, histogram or summary.
         samples: Its numbers.
+        mode: Of a gauge, its `multiprocess_mode`.
     """
 
     name: str
     text: str
     kind: str
     samples: list[OwnSample]
+    mode: str = ""
+
+    @property
+    def bounds(self) -> frozenset[str]:
+        """The bounds of a histogram that has counted anything; nothing for any other metric."""
+        labels = [each.labels for each in self.samples if self.kind == "histogram"]
+        return frozenset([each["le"] for each in labels if "le" in each])
 
 
 def families_of(registry: Any) -> list[Family]:
     """Return the user's metrics in a registry of prometheus_client."""
+    collectors = getattr(registry, "_names_to_collectors", {})
     return [
         Family(
             metric.name,
@@ -67,6 +83,7 @@ def families_of(registry: Any) -> list[Family]:
                 for sample in metric.samples
                 if not sample.name.endswith("_created")
             ],
+            str(getattr(collectors.get(metric.name), "_multiprocess_mode", "")),
         )
         for metric in registry.collect()
         if not metric.name.startswith(_OF_THE_PROCESS)
@@ -74,15 +91,15 @@ def families_of(registry: Any) -> list[Family]:
 
 
 class OwnMetrics:
-    """Writes a worker's metrics into its file, now and then.
+    """Gives a worker's metrics away, now and then.
 
     Args:
-        path: The file.
+        keep: Is given the metrics as bytes.
         registry: Of prometheus_client.
     """
 
-    def __init__(self, path: str, registry: Any) -> None:
-        self._path = path
+    def __init__(self, keep: Callable[[bytes], None], registry: Any) -> None:
+        self._keep = keep
         self._registry = registry
         self._written = b""
         self._is_due = False
@@ -92,7 +109,7 @@ class OwnMetrics:
         """Note that the model was called: what it counts is written soon."""
         if not self._is_due:
             self._is_due = True
-            timer = threading.Timer(_EVERY_S, self.write)
+            timer = threading.Timer(EVERY_S, self.write)
             timer.daemon = True
             timer.start()
 
@@ -101,41 +118,58 @@ class OwnMetrics:
 
         def write_and_wait() -> None:
             while True:
-                time.sleep(_EVERY_S)
+                time.sleep(EVERY_S)
                 self.write()
 
         threading.Thread(target=write_and_wait, daemon=True).start()
 
     def write(self) -> None:
-        """Write the metrics if they have changed."""
+        """Give the metrics away if they have changed."""
         self._is_due = False
         with self._lock:
             try:
                 data = msgspec.msgpack.encode(families_of(self._registry))
                 if data == self._written:
                     return
-                with open(f"{self._path}.new", "wb") as file:
-                    file.write(data)
-                os.replace(f"{self._path}.new", self._path)
+                self._keep(data)
                 self._written = data
             except BaseException:  # collectors are the user's, and the service may be ending
                 return
 
 
-def own_metrics(stage: str, place: int) -> OwnMetrics | None:
-    """Return what writes this worker's metrics; None if nobody wants them, or there are none."""
-    folder = os.environ.get(FOLDER_VARIABLE)
+def are_wanted() -> bool:
+    """Report whether a server in this process shows the metrics of its workers."""
+    return bool(os.environ.get(FOLDER_VARIABLE))
+
+
+def own_metrics(keep: Callable[[bytes], None]) -> OwnMetrics | None:
+    """Return what gives this worker's metrics away, and has done so once; None without any."""
     client = sys.modules.get("prometheus_client")
-    if not folder or client is None:
+    if client is None:
         return None
-    name = "".join(c if c.isalnum() else "_" for c in stage)
-    found = OwnMetrics(os.path.join(folder, f"{name}.{place}.{os.getpid()}"), client.REGISTRY)
+    found = OwnMetrics(keep, client.REGISTRY)
     found.write()
     return found
 
 
-def read_all(folder: str) -> Iterable[tuple[int, list[Family]]]:
-    """Yield the process and the metrics of each file in a folder, if it is still there."""
+def metrics_in_file(stage: str, place: int) -> OwnMetrics | None:
+    """Return what writes this worker's metrics; None if nobody wants them, or there are none."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return None
+    name = "".join(c if c.isalnum() else "_" for c in stage)
+    return own_metrics(partial(write_file, os.path.join(folder, f"{name}.{place}.{os.getpid()}")))
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Write a file that is never seen half written."""
+    with open(f"{path}.new", "wb") as file:
+        file.write(data)
+    os.replace(f"{path}.new", path)
+
+
+def read_all(folder: str) -> Iterable[tuple[str, int, list[Family]]]:
+    """Yield path, process and metrics of each file in a folder, if it is still there."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:  # by what cleans /tmp, or by a server in another container on it
@@ -144,8 +178,9 @@ def read_all(folder: str) -> Iterable[tuple[int, list[Family]]]:
         pid = name.rpartition(".")[2]
         if not pid.isdigit():
             continue
+        path = os.path.join(folder, name)
         try:
-            with open(os.path.join(folder, name), "rb") as file:
-                yield int(pid), msgspec.msgpack.decode(file.read(), type=list[Family])
+            with open(path, "rb") as file:
+                yield path, int(pid), msgspec.msgpack.decode(file.read(), type=list[Family])
         except (OSError, msgspec.DecodeError):
             continue

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.errors import ModelError
+from carpool.errors import ModelError, StartupError
 from carpool.foreign import as_model_error
 from carpool.model import Adapter, AnyModel, name_of
 from carpool.wire.payload import Buffer
@@ -52,6 +52,9 @@ in_worker = False
 _main_is_here = False
 
 
+NO_FOLDER = "the current folder has been deleted, and workers start in it: change to one that exists"
+
+
 class Program(msgspec.Struct, frozen=True):
     """Where the parent finds its modules.
 
@@ -69,11 +72,19 @@ class Program(msgspec.Struct, frozen=True):
 
 
 def describe() -> Program:
-    """Return where this process finds its modules, for its workers."""
+    """Return where this process finds its modules, for its workers.
+
+    Raises:
+        StartupError: The working directory has been deleted.
+    """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     main_name = None if spec is None or spec.name == "__main__" else spec.name
-    path = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
-    return Program(path, os.getcwd(), main_name, _main_file())
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise StartupError(NO_FOLDER) from None
+    path = [os.path.abspath(entry or folder) for entry in sys.path]
+    return Program(path, folder, main_name, _main_file())
 
 
 def pack_model(

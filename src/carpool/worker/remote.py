@@ -2,7 +2,9 @@
 
 `carpool worker` runs it in a process that the user has started, and on a Ray cluster an actor does.
 The process has its own standard output and environment, and ends when the connection does. A thread
-that watches the connection ends it if user code hangs then.
+that watches the connection ends it if user code hangs then. What its model counts in metrics of its
+own goes over the connection, from the thread that answers: TLS does not let another one write while
+that one reads.
 """
 
 from __future__ import annotations
@@ -21,18 +23,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from carpool import faults
 from carpool.call.results import run_now
 from carpool.logger import logger
 from carpool.wire import handshake
-from carpool.wire.frame import Frame, FrameKind
+from carpool.wire.frame import MAX_METRICS_BYTES, Frame, FrameKind
 from carpool.wire.handshake import Hello
 from carpool.wire.outcome import FailureReport, read_report
 from carpool.worker.address import JoinAddress, tune
 from carpool.worker.clock_offset import ClockOffset
-from carpool.worker.main import ParentSocket
+from carpool.worker.main import ANSWERS, ParentSocket
+from carpool.worker.own_metrics import EVERY_S, FOLDER_VARIABLE, OwnMetrics, own_metrics
 from carpool.worker.place import INDEX_VARIABLE, enter_process
 from carpool.worker.serve import FindModel, serve
 from carpool.worker.setup import LEAVING, Setup, process_name
@@ -125,11 +129,16 @@ class RemoteSocket(ParentSocket):
 
     Attributes:
         failure: Why the model could not be loaded; None if it was.
+        sends_metrics: Whether the service wants the metrics of the model's own.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self.failure: FailureReport | None = None
+        self.sends_metrics = False
+        self._metrics: OwnMetrics | None = None
+        self._metrics_due_at = inf
+        self._is_too_much = False  # what the model counts is more than may be sent
         self._is_ready = False
         self._is_sending = False
         self._is_leaving = False
@@ -137,6 +146,8 @@ class RemoteSocket(ParentSocket):
 
     async def receive(self) -> Frame | None:
         """Return the next frame, with deadlines by the clock of this machine; None for the end."""
+        if self._metrics_due_at < inf and self._nothing_comes():
+            self.send_metrics()
         frame = await super().receive()
         if frame is not None:
             if frame.made_at:
@@ -157,8 +168,21 @@ class RemoteSocket(ParentSocket):
             self.failure = read_report(frame.payloads[0])
         if frame.kind == FrameKind.STATE and bytes(frame.payloads[0]) == b"ready":  # type: ignore[arg-type]
             self._is_ready = True
+            if self.sends_metrics:
+                self._metrics = own_metrics(self._send_metrics)
         if self._is_leaving and self._is_ready:
             self._say_so()
+        if self._metrics is not None and frame.kind in ANSWERS:
+            now = time.monotonic()
+            self._metrics_due_at = min(self._metrics_due_at, now + EVERY_S)
+            if now >= self._metrics_due_at:
+                self.send_metrics()
+
+    def send_metrics(self) -> None:
+        """Send the metrics of the model's own, if they have changed."""
+        self._metrics_due_at = inf
+        if self._metrics is not None:
+            self._metrics.write()
 
     def leave(self) -> None:
         """Tell the service to send no more, from a signal's handler."""
@@ -168,6 +192,23 @@ class RemoteSocket(ParentSocket):
         if not self._is_sending:
             with contextlib.suppress(OSError):
                 self._say_so()
+
+    def _nothing_comes(self) -> bool:
+        """Report whether nothing has come when the metrics are due."""
+        if self._received or (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()):
+            return False
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return not poll.poll(max(0.0, self._metrics_due_at - time.monotonic()) * 1000)
+
+    def _send_metrics(self, data: bytes) -> None:
+        """Send metrics, unless they are more than a service takes."""
+        if len(data) <= MAX_METRICS_BYTES:
+            self.send(Frame(FrameKind.METRICS, ids=[0], formats=b"\0", payloads=[data]))
+        elif not self._is_too_much:
+            self._is_too_much = True
+            text = "the model's metrics take %d bytes, and at most %d are sent: use fewer labels"
+            logger.warning(text, len(data), MAX_METRICS_BYTES)
 
     def _say_so(self) -> None:
         self._is_leaving = False
@@ -248,8 +289,11 @@ async def _live(link: RemoteSocket, read_setup: ReadSetup) -> None:
     faults.connection, link.send_fault = link.sock, faults.sending(setup.place)
     link.receive_fault = faults.at("worker.mid_recv", setup.place)
     os.environ[INDEX_VARIABLE] = str(setup.place)
+    os.environ.pop(FOLDER_VARIABLE, None)  # of an actor that has inherited it
+    link.sends_metrics = setup.sends_metrics
     enter_process(setup.place)
     await serve(link, setup, find_model)
+    link.send_metrics()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from carpool.call.results import Failed, Trouble
 from carpool.call.retry import Retrier
 from carpool.clock import monotonic
 from carpool.faults import InjectedFault, WorkerPoints
-from carpool.foreign import as_model_error, traceback_of
+from carpool.foreign import as_model_error, hint_for, traceback_of
 from carpool.logger import logger
 from carpool.model import Adapter, AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
@@ -40,7 +40,7 @@ from carpool.worker import program, step_loop
 from carpool.worker.answer import BatchAnswerer, ExampleError
 from carpool.worker.generators import Beside
 from carpool.worker.own import own
-from carpool.worker.own_metrics import own_metrics
+from carpool.worker.own_metrics import metrics_in_file
 from carpool.worker.quiet import hold_back_prints
 from carpool.worker.reports import FailureReports, clear_own_frames, describe
 from carpool.worker.setup import Setup
@@ -130,7 +130,7 @@ async def serve(
         own=own,
     )
     answerer = await _load(link, setup, find_model, retrier, announcer, points, same_process, beside)
-    metrics = None if same_process else own_metrics(setup.stage, setup.place)
+    metrics = None if same_process else metrics_in_file(setup.stage, setup.place)
     if type(answerer) is StepAnswerer:
         if metrics is not None:
             metrics.keep_writing()
@@ -258,7 +258,7 @@ def _send_failure(link: Link, setup: Setup, what_failed: str, error: BaseExcepti
         what_failed, traceback = str(error), error.traceback
     else:
         traceback = describe(error)
-    text = f"worker {setup.place} of stage {setup.stage} could not start: {what_failed}"
+    text = f"worker {setup.place} of stage {setup.stage} could not start: {what_failed}{hint_for(error)}"
     report = FailureReport(text, type(error).__name__, traceback)
     link.send(Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[pack_report(report)]))
 

@@ -51,6 +51,7 @@ class Setup(msgspec.Struct, frozen=True):
         warm_up_shapes: Calls with one example over and over that are run and timed, too: the
             example's position, and how often it is in the call.
         most_examples: How many examples of a model that answers in parts may run together.
+        sends_metrics: Whether the worker sends the metrics of its model's own over its connection.
     """
 
     program: Program
@@ -69,3 +70,4 @@ class Setup(msgspec.Struct, frozen=True):
     log_level: int | None
     most_examples: int = 1
     warm_up_shapes: tuple[tuple[int, int], ...] = ()
+    sends_metrics: bool = False

@@ -2,7 +2,9 @@
 import { differences, fraction, milliseconds, number, quantile } from "./figures.js";
 import { curve, heat, lines } from "./charts.js";
 
-const KEPT = 300; // seconds of history
+const KEPT = 600; // seconds of history
+const FINE = 60; // seconds in which all that comes is kept; of what is older, one of each STEP
+const STEP = 5; // seconds, as the server keeps the figures from before the page was opened
 const WINDOW = 10; // seconds that a figure is the mean of
 const history = [];
 const views = new Map();
@@ -84,7 +86,7 @@ function stageView(parent, name) {
   const charts = article.appendChild(element("div", { class: "charts" }));
   const queue = chart(charts, "Waiting requests", lines, ["in the queue"]);
   const times = chart(charts, "Mean time, ms", lines, ["in the queue", "of a batch"]);
-  const sizes = chart(charts, "Batch sizes of the last five minutes", heat);
+  const sizes = chart(charts, "Batch sizes of the last ten minutes", heat);
   const cost = chart(charts, "Learned time by batch size, ms", curve);
   const tables = article.appendChild(element("div", { class: "tables" }));
   return {
@@ -143,6 +145,14 @@ function showService(now, before) {
   now.stages.forEach((stage, i) => showStage(view, stage, before.stages[i] ?? stage, times, moments.map(([a, b]) => [a.stages[i], b.stages[i]])));
 }
 
+/** The batch sizes of each few seconds, from the first to now. */
+function columns(sizes, times) {
+  const slot = (time) => Math.floor(-time / STEP);
+  const found = Array.from({ length: times.length ? slot(times[0]) + 1 : 0 }, () => []);
+  sizes.forEach((each, i) => found[slot(times[i])].push(...each));
+  return found.reverse();
+}
+
 function showStage(service, now, before, times, moments) {
   if (!service.stages.has(now.name)) service.stages.set(now.name, stageView(service.section, now.name));
   const view = service.stages.get(now.name);
@@ -162,12 +172,12 @@ function showStage(service, now, before, times, moments) {
   const each = moments.map(([a, b]) => differences(a, b));
   view.queue([times, moments.map(([, b]) => b.queued)]);
   view.times([times, each.map((d) => 1000 * d.meanQueue), each.map((d) => 1000 * d.meanCompute)]);
-  view.sizes(each.map((d) => d.sizes));
+  view.sizes(columns(each.map((d) => d.sizes), times));
   view.cost(now.cost);
   view.reasons(Object.entries(now.reasons).map(([reason, n]) => [reason, number(n)]));
   view.workers(now.workers.map((worker) => {
     const text = worker.restarts ? `${worker.state}, replaced ${worker.restarts} times` : worker.state;
-    return [`worker ${worker.place}`, text, worker.state, worker.where];
+    return [worker.name, text, worker.state, worker.where];
   }));
 }
 
@@ -185,10 +195,17 @@ function showVerdict(problems, now) {
   list.replaceChildren(...problems.map(({ text, step }) => element("li", {}, text, element("span", { class: "step" }, step))));
 }
 
+function remember(figures) {
+  history.push(figures);
+  while (figures.time - history[0].time > KEPT) history.shift();
+  const isSpare = (moment, i) => i > 0 && figures.time - moment.time > FINE && history[i + 1].time - history[i - 1].time <= STEP;
+  const spare = history.findIndex(isSpare);
+  if (spare > 0) history.splice(spare, 1);
+}
+
 function show(message) {
   const { figures, problems } = message;
-  history.push(figures);
-  if (history.length > KEPT) history.shift();
+  remember(figures);
   const from = history.findLast((moment) => figures.time - moment.time >= WINDOW) ?? history[0];
   showVerdict(problems, figures);
   keepViewsOf(figures.services);
@@ -200,11 +217,21 @@ function show(message) {
   document.documentElement.dataset.figures = JSON.stringify(figures);
 }
 
-const events = new EventSource("dashboard/events");
-events.onopen = () => setText(document.getElementById("connection"), "live");
-events.onmessage = (event) => show(JSON.parse(event.data));
-events.onerror = () => {
-  setText(document.getElementById("connection"), "The server does not answer; trying again");
-  document.getElementById("verdict").className = "bad";
-  setText(document.getElementById("verdict-title"), "The server does not answer");
-};
+function listen() {
+  const events = new EventSource("dashboard/events");
+  events.onopen = () => setText(document.getElementById("connection"), "live");
+  events.onmessage = (event) => show(JSON.parse(event.data));
+  events.onerror = () => {
+    setText(document.getElementById("connection"), "The server does not answer; trying again");
+    document.getElementById("verdict").className = "bad";
+    setText(document.getElementById("verdict-title"), "The server does not answer");
+  };
+}
+
+/** Takes what the server has kept of the time before the page was opened. */
+async function recall() {
+  const answer = await fetch("dashboard/history");
+  if (answer.ok) history.push(...await answer.json());
+}
+
+recall().catch(() => {}).then(listen);
