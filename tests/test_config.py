@@ -149,7 +149,7 @@ def test_a_changed_service_is_the_declared_one_but_for_what_is_changed() -> None
         ({}, {"many": {"workers": 0}}, "workers"),
         ({}, {"many": {"policy": "adaptve"}}, "adaptive"),
         ({}, {"many": {"max_batch_size": "none"}}, "max_batch_size cannot be none: many takes batches"),
-        ({}, {"many": {"max_queue_size": "none"}}, "max_queue_size must be a whole number of at least 1, not None"),
+        ({}, {"many": {"max_queue_size": "none"}}, "max_queue_size must be a whole number of at least 1, not 'none'"),
     ],
 )
 def test_wrong_changes_name_the_nearest(services: Any, stages: Any, error: str) -> None:
