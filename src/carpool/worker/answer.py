@@ -578,7 +578,7 @@ class BatchAnswerer:
             return False
         try:
             encode = self._encoders[accept]
-            if accept in OBJECTS:
+            if encode is payload.dump or encode is as_arrays:
                 block = _as_block(results, kinds)
                 reply.payloads = [encode(value) for value in results] if block is None else block
             elif accept == JSON and len(results) >= _MANY and kinds <= SCALARS:
