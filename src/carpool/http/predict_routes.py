@@ -72,7 +72,7 @@ class PredictRoutes:
         exchange.patient = self._is_patient
         if ask.framing is not None:
             _ask_for_parts(exchange, ask, driver.clock())
-        driver.submit(exchange)
+        driver.submit([exchange])
 
     def predict_whole_request(self, exchange: Exchange) -> None:
         """Hand over a request to a model whose `decode` asks for the head beside the body."""
@@ -114,7 +114,7 @@ class PredictRoutes:
                     item.error = error
                     driver.refused(error)
         exchange.item = whole  # for `cancel`
-        driver.submit_all(whole.begin())
+        driver.submit(whole.begin())
 
     def predict_bulk(self, exchange: Exchange) -> None:
         """Have the lines of a body taken as they come, each as an item."""
