@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from carpool.drive.streams import Window
+from carpool.drive.streams import StreamWindow
 from carpool.errors import CarpoolError
 from carpool.http.bulk import BulkItems, feed_bulk
 from carpool.http.codec import format_of_entries
@@ -122,7 +122,7 @@ class PredictRoutes:
         assert ask is not None
         driver, handle = ask.endpoint.driver, ask.endpoint.handle
         assert driver is not None
-        window = Window(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
+        window = StreamWindow(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
         soon = asyncio.get_running_loop().call_soon
         unfed = exchange.item if type(exchange.item) is list else []
         exchange.item = BulkItems(exchange, ask, driver, window, self._app.max_body_bytes, soon)
