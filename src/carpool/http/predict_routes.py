@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from carpool.drive.aio import Driver
-from carpool.drive.streams import Window
+from carpool.drive.streams import StreamWindow
 from carpool.errors import CarpoolError
 from carpool.http.bulk import BulkItems, feed_bulk
 from carpool.http.codec import format_of_entries
@@ -83,7 +83,7 @@ class PredictRoutes:
         exchange.patient = self._is_patient
         if ask.framing is not None:
             _ask_for_parts(exchange, ask, driver.clock())
-        driver.submit(exchange)
+        driver.submit([exchange])
 
     def predict_whole_request(self, exchange: Exchange) -> None:
         """Hand over a request to a model whose `decode` asks for the head beside the body."""
@@ -127,7 +127,7 @@ class PredictRoutes:
                 if isinstance(item.error, CarpoolError):
                     driver.refused(item.error)
             exchange.item = whole  # for `cancel`
-            driver.submit_all(whole.begin())
+            driver.submit(whole.begin())
 
         self._with(exchange, listed, submit)
 
@@ -143,7 +143,7 @@ class PredictRoutes:
         driver, handle = ask.endpoint.driver, ask.endpoint.handle
         assert driver is not None
         exchange.fix_id(ask.responder.request_ids)
-        window = Window(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
+        window = StreamWindow(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
         soon = asyncio.get_running_loop().call_soon
         unfed = exchange.item if type(exchange.item) is list else []
         exchange.item = BulkItems(exchange, ask, driver, window, self._app.max_body_bytes, soon)
