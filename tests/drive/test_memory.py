@@ -50,7 +50,8 @@ def test_a_model_that_takes_12_of_64(stage: Stage) -> None:
     assert [x for x, _ in answers] == [*range(1200)]
     assert [x for x, _ in more] == [*range(1000)]
     assert max(n for _, n in answers + more) <= 12
-    assert learned.out_of_memory <= 3 + (stage.workers - 1)  # each worker may have had a full batch at first
+    # each worker may have had a full batch at first, and another one behind it
+    assert learned.out_of_memory <= 3 + (2 * stage.workers - 1)
     assert after.out_of_memory == learned.out_of_memory
     assert max(sizes_since(learned, after)) <= 12
     assert after.safe_batch_size == 12

@@ -20,7 +20,7 @@ import carpool
 from carpool.http.protocols.rows import table_of, tensors_of
 from carpool.http.protocols.tensors import elements_of
 from carpool.testing import served
-from tests.http.test_oip import infer, tensor
+from tests.http.oip import infer, tensor
 from tests.support.http.served import ask, fetched, posted
 
 
