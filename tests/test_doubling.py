@@ -22,7 +22,7 @@ import pytest
 from carpool.allowance import Allowance
 from carpool.client.messages import EventReader, LineSplitter
 from carpool.core.queue import Queue
-from carpool.drive.streams import Window
+from carpool.drive.streams import StreamWindow
 from carpool.errors import CarpoolError
 from carpool.frames import Pandas
 from carpool.frames.sheets import as_sheet, check_size
@@ -90,7 +90,7 @@ def _bulk() -> BulkItems:
     lane = Lane(-1, None, 0)
     ask: Any = SimpleNamespace(endpoint=endpoint, responder=None, format=1, accept=1, timeout_s=inf, lane=lane)
     driver: Any = SimpleNamespace(pipeline=pipeline, loop=SimpleNamespace(call_later=nothing), clock=lambda: 0.0)
-    items = BulkItems(exchange, ask, driver, Window(8, 8), 2**40, nothing)
+    items = BulkItems(exchange, ask, driver, StreamWindow(8, 8), 2**40, nothing)
     items.pause(is_paused=True)
     return items
 
