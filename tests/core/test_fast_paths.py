@@ -15,14 +15,18 @@ from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
-from carpool.policy import Greedy, Policy, Static
+from carpool.policy import Decision, Greedy, Policy, QueueView, Static
+from carpool.policy.adapted import Adapted
 from carpool.request import Lane, Request
 from tests.support.pipelines import pipeline_of, reply, stage
 from tests.support.properties import PROPERTY
 
 
-class Prophet(Greedy):
-    """Greedy, with a prediction of its own."""
+class Prophet(Policy):
+    """Greedy, of the former interface, with a prediction of its own."""
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:  # type: ignore[override]
+        return Decision(take=min(queue.size, self.limit) if free else 0, reason="free")
 
     def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
         return 3.0 * waiting + 1.0
@@ -31,7 +35,7 @@ class Prophet(Greedy):
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "greedy": Greedy,
     "static": lambda limit: Static(limit, 2.0),
-    "prophet": Prophet,
+    "prophet": lambda limit: Adapted(Prophet(limit)),
 }
 
 
@@ -128,7 +132,7 @@ def _told(request: Request) -> tuple[object, ...]:
 def _counted(batcher: Batcher) -> tuple[object, ...]:
     times = batcher.times.usual_s, batcher.times.fastest_s
     due = batcher.wake_at, batcher.attention_at
-    learned = batcher.policy.hop_s, *times
+    learned = batcher.times.hop_s, *times
     queue = batcher.queue
     held = queue.count, queue.size, queue.nbytes, queue.earliest_deadline, queue.earliest_due, queue.oldest_arrival
     entered = batcher.entered, held
@@ -253,7 +257,7 @@ def test_the_sizes_of_requests_count_on_arrival() -> None:
 
 def test_a_prediction_of_the_policy_counts_on_arrival() -> None:
     """It says that one is too late behind another, which the times of batches would not."""
-    assert waiting_twins(lambda: Prophet(1), Spec(timeout_s=4.5), Spec(timeout_s=4.5)) == [[True, False]] * 2
+    assert waiting_twins(lambda: Adapted(Prophet(1)), Spec(timeout_s=4.5), Spec(timeout_s=4.5)) == [[True, False]] * 2
 
 
 class Breaks(Greedy):

@@ -11,11 +11,11 @@ import pytest
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
-from carpool.policy import Decision, Policy, QueueView
+from carpool.policy import Decision, DoneBatch, Policy, View
 from carpool.request import DONE, Request
 from tests.support.pipelines import ask, asks, outcome, pipeline_of, reply, stage
 
-CALLS = ("decide", "arrived", "arrived_together", "left", "completed", "trained", "limit", "predicted_wait_s")
+CALLS = ("decide", "arrived", "left", "learn", "limit")
 KINDS: tuple[type[BaseException], ...] = (
     *(ValueError, RuntimeError, StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit, RecursionError),
 )
@@ -39,39 +39,28 @@ class Raising(Policy):
         if self.raised and call in (self._call, "left"):
             raise self._kind("of the policy")
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        queue = view.queue
+        if view.free_in_s is not None:
+            self._may("decide ahead")
+            return self._full_ahead(queue)
         self._may("decide")
         drop = [request for request in queue if request.item == "drop"]
-        return Decision(drop, min(2, queue.size - len(drop)) if free else 0, "free")
+        return Decision(drop, min(2, queue.size - len(drop)) if view.free else 0, "free")
 
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        self._may("decide_ahead")
-        return self._full_ahead(queue)
-
-    def arrived(self, now: float, request: Request) -> None:
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
         self._may("arrived")
-
-    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
-        self._may("arrived_together")
-        super().arrived_together(now, requests)
 
     def left(self, now: float, request: Request) -> None:
         self._may("left")
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        self._may("completed")
-
-    def trained(self, n: int, size: int, busy_s: float) -> None:
-        self._may("trained")
+    def learn(self, now: float, done: DoneBatch) -> None:
+        self._may("learn")
 
     @property
     def limit(self) -> int:
         self._may("limit")
         return 2
-
-    def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
-        self._may("predicted_wait_s")
-        return None
 
 
 class Story:
@@ -91,7 +80,7 @@ class Story:
         pipeline = self.line
         low, cancelled = ask("low", priority=-1), ask("cancelled")
         return [
-            lambda: pipeline.trained(0, 1, 1, 0.5),
+            lambda: pipeline.trained(0, 0, 1, 1, 0.5),
             lambda: self.submit(0, [ask("1"), ask("2"), ask("3", 9), ask("4")]),
             lambda: self.poll(0),
             lambda: self.submit(1, [ask("5", 3), low, cancelled, ask("drop")]),
@@ -175,7 +164,7 @@ def test_each_request_is_answered_once(call: str, kind: type[BaseException], whe
             assert story.told[request] == (request not in story.gone), (n, request.item)
         assert (story.line.unanswered, story.line.waiting) == (0, 0)
         n += 1
-    assert n or where or call == "predicted_wait_s"
+    assert n or where
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,7 +172,7 @@ def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
     """If a policy raises when it is asked for a batch ahead, the requests of the batch under way
     and of the one that lies ahead are answered, too.
     """
-    policy = Raising("decide_ahead", 2, kind)
+    policy = Raising("decide ahead", 2, kind)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
     pipeline.batchers[0].times.usual_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
@@ -226,7 +215,7 @@ def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
     """
 
     class Half(Policy):
-        def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        def decide(self, view: View) -> Decision:
             return Decision(take=1.5)  # type: ignore[arg-type]
 
     pipeline = pipeline_of(stage(policy=Half(2)))

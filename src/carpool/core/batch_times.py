@@ -14,17 +14,18 @@ class BatchTimes:
             say, since two replies may lie together when a busy service comes to read them. It is
             kept only where it is needed.
         fastest_s: The least seconds of a batch lately; never more than `usual_s`.
+        hop_s: Smoothed seconds that a batch spends on its way to the worker and back.
         gap_s: Smoothed seconds that a worker is idle between two batches of which none goes ahead.
             It is kept only where batches may go ahead.
     """
 
-    __slots__ = ("_usual_busy_s", "deviation_s", "fastest_s", "gap_s", "usual_s")
+    __slots__ = ("_usual_busy_s", "deviation_s", "fastest_s", "gap_s", "hop_s", "usual_s")
 
     def __init__(self) -> None:
         self.usual_s = 0.0
         self.deviation_s = 0.0
         self.fastest_s = 0.0
-        self.gap_s = 0.0
+        self.hop_s = self.gap_s = 0.0
         self._usual_busy_s = 0.0
 
     def learn(self, took_s: float) -> None:

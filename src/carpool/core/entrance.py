@@ -108,7 +108,7 @@ class Entrance:
         if soonest != inf:
             units = sum([request.size for request in requests])
             try:
-                is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.onward_s
+                is_hurried = soonest - now < first.longest_wait_s(units) + first.view.onward_s
             except BaseException:  # of the policy
                 _clear_ids(requests[:n])
                 raise
@@ -130,7 +130,7 @@ class Entrance:
         first, alike, n = self._first, requests[0], len(requests)
         deadline = alike.deadline
         nbytes = sum([request.nbytes for request in requests])
-        is_hurried = deadline - now < first.longest_wait_s(n) + first.policy.onward_s
+        is_hurried = deadline - now < first.longest_wait_s(n) + first.view.onward_s
         if is_hurried or not first.queue.has_room(nbytes, n):
             return False
         due = min(alike.due, deadline, inf if alike.bulk else now + self._slo_s)

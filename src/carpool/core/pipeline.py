@@ -314,25 +314,25 @@ class Pipeline:
         """Note that a worker which makes several calls for one batch has started the next one."""
         self.batchers[stage].call_started(now, place, batch_id)
 
-    def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
-        """Note that a warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
-        self.batchers[stage].trained(n, size, busy_s)
+    def trained(self, now: float, stage: int, n: int, size: int, busy_s: float, longest: int = 0) -> None:
+        """Note that a warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`.
 
-    def trained_at(self, stage: int, n: int, longest: int, busy_s: float) -> None:
-        """Note that a warm-up has run `n` times an example of length `longest` in `busy_s`."""
-        self.batchers[stage].trained_at(n, longest, busy_s)
+        With `longest`, it was `n` times one example of that length.
+        """
+        self.batchers[stage].trained(now, n, size, busy_s, longest)
 
-    def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
+    def trained_steps(self, now: float, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Note that a warm-up has made a step of `rows`, and has started `length` units of work.
 
         Args:
+            now: The time.
             rows: How many streams were stepped.
             step_s: Seconds of the step.
             length: The sum of their lengths.
             start_s: Seconds of starting them.
         """
         if self.stepper is not None:
-            self.stepper.trained_steps(rows, step_s, length, start_s)
+            self.stepper.trained_steps(now, rows, step_s, length, start_s)
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
@@ -398,7 +398,7 @@ class Pipeline:
         todo = self._todo
         onward_s = 0.0
         for batcher in reversed(self.batchers):
-            batcher.policy.onward_s = onward_s
+            batcher.view.onward_s = onward_s
             self._poll_stage(now, batcher)
             if batcher.stage and not batcher.retired:
                 onward_s += batcher.expected_s(now)

@@ -12,7 +12,8 @@ from math import inf
 from carpool.core.batch import Expiry
 from carpool.core.quarantine import suspect
 from carpool.core.queue import Queue
-from carpool.policy.base import Policy, knows_lone_requests
+from carpool.policy.adapted import Adapted
+from carpool.policy.base import Policy, View
 from carpool.request import QUEUED, Request
 
 
@@ -29,6 +30,7 @@ class StageRequests:
             size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
 
     Attributes:
+        view: What the policy is asked with.
         next_max_size: The most results that the next stage can ever take at once; the pipeline sets
             it.
         closing: Whether no request can join the queue any more, so that nothing is held back for
@@ -54,6 +56,7 @@ class StageRequests:
         self.policy = policy
         self.queue = queue
         self.stage = stage
+        self.view = View(queue)
         self.idempotent = idempotent
         self.weigh = weigh or _counts_for_one
         self.next_max_size = inf
@@ -62,11 +65,9 @@ class StageRequests:
         self.wake_at: float | None = None
         self.attention_at = inf
         kind = type(policy)
-        self._policy_listens = (
-            kind.arrived is not Policy.arrived or kind.arrived_together is not Policy.arrived_together
-        )
-        self._policy_predicts = kind.predicted_wait_s is not Policy.predicted_wait_s
-        self._policy_knows_lone = knows_lone_requests(kind)
+        self._policy_listens = kind.arrived is not Policy.arrived
+        self._policy_learns = kind.learn is not Policy.learn
+        self._predictor = policy if isinstance(policy, Adapted) and policy.predicts else None
 
     def enter(
         self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
@@ -89,14 +90,14 @@ class StageRequests:
         else:
             self.queue.push_alike(requests, nbytes)
         if self._policy_listens:
-            self.policy.arrived_together(now, requests)
+            self.policy.arrived(now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
         known = [request for request in requests if not request.losses]  # the policy is not told of those in quarantine
         if known:
-            self.policy.arrived_together(now, known)
+            self.policy.arrived(now, known)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
         """Let requests wait again, each to be run alone, as one of them may have killed its worker.
@@ -129,10 +130,14 @@ class StageRequests:
         """Report whether a request may be run once more after its worker was lost."""
         return self.idempotent
 
+    @property
+    def _whose_policy(self) -> str:
+        return f"policy {type(getattr(self.policy, 'former', self.policy)).__name__} of stage {self.name}"
+
     def _drop(self, now: float, requests: Sequence[Request]) -> None:
         """Remove the queued requests that the policy drops."""
         if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.stage for r in requests):
-            raise RuntimeError(f"policy {type(self.policy).__name__} of stage {self.name} drops what is not queued")
+            raise RuntimeError(f"{self._whose_policy} drops what is not queued")
         for request in requests:
             self.policy.left(now, request)
         for request in requests:

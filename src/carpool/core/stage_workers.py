@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from math import inf
 
-from carpool.core.batch import Attention, Batch, Expiry
+from carpool.core.batch import Attention, Batch, Expiry, LoneBatch, WarmUpBatch
 from carpool.core.batch_times import BatchTimes
 from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.levels import level_of
@@ -74,7 +74,7 @@ class StageWorkers(StageRequests):
     ) -> None:
         super().__init__(name, policy, queue, stage=stage, idempotent=idempotent, weigh=weigh)
         self.patience = Patience(max_batch_time_s, patience_s)
-        self.runs_ahead = policy.runs_ahead = runs_ahead and idempotent
+        self.runs_ahead = self.view.runs_ahead = runs_ahead and idempotent
         self.keyed = keyed
         self.limits_padded = queue.has_lengths
         self.safe_size = SafeSize(None if self.limits_padded else policy.allowed_batch_sizes)
@@ -87,7 +87,7 @@ class StageWorkers(StageRequests):
         self.late_results = 0
         self._places = Places()
         self._knots = Knots(policy.max_batch_size or policy.limit)  # sizes, about which others are
-        self._lone = padded(1, policy.allowed_batch_sizes) if policy.allowed_batch_sizes else 0  # of size 1
+        self._lone = LoneBatch(stage)
         self.leaving = self._places.leaving
         self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
         self._running = 0
@@ -131,15 +131,10 @@ class StageWorkers(StageRequests):
         """Take the places for slots of one function, which come and go for each batch."""
         self._places.are_slots = True
 
-    def trained(self, n: int, size: int, busy_s: float) -> None:
+    def trained(self, now: float, n: int, size: int, busy_s: float, longest: int = 0) -> None:
         """Tell the policy of a warm-up, unless requests have run already: those teach better."""
         if not self._batch_ids:
-            self.policy.trained(n, size, busy_s)
-
-    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
-        """Tell the policy of a warm-up with examples of one length, as `trained` does."""
-        if not self._batch_ids:
-            self.policy.trained_at(n, longest, busy_s)
+            self.policy.learn(now, WarmUpBatch(now, self.stage, n, size, longest, busy_s))
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take batches from now on."""
@@ -315,24 +310,20 @@ class StageWorkers(StageRequests):
     def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
         """Note that a worker has answered all of its batch, and learn from it."""
         took_s = now - batch.started
-        busy_s += batch.busy_s
+        batch.busy_s = busy_s = busy_s + batch.busy_s
         if self.runs_ahead:
             self.times.learn_deviation(busy_s)
             self.times.learn_gap(took_s, busy_s, batch.ahead)
         if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
-            ok = ok and batch.ok
+            batch.ok = ok = ok and batch.ok
             if ok and batch.id > self._limited_since and self.safe_size.limit < inf:
                 memory = self.memory_of(batch)
                 if memory > self.safe_size.limit:
                     self.safe_size.fitted(memory)  # it was sent to find out whether more fits
-            policy = self.policy
-            policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
-            policy.hop_s += 0.1 * (hop_s - policy.hop_s)
-            policy.running, policy.gap_s = self._running, self.times.gap_s
-            policy.is_first_call = ok and self._is_first(batch)
-            if batch.longest:
-                policy.served(now, batch.n, batch.longest, batch.requests, busy_s, ok, batch.is_switch)
-            policy.completed(now, batch.n, batch.size, busy_s, ok)
+            batch.hop_s = hop_s = max(0.0, took_s - busy_s)
+            self.times.hop_s += 0.1 * (hop_s - self.times.hop_s)
+            if self._policy_learns:
+                self._have_learned(now, batch, self._running)
         del self.in_flight[batch.place]
         if self.keyed is not None:
             self.keyed.ended(batch.place)
@@ -346,8 +337,17 @@ class StageWorkers(StageRequests):
             self.patience.learn(batch.size, took_s)
         self.times.learn(took_s)
 
+    def _have_learned(self, now: float, batch: Batch, running: int) -> None:
+        """Have the policy learn from a batch that is done."""
+        times, view = self.times, self.view
+        view.hop_s, view.gap_s, view.running = times.hop_s, times.gap_s, running
+        batch.judge = self._is_first
+        self.policy.learn(now, batch)
+
     def _is_first(self, batch: Batch) -> bool:
-        """Report whether a batch was the first one of about its size, and length, on its worker."""
+        """Note that a batch has run; report whether it was the first one of about its size on its
+        worker, and of about its length.
+        """
         counts, lengths, longest = self.policy.allowed_batch_sizes, self.policy.allowed_lengths, batch.longest
         size = padded(batch.n, counts) if counts else self._knots.nearest(batch.size)
         if longest:

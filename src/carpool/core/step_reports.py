@@ -10,6 +10,7 @@ from carpool.core.quarantine import acquit
 from carpool.core.running_set import Part, RunningSet, SetReport, stream_of
 from carpool.core.stage_streams import StageStreams
 from carpool.errors import ModelError
+from carpool.policy.steps import Stepped
 from carpool.request import Request, Stream
 
 _LATEST: Final = 5.0  # paces; where a stream further behind its goal is counted from anew, as nothing can save it
@@ -38,7 +39,7 @@ class StepReports(StageStreams):
         """
         running = self._checked(report)
         if not self.retired:
-            self._learn(report)
+            self._learn(now, report)
         parts: list[tuple[Request, object]] = []
         ended: list[tuple[Request, Part]] = []
         if report.ids and not self._take_plain(now, running, report.ids, report.values, parts):
@@ -69,15 +70,16 @@ class StepReports(StageStreams):
             raise ValueError(f"worker {report.place} of stage {self.name} has no streams {sorted(strangers)}")
         return running
 
-    def _learn(self, report: SetReport) -> None:
+    def _learn(self, now: float, report: SetReport) -> None:
         """Learn from the times of a report, and have the policy do so."""
-        policy, is_first = self.policy, self._places.is_first
-        if report.length:
-            policy.is_first_call = is_first(report.place, ("start", report.length.bit_length()))
-            policy.started(report.length, report.start_s)
-        if report.rows:
-            policy.is_first_call = is_first(report.place, self._knots.nearest(report.rows))
-            policy.stepped(report.rows, report.step_s)
+        rows, length = report.rows, report.length
+        if not rows and not length:
+            return
+        is_first, place = self._places.is_first, report.place
+        starts = length > 0 and is_first(place, ("start", length.bit_length()))
+        steps = rows > 0 and is_first(place, self._knots.nearest(rows))
+        self.policy.learn(now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
+        if rows:
             self.steps += 1
             self.step_s += (report.step_s - self.step_s) * (0.2 if self.step_s else 1.0)
 

@@ -26,7 +26,7 @@ The calls, which `core/pipeline.py` makes for drivers (events first, then what t
     worker_ready(place)                           # Pipeline.worker_ready(stage, place)
     worker_gone(now, place, unsent) -> Lost       # Pipeline.worker_lost, Pipeline.worker_left
     drain(place), is_empty(place)                 # Pipeline.drain(stage, place); see `Todo.drained`
-    trained_steps(rows, step_s, length, start_s)  # Pipeline.trained_steps(...); a warm-up
+    trained_steps(now, rows, step_s, length, start_s)  # Pipeline.trained_steps(...); a warm-up
     poll(now, refuse)                             # Pipeline.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
@@ -174,8 +174,7 @@ class Stepper(StepReports):
             return 0
         n = operator.index(self.policy.join(now, heads, running))
         if not 0 <= n <= len(heads):
-            policy = type(self.policy).__name__
-            raise RuntimeError(f"policy {policy} of stage {self.name} has {n} of {len(heads)} requests join a set")
+            raise RuntimeError(f"{self._whose_policy} has {n} of {len(heads)} requests join a set")
         if not n and self.closing and not running.members:
             return len(heads)
         return n

@@ -246,26 +246,21 @@ class Driver(LoopTurn):
 
     # -- what the workers teach
 
-    def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
-        """Learn from a warm-up call of `n` examples, whose sizes sum to `size`."""
-        self.recall()
-        try:
-            self.pipeline.trained(stage, n, size, busy_s)
-        except BaseException as error:
-            self._fail(error)
+    def trained(self, stage: int, n: int, size: int, busy_s: float, longest: int = 0) -> None:
+        """Learn from a warm-up call of `n` examples, whose sizes sum to `size`.
 
-    def trained_at(self, stage: int, n: int, longest: int, busy_s: float) -> None:
-        """Learn from a warm-up call of `n` examples of length `longest`."""
+        With `longest`, it was `n` times one example of that length.
+        """
         self.recall()
         try:
-            self.pipeline.trained_at(stage, n, longest, busy_s)
+            self.pipeline.trained(self.clock(), stage, n, size, busy_s, longest)
         except BaseException as error:
             self._fail(error)
 
     def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Learn from a warm-up that has started `length` units of work and stepped `rows`."""
         try:
-            self.pipeline.trained_steps(rows, step_s, length, start_s)
+            self.pipeline.trained_steps(self.clock(), rows, step_s, length, start_s)
         except BaseException as error:
             self._fail(error)
 

@@ -108,7 +108,7 @@ class SharedLine:
         """Return why the policy decides as it does."""
         self._check_owner()
         with self._lock:
-            return explained(self._batcher.policy, self._clock())
+            return explained(self._batcher.policy, self._clock(), self._batcher.times.hop_s)
 
     # -- forks
 

@@ -95,7 +95,7 @@ class StageUpkeep:
         if self._recycling is not None:
             self._recycling.called(place, n if self._is_single else 1)
         if self.scaler is not None and size:
-            self.scaler.completed(n, size, busy_s + self._batcher.policy.hop_s)
+            self.scaler.completed(n, size, busy_s + self._batcher.times.hop_s)
 
     # -- how many
 

@@ -107,7 +107,7 @@ class StageScaling:
     def completed(self, batch: Batch, busy_s: float) -> None:
         """Learn from a batch."""
         self._busy_s += busy_s
-        self._scaler.completed(batch.n, batch.size, busy_s + self._batcher.policy.hop_s)
+        self._scaler.completed(batch.n, batch.size, busy_s + self._batcher.times.hop_s)
 
     def drained(self, place: int) -> None:
         """Note that a worker that was to go has gone."""
