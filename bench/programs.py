@@ -45,6 +45,7 @@ PROGRAMS = (
     Program("policies.overhead", 0.5, "what a policy's own decisions cost"),
     Program("policies.steps", 2, "policies of steps, and what others do, in virtual time", "for some rows: the trace"),
     Program("policies.scaling", 2, "how many workers a day takes, by the rules of autoscalers"),
+    Program("policies.same_decisions", None, "whether two revisions decide alike, on all of these", "git", False),
     Program("policies.trace", None, "all policies on a trace of a language model", "the trace", False),
     Program(
         "shapes", 20, "rules of composition by length on 135 workloads, in virtual time", "for some rows: the trace"
@@ -93,6 +94,7 @@ STARTED_BY_OTHERS = {
     "gpu.servers.litserve_tensors": "gpu",
     "gpu.servers.mosec_tensors": "gpu",
     "gpu.side": "gpu",
+    "policies.decisions": "policies.same_decisions",
     "peers.servers.async_batcher_function": "peers.inprocess",
     "peers.servers.bare_echo": "peers.http",
     "peers.servers.batched_function": "peers.inprocess",

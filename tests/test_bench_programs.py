@@ -113,7 +113,7 @@ def test_what_cannot_be_run_is_told(words: list[str], complaint: str, capsys: py
 def test_all_are_those_that_need_no_arguments() -> None:
     """And that install and write nothing, and need neither Ray nor a trace."""
     tools = {"tools.api", "tools.entries", "tools.lowest", "tools.pythons"}
-    others = {"cluster", "gpu", "peers.install", "policies.trace", "reality.open_loop"}
+    others = {"cluster", "gpu", "peers.install", "policies.same_decisions", "policies.trace", "reality.open_loop"}
     assert set(NAMES) - set(ALL) == others | tools
 
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carpool.core.batch import Batch
@@ -18,7 +18,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.policy.adapted import Adapted
 from carpool.request import Lane, Request
-from tests.support.pipelines import pipeline_of, reply, stage
+from tests.support.pipelines import Listed, pipeline_of, reply, stage, together
 from tests.support.properties import PROPERTY
 
 
@@ -70,15 +70,19 @@ class Spec:
     patient: bool = False
     bulk: bool = False
     cancelled: bool = False
+    n: int = 1
 
-    def make(self, number: int, now: float, to: Pipeline) -> Request:
-        request = Request(number, now + self.timeout_s, nbytes=self.nbytes)
-        request.due = min(request.due, now + self.due_in_s)
-        request.size, request.patient, request.bulk = self.size, self.patient, self.bulk
-        request.lane = Lane(self.priority, None, 0)
+    def make(self, now: float, to: Side) -> list[Request]:
+        """A lot of `n` requests; the first one may have been cancelled."""
+        made = [Listed(len(to.requests) + i, now + self.timeout_s, nbytes=self.nbytes) for i in range(self.n)]
+        for request in made:
+            request.due = min(request.due, now + self.due_in_s)
+            request.size, request.patient, request.bulk = self.size, self.patient, self.bulk
+            request.lane = Lane(self.priority, None, 0)
         if self.cancelled:
-            to.cancel(now, request)
-        return request
+            to.pipeline.cancel(now, made[0])
+        to.requests += made
+        return together(made)
 
 
 class Side:
@@ -92,14 +96,10 @@ class Side:
 
     def play(self, now: float, step: str, argument: Any) -> None:
         if step == "submit":
-            new = [spec.make(len(self.requests) + i, now, self.pipeline) for i, spec in enumerate(argument)]
-            self.requests += new
-            self.pipeline.submit(now, new)
+            self.pipeline.submit(now, [request for spec in argument for request in spec.make(now, self)])
         elif step == "submit alike":
             alike, n = argument
-            new = [alike.make(len(self.requests) + i, now, self.pipeline) for i in range(n)]
-            self.requests += new
-            self.pipeline.submit_alike(now, new)
+            self.pipeline.submit(now, [request for _ in range(n) for request in alike.make(now, self)], alike=True)
         elif step == "cancel" and self.requests:
             self.pipeline.cancel(now, self.requests[argument % len(self.requests)])
         elif step == "reply" and self.running:
@@ -140,11 +140,12 @@ def _counted(batcher: Batcher) -> tuple[object, ...]:
 
 
 def admits_one_by_one(side: Side) -> None:
-    side.pipeline._entrance.admit_all = lambda now, requests: False  # type: ignore[method-assign]
+    side.pipeline._entrance._all_fit = lambda now, requests, alike: False  # type: ignore[method-assign]
 
 
 def submits_alike_like_others(side: Side) -> None:
-    side.pipeline.submit_alike = side.pipeline.submit  # type: ignore[method-assign]
+    submit = side.pipeline.submit
+    side.pipeline.submit = lambda now, requests, alike=False: submit(now, requests)  # type: ignore[method-assign]
 
 
 def answers_one_by_one(side: Side) -> None:
@@ -187,15 +188,25 @@ specs = st.builds(
     patient=st.booleans(),
     bulk=st.sampled_from([False, False, True]),
     cancelled=st.sampled_from([False] * 7 + [True]),
+    n=st.sampled_from([1, 1, 1, 2, 5]),
 )
-alike = specs.map(lambda spec: replace(spec, size=1, cancelled=False))
+alike = specs.map(lambda spec: replace(spec, size=1, cancelled=False, n=1))
 steps = st.one_of(
     st.tuples(st.just("submit"), st.lists(specs, min_size=1, max_size=5)),
     st.tuples(st.just("submit alike"), st.tuples(alike, st.integers(1, 5))),
     st.tuples(st.just("reply"), st.integers(0, 9)),
     st.tuples(st.just("cancel"), st.integers(0, 99)),
 )
+Script = list[tuple[float, tuple[str, Any]]]
 scripts = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), steps), max_size=25)
+
+BY_SLO = Service("greedy", 2, inf, inf, 1, 1, 4.0)
+SMALL = replace(BY_SLO, max_bytes=12)
+
+
+def alike_after(first: Spec, then: Spec) -> Script:
+    """Three that are alike come, then three others: sooner or later due, of two priorities, or too many."""
+    return [(1.0, ("submit alike", (first, 3))), (0.0, ("submit alike", (then, 3))), *[(0.0, ("reply", 0))] * 4]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +214,14 @@ scripts = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), steps), max_
 )
 @PROPERTY
 @given(service=services, script=scripts)
-def test_a_fast_path_comes_to_the_same(
-    slow: Callable[[Side], None], service: Service, script: list[tuple[float, tuple[str, Any]]]
-) -> None:
+@example(service=BY_SLO, script=alike_after(Spec(timeout_s=20.0), Spec(timeout_s=5.0)))
+@example(service=BY_SLO, script=alike_after(Spec(timeout_s=5.0), Spec(timeout_s=20.0)))
+@example(service=BY_SLO, script=alike_after(Spec(timeout_s=9.0, bulk=True), Spec(timeout_s=9.0)))
+@example(service=BY_SLO, script=alike_after(Spec(timeout_s=9.0, due_in_s=2.0), Spec(timeout_s=3.0, bulk=True)))
+@example(service=BY_SLO, script=alike_after(Spec(nbytes=1, priority=1), Spec(nbytes=5, patient=True)))
+@example(service=SMALL, script=alike_after(Spec(timeout_s=20.0), Spec(timeout_s=5.0)))
+@example(service=SMALL, script=alike_after(Spec(nbytes=1, priority=1), Spec(nbytes=5, patient=True)))
+def test_a_fast_path_comes_to_the_same(slow: Callable[[Side], None], service: Service, script: Script) -> None:
     """Two pipelines see the same, one without the fast path: the same states, ids, dues, answers and refusals."""
     fast, twin = Side(service), Side(service)
     slow(twin)
@@ -219,9 +235,7 @@ def test_a_fast_path_comes_to_the_same(
 
 @PROPERTY
 @given(service=services, script=scripts)
-def test_the_quick_bound_is_never_below_the_prediction(
-    service: Service, script: list[tuple[float, tuple[str, Any]]]
-) -> None:
+def test_the_quick_bound_is_never_below_the_prediction(service: Service, script: Script) -> None:
     """Whatever comes to a stage waits no longer than the bound says, its fastest possible batch included."""
     side = Side(service)
     now = 0.0
@@ -286,24 +300,3 @@ def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
 
     assert [request.id for request in requests] == [1, 2, 3, 4]
     assert (to.admitted, to.door.count) == (4, 3)
-
-
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (Spec(timeout_s=20.0), Spec(timeout_s=5.0)),
-        (Spec(timeout_s=5.0), Spec(timeout_s=20.0)),
-        (Spec(timeout_s=9.0, bulk=True), Spec(timeout_s=9.0)),
-        (Spec(timeout_s=9.0, due_in_s=2.0), Spec(timeout_s=3.0, bulk=True)),
-        (Spec(nbytes=1, priority=1), Spec(nbytes=5, patient=True)),
-    ],
-)
-@pytest.mark.parametrize("max_bytes", [inf, 12])
-def test_requests_that_are_alike_come_in_like_others(first: Spec, then: Spec, max_bytes: float) -> None:
-    """By an SLO, sooner or later due, of two priorities, or too many for the queue: all as if one by one."""
-    fast, twin = (Side(Service("greedy", 2, inf, max_bytes, 1, 1, 4.0)) for _ in range(2))
-    submits_alike_like_others(twin)
-    for step, argument in [("submit alike", (first, 3)), ("submit alike", (then, 3)), *[("reply", 0)] * 4]:
-        fast.play(1.0, step, argument)
-        twin.play(1.0, step, argument)
-        assert fast.seen == twin.seen

@@ -13,7 +13,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from carpool.drive.streams import MOST_WAITING, Window
+from carpool.drive.streams import MOST_WAITING, StreamWindow
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.processes import resident_bytes
@@ -295,7 +295,7 @@ def test_few_large_answers_wait_for_a_consumer_that_pauses(
 
 def test_a_window_opens_again_for_small_answers() -> None:
     """It is narrow only as long as answers are large, and never narrower than the workers need."""
-    window = Window(4, 64)
+    window = StreamWindow(4, 64)
     for _ in range(5):
         window.note_answers(8, 8 * 100)
         window.widen()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.batch import Batch
-from carpool.drive.streams import Window
+from carpool.drive.streams import StreamWindow
 from carpool.errors import ModelError
 from carpool.http import bulk
 from carpool.http.bulk import BulkItem, BulkItems
@@ -70,10 +70,10 @@ class World:
             pipeline=self.pipeline,
             loop=loop,
             clock=lambda: self.now,
-            submit_alike=lambda requests: self.pipeline.submit_alike(self.now, requests),
+            submit=lambda requests, alike: self.pipeline.submit(self.now, requests, alike),
             cancel=lambda request: self.pipeline.cancel(self.now, request),
         )
-        self.items = BulkItems(exchange, ask, driver, Window(8, 8), 1000, self.due.append)
+        self.items = BulkItems(exchange, ask, driver, StreamWindow(8, 8), 1000, self.due.append)
         made = self.items._new_item
 
         def count() -> BulkItem:

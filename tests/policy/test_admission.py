@@ -20,7 +20,7 @@ INFINITY = float("inf")
 def refusal(deadline: float = INFINITY, nbytes: int = 0, patient: bool = False, **state: Any) -> CarpoolError | None:
     """What becomes of a request at time 10, at a door for 4 requests and 100 bytes; nobody there unless said."""
     seen: dict[str, Any] = {"queued": 0, "queued_bytes": 0, "busy": 0, "wait_s": 0.0, "fastest_s": 0.0} | state
-    return Admission(4, 100).refusal(10, ask(deadline=deadline, nbytes=nbytes, patient=patient), **seen)
+    return Admission(4, 100).refusal(10, [ask(deadline=deadline, nbytes=nbytes, patient=patient)], **seen)
 
 
 def test_there_is_room_up_to_both_bounds() -> None:

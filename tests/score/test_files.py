@@ -23,7 +23,7 @@ from carpool.score.inputs import Input, InputRow, candidates
 from carpool.score.outputs import (
     NOT_BEGUN,
     Answer,
-    Done,
+    EarlierRun,
     Errors,
     File,
     LineRows,
@@ -64,7 +64,7 @@ def answer_of(value: Any, is_error: bool) -> Answer:
     return Answer(entries.of_error(told) if is_error else msgspec.json.encode(value), is_error)
 
 
-def output_of(path: Path, format: str, done: Done = NOT_BEGUN, *, is_retried: bool = False) -> Output:
+def output_of(path: Path, format: str, done: EarlierRun = NOT_BEGUN, *, is_retried: bool = False) -> Output:
     if format == "parquet":
         return ParquetFile(str(path))
     rows = SheetRows(done.header) if format == "csv" else LineRows()

@@ -40,6 +40,32 @@ def asks(items: Sequence[Any], deadline: float = inf, **settings: Any) -> list[R
     return [ask(item, deadline, **settings) for item in items]
 
 
+class Listed(Request):
+    """One of several that one caller waits for as a whole."""
+
+    __slots__ = ("lot",)
+    lot: Sequence[Request]
+
+    @property
+    def companions(self) -> Sequence[Request]:
+        return self.lot
+
+
+def together(requests: Sequence[Listed]) -> list[Request]:
+    """The requests, as one lot."""
+    for request in requests:
+        request.lot = requests
+    return list(requests)
+
+
+def lot(items: Sequence[Any], deadline: float = inf, *, nbytes: int = 0, patient: bool = False) -> list[Request]:
+    """One request per item, which are admitted together or not at all."""
+    requests = [Listed(item, deadline, nbytes=nbytes) for item in items]
+    for request in requests:
+        request.patient = patient
+    return together(requests)
+
+
 def items(requests: Sequence[Request]) -> list[Any]:
     """The items of the requests."""
     return [request.item for request in requests]

@@ -1,5 +1,8 @@
 """The way into a pipeline: new requests are admitted, wait at the door for room, or are refused.
 
+They come in lots. A lot is what one caller waits for as a whole, mostly a single request; it is
+admitted as a whole.
+
 Only the first stage has a door. Those that wait there are patient requests for which the first
 queue had no room, and those that a policy's exception has kept from entering. A request of a higher
 priority may displace some of a full queue: they are refused after all, or go back to the door.
@@ -19,6 +22,8 @@ from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import CarpoolError
 from carpool.policy.admission import DISPLACED, Admission, overloaded, retry_after_s
 from carpool.request import NEW, QUEUED, RUNNING, Request
+
+NOBODY: Sequence[Request] = ()
 
 
 class Entrance:
@@ -48,216 +53,181 @@ class Entrance:
 
     # -- new requests
 
-    def admit(self, now: float, requests: Sequence[Request], closed: CarpoolError | None) -> None:
-        """Admit or refuse new requests, one after the other.
+    def submit(self, now: float, requests: Sequence[Request], closed: CarpoolError | None, alike: bool) -> None:
+        """Admit or refuse new requests, lot by lot: see `Pipeline.submit`.
 
         Args:
             now: The time.
             requests: In the order of their arrival; those that were cancelled before are passed
                 over.
             closed: Why all of them are refused; None if the service is open.
+            alike: Whether they are known to be new and alike.
 
         Raises:
             ValueError: One of them was submitted before; then none is taken.
         """
+        if closed is None and self._all_fit(now, requests, alike):
+            return
         _check_new(requests)
         try:
             for request in requests:
                 if request.state == NEW:
-                    companions = request.companions
-                    if companions:
-                        self._admit_together(now, [each for each in companions if each.state == NEW], closed)
-                    else:
-                        self._admit_one(now, request, closed)
+                    lot = request.companions
+                    self._admit(now, [each for each in lot if each.state == NEW] if lot else (request,), closed)
         except BaseException:  # of the policy
-            self.keep(now, requests)
+            self._keep(now, requests)
             raise
 
-    def admit_all(self, now: float, requests: Sequence[Request]) -> bool:
-        """Admit all requests together, or none of them.
+    def _all_fit(self, now: float, requests: Sequence[Request], alike: bool) -> bool:
+        """Admit all requests at once, if all are new, there is room for all, and none may be late.
 
-        Fast path of `admit`: the same outcome, see tests/core/test_fast_paths.py. It admits them
-        where all are new, there is room for all, and none may be too late. If it returns False,
-        `admit` is to be called with the same `now`. All that is left of the attempt then is
-        `admitted`, `arrived` and `due` of some requests, which `admit` sets to the same values.
+        Fast path of the rest of `submit`: the same outcome, see tests/core/test_fast_paths.py. All
+        that is left of the attempt, if it returns False, is `admitted`, `arrived` and `due` of some
+        requests, which `_admit` sets to the same values. Of requests that are alike only the first
+        one is looked at.
         """
-        if self.door.count or self._journal is not None:
-            return False
         first = self._first
+        queue, n = first.queue, len(requests)
+        if queue.count + n > queue.max_size or self.door.count or self._journal is not None or not n:
+            return False
         latest = now + self._slo_s
         soonest, nbytes = inf, 0
-        id = self.admitted
-        for request in requests:
-            if request.id or request.state:  # of which NEW is 0
-                break
-            id += 1
-            request.id = id
-            request.admitted = now
-            request.arrived = now
-            deadline = request.deadline
-            due = request.due
-            if deadline < soonest:
-                soonest = deadline
-            if deadline < due:
-                request.due = due = deadline
-            if latest < due and not request.bulk:
-                request.due = latest
-            nbytes += request.nbytes
-        n = id - self.admitted
+        id = before = self.admitted
+        if alike:
+            one = requests[0]
+            soonest = one.deadline
+            due = min(one.due, soonest, inf if one.bulk else latest)
+            nbytes = sum([request.nbytes for request in requests])
+            for request in requests:
+                id += 1
+                request.id = id
+                request.admitted = request.arrived = now
+            if due != one.due:
+                for request in requests:
+                    request.due = due
+        else:
+            for request in requests:
+                if request.id or request.state:  # of which NEW is 0
+                    break
+                id += 1
+                request.id = id
+                request.admitted = now
+                request.arrived = now
+                deadline = request.deadline
+                due = request.due
+                if deadline < soonest:
+                    soonest = deadline
+                if deadline < due:
+                    request.due = due = deadline
+                if latest < due and not request.bulk:
+                    request.due = latest
+                nbytes += request.nbytes
         is_hurried = False
         if soonest != inf:
-            units = sum([request.size for request in requests])
+            units = n if alike else sum([request.size for request in requests])
             try:
                 is_hurried = soonest - now < first.longest_wait_s(units) + first.view.onward_s
             except BaseException:  # of the policy
-                _clear_ids(requests[:n])
+                _clear_ids(requests[: id - before])
+                self._keep(now, requests)
                 raise
-        if n < len(requests) or not n or is_hurried or not first.queue.has_room(nbytes, n):
-            _clear_ids(requests[:n])
+        if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
+            _clear_ids(requests[: id - before])
             return False
         self.admitted = id
-        first.enter(now, requests, soonest)
+        first.enter(now, requests, soonest, nbytes if alike else None)
         return True
 
-    def admit_alike(self, now: float, requests: Sequence[Request]) -> bool:
-        """Admit all of some requests that are alike, or none of them.
+    def _admit(self, now: float, lot: Sequence[Request], closed: CarpoolError | None) -> None:
+        """Admit a lot to the first queue or to the door, or refuse it.
 
-        Fast path of `admit_all` for new requests of one lane, one due and one deadline, each of
-        size 1: the same outcome, see tests/core/test_fast_paths.py.
+        The requests of a lot have one deadline. Only a single request displaces others. Patient
+        ones that can fit at all come in one by one, as there is room.
         """
-        if self.door.count or self._journal is not None:
-            return False
-        first, alike, n = self._first, requests[0], len(requests)
-        deadline = alike.deadline
-        nbytes = sum([request.nbytes for request in requests])
-        is_hurried = deadline - now < first.longest_wait_s(n) + first.view.onward_s
-        if is_hurried or not first.queue.has_room(nbytes, n):
-            return False
-        due = min(alike.due, deadline, inf if alike.bulk else now + self._slo_s)
-        id = self.admitted
-        for request in requests:
-            id += 1
-            request.id = id
-            request.admitted = request.arrived = now
-        if due != alike.due:
-            for request in requests:
-                request.due = due
-        self.admitted = id
-        first.enter(now, requests, deadline, nbytes)
-        return True
+        self._stamp(now, lot)
+        first, one, is_single = self._first, lot[0], len(lot) == 1
+        has_room, give_way, refusal = True, NOBODY, closed
+        if closed is None:
+            if is_single and not first.queue.has_room(one.nbytes):
+                has_room = False
+                give_way = first.in_the_way(one)
+            refusal = self._refusal(now, lot, give_way)
+        if refusal is not None:
+            is_own = is_single and refusal is not closed
+            for request in lot:
+                self._endings.refuse(request, refusal if is_own else copy.copy(refusal))
+        elif one.patient and not is_single:
+            for request in lot:
+                self._admit(now, (request,), None)
+        else:
+            waits = is_single and not give_way and (self.door.count > 0 or not has_room)
+            self._number(lot)
+            for other in give_way:
+                self._displace(now, other)
+            if waits:
+                one.stage = AT_THE_DOOR
+                self.door.push(lot)
+            else:
+                first.enter(now, lot)
+            if self._journal is not None:
+                for request in lot:
+                    self._journal.record(now, "waits for room" if waits else "admitted", request.id)
 
     def admit_lone(self, now: float, request: Request) -> None:
         """Admit a request that a worker has had since `now`: it is not refused any more."""
-        self.admitted += 1
-        request.id = self.admitted
-        request.admitted = request.arrived = now
-        request.due = min(request.due, request.deadline, now + self._slo_s)
-        self._first.enter(now, [request])
+        self._stamp(now, (request,))
+        self._number((request,))
+        self._first.enter(now, (request,))
 
-    def keep(self, now: float, requests: Sequence[Request]) -> None:
+    def _stamp(self, now: float, lot: Sequence[Request]) -> None:
+        """Write on requests when they came, and when they are due."""
+        for request in lot:
+            request.admitted = request.arrived = now
+            request.due = min(request.due, request.deadline, inf if request.bulk else now + self._slo_s)
+
+    def _number(self, lot: Sequence[Request]) -> None:
+        """Give requests their ids."""
+        for request in lot:
+            self.admitted += 1
+            request.id = self.admitted
+
+    def _keep(self, now: float, requests: Sequence[Request]) -> None:
         """Let the requests that were not taken in before the policy raised wait at the door."""
         for request in requests:
             if request.state == NEW:
                 if not request.id:
-                    self.admitted += 1
-                    request.id = self.admitted
+                    self._number((request,))
                 request.stage = AT_THE_DOOR
                 request.admitted = request.arrived = now
                 self.door.push([request])
 
-    def _admit_one(self, now: float, request: Request, closed: CarpoolError | None) -> None:
-        """Admit a request to the first queue or to the door, or refuse it."""
-        first = self._first
-        request.admitted = request.arrived = now
-        request.due = min(request.due, request.deadline, inf if request.bulk else now + self._slo_s)
-        if closed is not None:
-            self._endings.refuse(request, copy.copy(closed))
-            return
-        has_room = first.queue.has_room(request.nbytes)
-        is_full = self.door.count > 0 or not has_room
-        give_way = [] if has_room else first.in_the_way(request)
-        refusal = self._refusal(now, request, give_way)
-        if refusal is not None:
-            self._endings.refuse(request, refusal)
-            return
-        self.admitted += 1
-        request.id = self.admitted
-        waits = is_full and not give_way
-        if waits:
-            request.stage = AT_THE_DOOR
-            self.door.push([request])
-        else:
-            for other in give_way:
-                self._displace(now, other)
-            first.enter(now, [request])
-        if self._journal is not None:
-            self._journal.record(now, "waits for room" if waits else "admitted", request.id)
-
-    def _admit_together(self, now: float, requests: Sequence[Request], closed: CarpoolError | None) -> None:
-        """Admit requests of one caller, who waits for all of them, or refuse all.
-
-        They are in one lane and have one deadline. They displace no other requests.
-        """
-        for request in requests:
-            request.admitted = request.arrived = now
-            request.due = min(request.due, request.deadline, inf if request.bulk else now + self._slo_s)
-        refusal = closed or self._refusal_of_all(now, requests)
-        if refusal is not None:
-            for request in requests:
-                self._endings.refuse(request, copy.copy(refusal))
-            return
-        for request in requests:
-            if request.patient:
-                self._admit_one(now, request, None)
-                continue
-            self.admitted += 1
-            request.id = self.admitted
-            self._first.enter(now, [request])
-            if self._journal is not None:
-                self._journal.record(now, "admitted", request.id)
-
-    def _refusal_of_all(self, now: float, requests: Sequence[Request]) -> CarpoolError | None:
-        """Return why requests must not join the first queue together; None if they may."""
-        first = self._first
-        queue, last = first.queue, requests[-1]
-        ahead: float = queue.ahead_of(last, now)
-        if queue.weighted:
-            ahead *= queue.size / queue.count
-        ahead += self.door.count + sum([request.size for request in requests]) - last.size
-        return self._admission.refusal_of_all(
-            now,
-            requests,
-            queued=queue.count + self.door.count,
-            queued_bytes=queue.nbytes + self.door.nbytes,
-            busy=len(first.in_flight),
-            wait_s=first.predicted_wait_s(now, ahead),
-            fastest_s=self._fastest_s(),
-        )
-
-    def _refusal(self, now: float, request: Request, give_way: Sequence[Request]) -> CarpoolError | None:
-        """Return why a new request must not join the first queue, or wait for room; None if it may.
+    def _refusal(self, now: float, lot: Sequence[Request], give_way: Sequence[Request]) -> CarpoolError | None:
+        """Return why a lot must not join the first queue, or wait for room; None if it may.
 
         Args:
             now: The time.
-            request: The newcomer.
-            give_way: The requests that would leave the queue for it.
+            lot: The newcomers.
+            give_way: The requests that would leave the queue for them.
         """
-        first = self._first
+        first, last = self._first, lot[-1]
         queue = first.queue
-        units_before: float = queue.ahead_of(request, now)
+        units_before: float = queue.ahead_of(last, now)
         if queue.weighted:
             units_before *= queue.size / queue.count
         outside, outside_bytes = self.door.count, self.door.nbytes  # no newcomer gets past them
         if give_way:
             outside = -len(give_way)
             outside_bytes = -sum([other.nbytes for other in give_way])
+        units_before += max(0, outside)
+        if len(lot) > 1:
+            units_before += sum([request.size for request in lot]) - last.size
         return self._admission.refusal(
             now,
-            request,
+            lot,
             queued=queue.count + outside,
             queued_bytes=queue.nbytes + outside_bytes,
             busy=len(first.in_flight),
-            wait_s=first.predicted_wait_s(now, units_before + max(0, outside)),
+            wait_s=first.predicted_wait_s(now, units_before),
             fastest_s=self._fastest_s(),
         )
 

@@ -132,36 +132,22 @@ class Pipeline:
 
     # -- callers
 
-    def submit(self, now: float, requests: Sequence[Request]) -> None:
+    def submit(self, now: float, requests: Sequence[Request], alike: bool = False) -> None:
         """Take in new requests, in the order of their arrival.
 
-        One that is refused is answered with the error at once.
+        One that is refused is answered with the error at once. Those that are `companions` of each
+        other are taken in together, or refused.
+
+        Args:
+            now: The time.
+            requests: None of them was submitted before.
+            alike: Whether all are known to be new, of one lane, one due and one deadline, each of
+                size 1 and without companions.
 
         Raises:
             ValueError: One of them was submitted before; then none is taken.
         """
-        entrance = self._entrance
-        try:
-            if self.closed_because is None and entrance.admit_all(now, requests):
-                return
-        except BaseException:  # of the policy: whatever was not taken in waits at the door
-            entrance.keep(now, requests)
-            raise
-        entrance.admit(now, requests, self.closed_because)
-
-    def submit_alike(self, now: float, requests: Sequence[Request]) -> None:
-        """Take in new requests of one lane, one due and one deadline, each of size 1.
-
-        Fast path of `submit`: the same outcome, see tests/core/test_fast_paths.py.
-        """
-        entrance = self._entrance
-        try:
-            if self.closed_because is None and entrance.admit_alike(now, requests):
-                return
-        except BaseException:  # of the policy
-            entrance.keep(now, requests)
-            raise
-        entrance.admit(now, requests, self.closed_because)
+        self._entrance.submit(now, requests, self.closed_because, alike)
 
     def cancel(self, now: float, request: Request) -> None:
         """Note that a caller has gone.

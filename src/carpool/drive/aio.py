@@ -9,7 +9,7 @@ on other loops, call `call_soon_threadsafe` themselves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from carpool.call.results import Trouble
@@ -119,28 +119,22 @@ class Driver(LoopTurn):
         if not self._is_poll_due and not self.loop.is_closed():
             self._poll_soon()
 
-    def submit(self, request: Request) -> None:
-        """Take a new request; its answer, or its refusal, comes in a later turn of the loop."""
-        self._arrivals.append(request)
-        if not self._is_poll_due:
-            self._poll_soon()
+    def submit(self, requests: Sequence[Request], alike: bool = False) -> None:
+        """Take new requests, in their order; answers and refusals come in later turns of the loop.
 
-    def submit_all(self, requests: Iterable[Request]) -> None:
-        """Take several new requests, in their order."""
-        self._arrivals += requests
-        if not self._is_poll_due:
-            self._poll_soon()
-
-    def submit_alike(self, requests: Sequence[Request]) -> None:
-        """Take several new requests, in their order; see `Pipeline.submit_alike`.
-
-        They are submitted at once, and what follows is done at the end of this turn of the loop.
+        Args:
+            requests: None of them was submitted before.
+            alike: Whether they are alike, as `Pipeline.submit` has it. They are submitted at once
+                then, and what follows is done at the end of this turn.
         """
-        self.recall()
-        try:
-            self.pipeline.submit_alike(self.clock(), requests)
-        except BaseException as error:
-            self._fail(error)
+        if not alike:
+            self._arrivals += requests
+        else:
+            self.recall()
+            try:
+                self.pipeline.submit(self.clock(), requests, alike=True)
+            except BaseException as error:
+                self._fail(error)
         if not self._is_poll_due:
             self._poll_soon()
 

@@ -29,7 +29,7 @@ MOST_WAITING: Final = 16 * 2**20
 """Bytes of answers that may wait for their consumer before nothing more is let in."""
 
 
-class Window:
+class StreamWindow:
     """How many requests of one stream may be inside at a time.
 
     Args:
@@ -85,7 +85,7 @@ class AsyncStream:
         weigh: Writes on a request what its item counts for, if not 1.
     """
 
-    def __init__(self, driver: Driver, limit_s: float, window: Window, weigh: Weigh | None = None) -> None:
+    def __init__(self, driver: Driver, limit_s: float, window: StreamWindow, weigh: Weigh | None = None) -> None:
         self._driver = driver
         self._limit_s = limit_s
         self._window = window
@@ -200,7 +200,7 @@ class AsyncStream:
         if self._has_large_items:
             self._window.narrow(request.nbytes)
         if request.state != DONE:
-            self._driver.submit(request)
+            self._driver.submit([request])
         if self._consumer is not None and len(self._requests) == 1:
             _wake(self._consumer)
 
@@ -295,7 +295,7 @@ class ThreadStream:
         thread: LoopThread,
         driver: Driver,
         limit_s: float,
-        window: Window,
+        window: StreamWindow,
         weigh: Weigh | None = None,
     ) -> None:
         self._thread = thread
@@ -434,7 +434,7 @@ class ThreadStream:
             requests.append(request)
         self._has_large_items = largest >= LARGE
         self._requests += requests
-        self._driver.submit_all(requests)
+        self._driver.submit(requests)
         self._harvest()
 
     def answered(self, request: Request) -> None:

@@ -28,7 +28,7 @@ from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head
 from carpool.http.observer import Observer
 from carpool.http.predict_routes import PredictRoutes
 from carpool.http.protocol_routes import ProtocolRoutes
-from carpool.http.routes import Route, Routes, what_is_there
+from carpool.http.routes import Handler, Routes, what_is_there
 from carpool.http.streaming import BULK
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.service.checks import LARGEST_PRIORITY
@@ -123,7 +123,7 @@ class HeadAdmission:
             return self._app.error(head, error)
         return None
 
-    def _watched(self, head: Head, route: Route, access: Access | None) -> Route:
+    def _watched(self, head: Head, route: Handler, access: Access | None) -> Handler:
         """Return a route that is counted for its caller and noted, where that is asked for."""
         if access is not None and access.keys is not None:
             route = access.counted(head, route)
@@ -160,12 +160,12 @@ class HeadAdmission:
             raise InvalidRequest(text, status=415, code="unsupported_media_type")
         check_coding(coding)
 
-    def _expanding(self, headers: Mapping[bytes, bytes], route: Route) -> Route:
+    def _expanding(self, headers: Mapping[bytes, bytes], route: Handler) -> Handler:
         """Return a route that expands the body before another one, if the body is compressed."""
         coding = headers.get(b"content-encoding", b"identity")
         return route if coding == b"identity" else partial(self._expand, coding, route)
 
-    def _expand(self, coding: bytes, route: Route, exchange: Exchange) -> None:
+    def _expand(self, coding: bytes, route: Handler, exchange: Exchange) -> None:
         try:
             exchange.item = expanded(exchange.body, coding, self._app.max_body_bytes)
         except CarpoolError as error:

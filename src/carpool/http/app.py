@@ -42,7 +42,7 @@ from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.protocols import protocols_named
 from carpool.http.protocols.base import HttpProtocol
-from carpool.http.routes import Route, Routes, add_models, add_options, check_root_path, of_orders, of_pages
+from carpool.http.routes import Handler, Routes, add_models, add_options, check_root_path, of_orders, of_pages
 from carpool.http.servable import check_services
 from carpool.http.service_list import ServiceList
 from carpool.http.shares import ConnectionShares
@@ -182,7 +182,7 @@ class App(AppLife):
         self._pages = StatusPages(self, idle_check_s, self._errors.timeout_status)
         self._dashboard = Dashboard(self.running_stats, self)
         self._at_stop.append(self._dashboard.close)
-        self._admin_pages: dict[bytes, Route] = {b"/metrics": self._pages.metrics, **self._dashboard.pages}
+        self._admin_pages: dict[bytes, Handler] = {b"/metrics": self._pages.metrics, **self._dashboard.pages}
 
     def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
         """Make an endpoint of a service that is added. Raises ValueError if workers must join."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from carpool.drive.streams import MOST_WAITING, Window
+from carpool.drive.streams import MOST_WAITING, StreamWindow
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.exchange import Ask, Exchange, HttpResponse
 from carpool.http.items import ExchangeItems
@@ -83,7 +83,9 @@ class BulkItems(ExchangeItems):
         is_flush_due: Whether answers are written at the end of this turn of the loop.
     """
 
-    def __init__(self, exchange: Exchange, ask: Ask, driver: Driver, window: Window, longest: int, soon: Soon) -> None:
+    def __init__(
+        self, exchange: Exchange, ask: Ask, driver: Driver, window: StreamWindow, longest: int, soon: Soon
+    ) -> None:
         super().__init__(exchange, ask.endpoint)
         self._ask = ask
         self._driver = driver
@@ -194,9 +196,9 @@ class BulkItems(ExchangeItems):
             new = self._items_of(lines)
             inside += new
             if self._ask.endpoint.weigher is None:
-                self._driver.submit_alike(new)
+                self._driver.submit(new, alike=True)
             else:
-                self._driver.submit_all([item for item in new if self._is_weighed(item)])
+                self._driver.submit([item for item in new if self._is_weighed(item)])
         elif self._lines and not inside and not self._is_timed:
             self._is_timed = True
             self._later(_NO_ROOM_S, self._flush_in_time)  # no answer of this request will have it called

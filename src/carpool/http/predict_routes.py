@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from carpool.drive.streams import Window
+from carpool.drive.streams import StreamWindow
 from carpool.errors import CarpoolError
 from carpool.http.bulk import BulkItems, feed_bulk
 from carpool.http.codec import format_of_entries
@@ -72,7 +72,7 @@ class PredictRoutes:
         exchange.patient = self._is_patient
         if ask.framing is not None:
             _ask_for_parts(exchange, ask, driver.clock())
-        driver.submit(exchange)
+        driver.submit([exchange])
 
     def predict_whole_request(self, exchange: Exchange) -> None:
         """Hand over a request to a model whose `decode` asks for the head beside the body."""
@@ -114,7 +114,7 @@ class PredictRoutes:
                     item.error = error
                     driver.refused(error)
         exchange.item = whole  # for `cancel`
-        driver.submit_all(whole.begin())
+        driver.submit(whole.begin())
 
     def predict_bulk(self, exchange: Exchange) -> None:
         """Have the lines of a body taken as they come, each as an item."""
@@ -122,7 +122,7 @@ class PredictRoutes:
         assert ask is not None
         driver, handle = ask.endpoint.driver, ask.endpoint.handle
         assert driver is not None
-        window = Window(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
+        window = StreamWindow(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
         soon = asyncio.get_running_loop().call_soon
         unfed = exchange.item if type(exchange.item) is list else []
         exchange.item = BulkItems(exchange, ask, driver, window, self._app.max_body_bytes, soon)

@@ -231,7 +231,7 @@ class ProtocolRoutes:
             exchange.respond(self._responder.error(exchange.head, error))
             return
         exchange.item = whole
-        driver.submit_all(whole.begin())
+        driver.submit(whole.begin())
 
 
 def _past_no_border(submission: Submission, model: Endpoint, head: Head) -> Submission:

@@ -13,24 +13,25 @@ from carpool.http.exchange import Exchange, HttpResponse
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 
-Route = Callable[[Exchange], None]
-Target = tuple[Route, Endpoint | None, Address | None]
+Handler = Callable[[Exchange], None]
+"""Answers an exchange, now or later."""
+Target = tuple[Handler, Endpoint | None, Address | None]
 """What answers at an address; at the address of a model also the model and the `Address`."""
 Routes = dict[bytes, dict[bytes, Target]]
 """By path and method, what answers."""
 
 
-def of_pages(pages: Mapping[bytes, Route]) -> Routes:
+def of_pages(pages: Mapping[bytes, Handler]) -> Routes:
     """Return the entries of pages, which are only read."""
     return {path: {b"GET": (page, None, None), b"HEAD": (page, None, None)} for path, page in pages.items()}
 
 
-def of_orders(orders: Mapping[bytes, Route]) -> Routes:
+def of_orders(orders: Mapping[bytes, Handler]) -> Routes:
     """Return the entries of what changes the server."""
     return {path: {b"POST": (order, None, None)} for path, order in orders.items()}
 
 
-def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Route, predict_list: Route) -> None:
+def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Handler, predict_list: Handler) -> None:
     """Add the addresses of models to a table.
 
     Args:
@@ -72,7 +73,7 @@ def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
     routes[b"*"] = {b"OPTIONS": (_tell_methods(b"GET", b"HEAD", b"POST", b"OPTIONS"), None, None)}
 
 
-def _tell_methods(*methods: bytes) -> Route:
+def _tell_methods(*methods: bytes) -> Handler:
     """Make a route that tells which methods an address has."""
     response = HttpResponse(204, b"", headers=allow(name.decode() for name in methods))
     return lambda exchange: exchange.respond(response)

@@ -16,7 +16,7 @@ from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
 from carpool.http.overview import overview
 from carpool.http.protocol_lists import ShownRoute
-from carpool.http.routes import Route, Routes
+from carpool.http.routes import Handler, Routes
 from carpool.http.shares import ConnectionShares
 from carpool.observe.stats import Stats
 
@@ -103,7 +103,7 @@ class StatusPages:
         """Tell whether requests to some model would be answered, and which models do not answer."""
         self._find_problems(self._app.served, partial(self._respond_readiness, exchange))
 
-    def ready_page(self, endpoint: Endpoint) -> Route:
+    def ready_page(self, endpoint: Endpoint) -> Handler:
         """Return the page that tells whether requests to one model would be answered."""
         return lambda exchange: self._find_problems([endpoint], partial(self._respond_model, exchange, endpoint.name))
 

@@ -1,4 +1,4 @@
-"""Admission: whether a new request may join the queue, and if not, when to try again.
+"""Admission: whether new requests may join the queue, and if not, when to try again.
 
 There are three reasons to refuse, in the order in which they are looked at: the request could never
 fit, the queue is full, or the request would not make its deadline. The last saves its caller the
@@ -26,7 +26,7 @@ _PAST_SLO = "the request would not be answered within its SLO"
 
 
 class Admission:
-    """The bounds of the first queue, and the judgement of a new request.
+    """The bounds of the first queue, and the judgement of new requests.
 
     Args:
         max_size: How many requests may wait.
@@ -40,7 +40,7 @@ class Admission:
     def refusal(
         self,
         now: float,
-        request: Request,
+        lot: Sequence[Request],
         *,
         queued: int,
         queued_bytes: int,
@@ -48,63 +48,33 @@ class Admission:
         wait_s: float,
         fastest_s: float,
     ) -> CarpoolError | None:
-        """Return why `request` must not join the queue; None if it may.
+        """Return why a lot must not join the queue; None if it may.
 
-        A patient request (its caller waits for room, and until its deadline) is refused only if it
-        could never fit.
+        Patient requests (their caller waits for room, and until the deadline) are refused only if
+        they could never fit.
 
         Args:
             now: The time.
-            request: The newcomer; its bytes, deadline and patience count.
+            lot: The newcomers, which are equally patient and have one deadline; or the only one.
             queued: Requests that wait already.
             queued_bytes: How many bytes they hold.
             busy: Batches (or requests) that run now.
-            wait_s: Predicted seconds until a worker would start it.
+            wait_s: Predicted seconds until a worker would start the last of the lot.
             fastest_s: Seconds of the fastest possible answer from then on: a batch of its own,
                 there and back.
         """
-        if request.nbytes > self.max_bytes:
-            text = f"a request of {request.nbytes} bytes is over the queue's {self.max_bytes:.0f}"
+        first, n = lot[0], len(lot)
+        is_patient = first.patient
+        nbytes = first.nbytes if n == 1 else sum([request.nbytes for request in lot])
+        if nbytes > self.max_bytes and (not is_patient or max([request.nbytes for request in lot]) > self.max_bytes):
+            what = f"a request of {nbytes} bytes is" if n == 1 else f"{n} items with {nbytes} bytes are"
+            text = f"{what} over the queue's {self.max_bytes:.0f}" + (" bytes" if n > 1 else "")
             return InvalidRequest(text, status=413, code="too_large")
-        if request.patient:
+        if is_patient:
             return None
-        if queued >= self.max_size or queued_bytes + request.nbytes > self.max_bytes:
+        if queued + n > self.max_size or queued_bytes + nbytes > self.max_bytes:
             return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s), reason="queue_full")
-        if (queued or busy) and now + wait_s + fastest_s > request.deadline:
-            return Overloaded(_PAST_DEADLINE, retry_after_s=retry_after_s(wait_s, fastest_s), reason="deadline")
-        return None
-
-    def refusal_of_all(
-        self,
-        now: float,
-        requests: Sequence[Request],
-        *,
-        queued: int,
-        queued_bytes: int,
-        busy: int,
-        wait_s: float,
-        fastest_s: float,
-    ) -> CarpoolError | None:
-        """Return why several requests must not join the queue together; None if they may.
-
-        Args:
-            now: The time.
-            requests: The newcomers, which are equally patient.
-            queued: See `refusal`, and so for the others.
-            queued_bytes: How many bytes those that wait hold.
-            busy: Batches (or requests) that run now.
-            wait_s: Predicted seconds until a worker would start the last of them.
-            fastest_s: Seconds of the fastest possible answer from then on.
-        """
-        nbytes = [request.nbytes for request in requests]
-        if max(nbytes) > self.max_bytes or (sum(nbytes) > self.max_bytes and not requests[0].patient):
-            text = f"{len(requests)} items with {sum(nbytes)} bytes are over the queue's {self.max_bytes:.0f} bytes"
-            return InvalidRequest(text, status=413, code="too_large")
-        if requests[0].patient:
-            return None
-        if queued + len(requests) > self.max_size or queued_bytes + sum(nbytes) > self.max_bytes:
-            return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s), reason="queue_full")
-        if (queued or busy) and now + wait_s + fastest_s > min(request.deadline for request in requests):
+        if (queued or busy) and now + wait_s + fastest_s > first.deadline:
             return Overloaded(_PAST_DEADLINE, retry_after_s=retry_after_s(wait_s, fastest_s), reason="deadline")
         return None
 

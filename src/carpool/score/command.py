@@ -15,7 +15,7 @@ from carpool.clock import monotonic
 from carpool.score.inputs import Input, format_of
 from carpool.score.outputs import (
     NOT_BEGUN,
-    Done,
+    EarlierRun,
     Errors,
     LineRows,
     Output,
@@ -101,7 +101,7 @@ def score(job: Job, scorer: Scorer) -> int:
     return _SOME_FAILED if n_failed else _OK
 
 
-def _done(job: Job, out_format: str) -> Done:
+def _done(job: Job, out_format: str) -> EarlierRun:
     """Return how far an earlier run came. Raises ValueError if it cannot be gone on with."""
     if not job.resume:
         if job.retry_failed:
@@ -123,7 +123,7 @@ def _may_be_file(path: str) -> bool:
     return not is_open_already(path) and (Path(path).is_file() or not Path(path).exists())
 
 
-def _output(job: Job, format: str, done: Done, fields: Sequence[str]) -> Output:
+def _output(job: Job, format: str, done: EarlierRun, fields: Sequence[str]) -> Output:
     if format == "parquet":
         return ParquetFile(job.out)
     rows = SheetRows(done.header, fields) if format == "csv" else LineRows()

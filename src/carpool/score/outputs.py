@@ -54,7 +54,7 @@ class Place(NamedTuple):
     end: int
 
 
-class Done(NamedTuple):
+class EarlierRun(NamedTuple):
     """How far an earlier run came.
 
     Attributes:
@@ -70,7 +70,7 @@ class Done(NamedTuple):
     header: list[str]
 
 
-NOT_BEGUN: Final = Done(0, 0, [], [])
+NOT_BEGUN: Final = EarlierRun(0, 0, [], [])
 
 
 class Output(Protocol):
@@ -157,7 +157,7 @@ class _Mended:
         done: What is in it.
     """
 
-    def __init__(self, path: str, done: Done) -> None:
+    def __init__(self, path: str, done: EarlierRun) -> None:
         self._path = os.path.realpath(path)  # a link stays one
         self._beside = f"{self._path}.retried"
         self._upto = done.nbytes
@@ -216,7 +216,7 @@ class RowsFile:
         is_retried: Whether the first answers take the places of errors that are in it.
     """
 
-    def __init__(self, path: str, rows: LineRows | SheetRows, done: Done, *, is_retried: bool = False) -> None:
+    def __init__(self, path: str, rows: LineRows | SheetRows, done: EarlierRun, *, is_retried: bool = False) -> None:
         self._path = path
         self._rows = rows
         self._mended = _Mended(path, done) if is_retried and done.failed else None
@@ -445,7 +445,7 @@ def _fields_in(result: bytes) -> dict[str, Any]:
 # -- what an earlier run has written
 
 
-def done_in(path: str, format: str) -> Done:
+def done_in(path: str, format: str) -> EarlierRun:
     """Return how far an earlier run came; a last row that is not complete does not count.
 
     Raises:
@@ -457,7 +457,7 @@ def done_in(path: str, format: str) -> Done:
         return _done_in_sheet(path, file) if format == "csv" else _done_in_lines(file)
 
 
-def _done_in_lines(file: IO[bytes]) -> Done:
+def _done_in_lines(file: IO[bytes]) -> EarlierRun:
     rows = nbytes = 0
     failed: list[Place] = []
     for line in file:
@@ -467,10 +467,10 @@ def _done_in_lines(file: IO[bytes]) -> Done:
         if entries.is_error(line):
             failed.append(Place(rows, nbytes, nbytes + len(line)))
         nbytes += len(line)
-    return Done(rows, nbytes, failed, [])
+    return EarlierRun(rows, nbytes, failed, [])
 
 
-def _done_in_sheet(path: str, file: IO[bytes]) -> Done:
+def _done_in_sheet(path: str, file: IO[bytes]) -> EarlierRun:
     rows, nbytes, at = -1, 0, 0
     header: list[str] = []
     failed: list[Place] = []
@@ -499,7 +499,7 @@ def _done_in_sheet(path: str, file: IO[bytes]) -> Done:
     except csv.Error as error:
         if not has_ended:  # else the last row is not complete
             raise ValueError(f"{path} cannot be gone on with: {error} after row {rows}") from None
-    return Done(max(rows, 0), nbytes, failed, header)
+    return EarlierRun(max(rows, 0), nbytes, failed, header)
 
 
 # -- errors
@@ -514,7 +514,7 @@ class Errors:
         is_retried: Whether those of earlier rows are, too: they stay until `forget` is called.
     """
 
-    def __init__(self, path: str, done: Done, *, is_retried: bool = False) -> None:
+    def __init__(self, path: str, done: EarlierRun, *, is_retried: bool = False) -> None:
         self._path = path
         self._held: list[bytes] | None = [] if is_retried and done.failed else None
         keep = 0

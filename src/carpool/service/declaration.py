@@ -20,7 +20,7 @@ from carpool.service.checks import (
     positive,
     seconds,
 )
-from carpool.service.routes import Route, routes_of
+from carpool.service.routes import HttpRoute, routes_of
 from carpool.service.stage import Stage
 from carpool.worker import affinity
 
@@ -59,7 +59,7 @@ class Declaration:
     share: float
     cpus: affinity.Cores | None
     max_parallel_starts: int | None
-    routes: tuple[Route, ...]
+    routes: tuple[HttpRoute, ...]
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from carpool.drive.callers import (
 from carpool.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.drive.lending import Lending
 from carpool.drive.parts import AsyncParts
-from carpool.drive.streams import AsyncStream, Window
+from carpool.drive.streams import AsyncStream, StreamWindow
 from carpool.errors import Unavailable
 from carpool.logger import logger
 from carpool.observe.shown import counted
@@ -308,7 +308,7 @@ class AsyncHandle:
         request = self.new_request(x, timeout_s, priority, self._memory)
         caller = FutureCaller(loop)
         request.caller = caller
-        driver.submit(request)
+        driver.submit([request])
         try:
             return await caller.future
         except asyncio.CancelledError:
@@ -438,7 +438,7 @@ class AsyncHandle:
         request.stream.is_told_both = is_told_both
         return request
 
-    def window(self, max_in_flight: int | None) -> Window:
+    def window(self, max_in_flight: int | None) -> StreamWindow:
         """Return how many items of a stream may be inside at a time.
 
         Args:

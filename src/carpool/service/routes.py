@@ -23,7 +23,7 @@ _OF_THE_APP = re.compile(r"/(?:livez|readyz|metrics|openapi\.json|docs|dashboard
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class HttpRoute:
     """One address of a service.
 
     Attributes:
@@ -37,7 +37,7 @@ class Route:
     takes: Any
 
 
-def routes_of(routes: Any, first: Stage) -> tuple[Route, ...]:
+def routes_of(routes: Any, first: Stage) -> tuple[HttpRoute, ...]:
     """Return the routes that a service declares.
 
     Args:
@@ -60,12 +60,12 @@ def routes_of(routes: Any, first: Stage) -> tuple[Route, ...]:
     return declared
 
 
-def adapters_of(routes: Sequence[Route]) -> tuple[Adapter, ...]:
+def adapters_of(routes: Sequence[HttpRoute]) -> tuple[Adapter, ...]:
     """Return the adapters of some routes, in their order."""
     return tuple(route.adapter for route in routes if route.adapter is not None)
 
 
-def _route(path: str, adapter: Any, first: Stage) -> Route:
+def _route(path: str, adapter: Any, first: Stage) -> HttpRoute:
     """Check one address. Raises ValueError or TypeError."""
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
         raise ValueError(
@@ -75,7 +75,7 @@ def _route(path: str, adapter: Any, first: Stage) -> Route:
     if _OF_THE_APP.fullmatch(path):
         raise ValueError(f"routes has {path!r}, an address that every app has: choose another one")
     if adapter is None:
-        return Route(path, None, first.traits.input_type)
+        return HttpRoute(path, None, first.traits.input_type)
     if not callable(adapter):
         raise TypeError(
             f"routes gives {adapter!r} for {path}: give a function that makes an item of what is sent there, or None"
@@ -94,7 +94,7 @@ def _route(path: str, adapter: Any, first: Stage) -> Route:
             f"the function for {path} in routes takes {schema.type_name(takes)} by its hint, which cannot be checked"
             f" over HTTP: {problem}. Give a hint that can be, or leave it out"
         )
-    return Route(path, adapter, takes)
+    return HttpRoute(path, adapter, takes)
 
 
 def _check_adapter(path: str, adapter: Adapter, first: Stage) -> None:

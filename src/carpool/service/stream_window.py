@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.drive.streams import Window
+from carpool.drive.streams import StreamWindow
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.service.checks import at_least
 from carpool.service.stage import Stage
@@ -14,7 +14,7 @@ _SMALL_BATCHES_IN_FLIGHT = 2 * _BATCHES_IN_FLIGHT  # with small items, so that t
 _LEAST_IN_FLIGHT = 64
 
 
-def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> Window:
+def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> StreamWindow:
     """Return how many items of a stream may be inside at a time.
 
     Args:
@@ -26,11 +26,11 @@ def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> Window:
     """
     if max_in_flight is not None:
         max_in_flight = at_least("max_in_flight", max_in_flight, 1)
-        return Window(max_in_flight, max_in_flight)
+        return StreamWindow(max_in_flight, max_in_flight)
     least = sum(_BATCHES_IN_FLIGHT * max(1, stage.most_workers) * _most_items(stage, 1) for stage in stages)
     small = _SMALL_BATCHES_IN_FLIGHT
     most = sum(small * max(1, stage.most_workers) * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
-    return Window(least, max(_LEAST_IN_FLIGHT, most))
+    return StreamWindow(least, max(_LEAST_IN_FLIGHT, most))
 
 
 def _most_items(stage: Stage, single: int) -> int:

@@ -1,10 +1,16 @@
-"""The door: patient callers wait in line while the first queue is full; it is nobody's way to be forgotten."""
+"""The way in: lots are admitted or refused as a whole, patient callers wait at the door, nobody is forgotten."""
 
 from __future__ import annotations
 
-from carpool.errors import DeadlineExceeded, Overloaded, Unavailable
+import pytest
+
+from carpool.core.journal import Journal
+from carpool.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from carpool.policy import Decision, Static
-from tests.support.pipelines import Scripted, ask, asks, assert_counts, items, outcome, pipeline_of, reply, stage
+from carpool.request import Lane
+from tests.support.pipelines import Scripted, ask, asks, assert_counts, items, lot, outcome, pipeline_of, reply, stage
+
+# -- the door
 
 
 def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:
@@ -187,3 +193,115 @@ def test_the_policy_hears_who_was_displaced() -> None:
     pipeline.submit(1, [ask("c", priority=1)])
 
     assert policy.heard[2:] == [("left", 1, "b"), ("arrived", 1, "c")]
+
+
+# -- lots, as the items of a list are: admitted together or not at all
+
+
+@pytest.mark.parametrize("journal", [None, Journal(100)])
+def test_all_or_none_are_admitted(journal: Journal | None) -> None:
+    """Where there is no room for all of them, none enters; what comes before and after is judged
+    for itself.
+    """
+    pipeline = pipeline_of(stage(1, max_size=4), workers=0, journal=journal)
+    first, second = lot("ab"), lot("cde")
+    pipeline.submit(0, [*first, ask("single"), *second, ask("last"), ask("too many")])
+
+    answers = pipeline.poll(0).answer
+    assert items(answers) == ["c", "d", "e", "too many"]
+    assert {outcome(request) for request in answers} == {Overloaded}
+    assert items(list(pipeline.batchers[0].queue)) == ["a", "b", "single", "last"]
+    assert_counts(pipeline, waiting=4, admitted=4, refused=4)
+
+
+def test_bytes_count_together() -> None:
+    """The bytes of all of them have to fit, and more than the queue ever holds are too large."""
+    pipeline = pipeline_of(stage(1, max_bytes=10), workers=0)
+    pipeline.submit(0, [*lot("ab", nbytes=3), *lot("cd", nbytes=3), *lot("ef", nbytes=6)])
+
+    kinds = [outcome(request) for request in pipeline.poll(0).answer]
+    assert kinds == [Overloaded, Overloaded, InvalidRequest, InvalidRequest]
+    assert items(list(pipeline.batchers[0].queue)) == ["a", "b"]
+
+
+def test_a_lot_of_one_is_a_request() -> None:
+    """A list of one item is admitted, displaces others and is refused, in the same words, as a
+    single request is.
+    """
+    pipeline = pipeline_of(stage(1, max_size=3, max_bytes=10), workers=0)
+    pipeline.submit(0, asks("abc"))
+    for number, form in enumerate([asks, lot]):
+        (large,), (high,) = form([number], nbytes=11), form([number])
+        high.lane = Lane(number + 1, None, 0)
+        pipeline.submit(0, [large, high])
+        assert str(large.error) == "a request of 11 bytes is over the queue's 10"
+
+    assert items(list(pipeline.batchers[0].queue)) == [1, 0, "a"]
+    assert_counts(pipeline, admitted=5, refused=2)
+
+
+def test_each_of_a_lot_has_an_error_of_its_own() -> None:
+    """A lot is refused for one reason, but no two callers get the same exception to raise."""
+    pipeline = pipeline_of(stage(1, max_size=2, max_bytes=10), workers=0)
+    full, large = lot("abc"), lot("de", nbytes=6)
+    pipeline.submit(0, [*full, *large])
+    pipeline.close(Unavailable("closed"))
+    closed = lot("fg")
+    pipeline.submit(0, closed)
+
+    for each in (full, large, closed):
+        assert len({id(request.error) for request in each}) == len(each)
+        assert len({str(request.error) for request in each}) == 1
+    assert str(large[0].error) == "2 items with 12 bytes are over the queue's 10 bytes"
+
+
+def test_the_last_of_them_has_to_make_its_deadline() -> None:
+    """They are refused if the last of them could not be in time, but not while nothing waits or
+    runs, since then the estimate is all that speaks against them.
+    """
+    pipeline = pipeline_of(stage(1))
+    (warm,) = lot("x")
+    for now in (0, 10):
+        pipeline.submit(now, [warm if now == 0 else ask("y")])
+        (batch,) = pipeline.poll(now).run
+        reply(pipeline, now + 10, batch, busy_s=10)
+    pipeline.poll(20)
+
+    idle = lot("abc", 45)
+    pipeline.submit(20, idle)
+    (batch,) = pipeline.poll(20).run
+    late, soon = lot("def", 55), lot("g", 90)
+    pipeline.submit(20, [*late, *soon])
+    refused = [request for request in pipeline.poll(20).answer if request.id == 0]
+    assert items(refused) == ["d", "e", "f"]
+    assert all(request.id for request in [*idle, *soon])
+
+
+def test_patient_ones_wait_at_the_door() -> None:
+    """With `when_full="wait"` they wait for room like any other, all of them."""
+    pipeline = pipeline_of(stage(1, max_size=2, max_bytes=10))
+    many = lot(range(5), nbytes=1, patient=True)
+    pipeline.submit(0, [*many, *lot("ab", nbytes=11, patient=True)])
+    served = []
+    for now in range(5):
+        todo = pipeline.poll(now)
+        served += items(todo.run[0].requests)
+        reply(pipeline, now, todo.run[0])
+        if now == 0:
+            assert {outcome(request) for request in todo.answer} == {InvalidRequest}
+    assert served == list(range(5))
+
+
+def test_a_closed_service_refuses_all_of_them() -> None:
+    """They are refused as a closed service refuses any other, and those that were cancelled before
+    are passed over.
+    """
+    pipeline = pipeline_of(stage(1))
+    gone, *rest = lot("abc")
+    pipeline.cancel(0, gone)
+    pipeline.submit(0, [gone, *rest])
+    assert [request.id > 0 for request in [gone, *rest]] == [False, True, True]
+    pipeline.close(Unavailable("closed"))
+    others = lot("de")
+    pipeline.submit(0, others)
+    assert {outcome(request) for request in others} == {Unavailable}
