@@ -275,28 +275,23 @@ def test_a_prediction_of_the_policy_counts_on_arrival() -> None:
 
 
 class Breaks(Greedy):
-    """Greedy, until it is broken."""
+    """Greedy, with an ear that hurts."""
 
-    broken = False
-
-    @property
-    def limit(self) -> int:
-        if self.broken:
-            raise RuntimeError("no limit")
-        return super().limit
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
+        if now:
+            raise RuntimeError("no more")
 
 
 def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
-    """Those that it kept from coming in wait at the door, with ids of their own."""
-    policy = Breaks(2)
-    to = pipeline_of(stage(policy=policy))
+    """Those that come as it raises, and those after them, are admitted like all others."""
+    faults: list[BaseException] = []
+    to = pipeline_of(stage(policy=Breaks(2)))
+    to.batchers[0].on_fault = lambda name, error: faults.append(error)
     requests = first, second, third, last = [Request(n, 9.0) for n in range(4)]
     to.submit(0, [first])
-    policy.broken = True
-    with pytest.raises(RuntimeError, match="no limit"):
-        to.submit(0, [second, third])
-    policy.broken = False
-    to.submit(0, [last])
+    to.submit(1, [second, third])
+    to.submit(2, [last])
 
+    assert list(map(str, faults)) == ["no more"]
     assert [request.id for request in requests] == [1, 2, 3, 4]
-    assert (to.admitted, to.door.count) == (4, 3)
+    assert (to.admitted, to.door.count, to.batchers[0].queue.count) == (4, 0, 4)

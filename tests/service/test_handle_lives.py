@@ -732,12 +732,14 @@ class Raising(carpool.Policy):
 def test_a_policy_that_raises_fails_its_stage_loudly(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When a policy raises all who are inside its stage and all who come hear so at once, and
-    closing works.
+    """When a policy raises all who are inside its stage and all who come hear so at once, but for
+    those whose batch was done; and closing works.
     """
     service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Raising(where, error)), timeout_s=30)
     with service.run() as s:
         began = time.monotonic()
+        if where == "learn":
+            assert s.predict(1) == 1
         for _ in range(2):
             with pytest.raises(carpool.Unavailable, match="stage echo has failed: its policy raised") as caught:
                 s.predict(1)

@@ -22,7 +22,7 @@ from carpool.core.queue import Queue, Suspect, key_of
 from carpool.core.queue_view import WithoutKeys
 from carpool.core.stage_workers import StageWorkers
 from carpool.policy.base import Decision
-from carpool.request import QUEUED, Request
+from carpool.request import Request
 
 
 class Batcher(StageWorkers):
@@ -38,7 +38,7 @@ class Batcher(StageWorkers):
     @property
     def lone_place(self) -> int | None:
         """The place of the worker that a request would get now; None if not all are idle."""
-        if self.in_flight or self.queue.count or self.retired or not self._idle:
+        if self.in_flight or self.queue.count or not self._idle:
             return None
         return self._idle[-1]
 
@@ -55,7 +55,11 @@ class Batcher(StageWorkers):
         The queue must be empty, and all workers idle. Nothing is changed. If it cannot be told
         quickly, the answer is False.
         """
-        slack_s = self.policy.lone_slack_s
+        try:
+            slack_s = self.policy.lone_slack_s
+        except BaseException as error:
+            self._failed(error)
+            return False
         if slack_s == inf:
             return False
         due = deadline
@@ -82,7 +86,7 @@ class Batcher(StageWorkers):
         if self._policy_learns:
             idle = self._idle
             self._lone.done(idle[-1] if idle else 0, began, busy_s, hop_s, ok)
-            self._have_learned(now, self._lone, 1)
+            self._learn(now, self._lone, 1)
         if self.patience.learns:
             self.patience.learn(1, took_s)
         self.times.learn(took_s)
@@ -93,7 +97,7 @@ class Batcher(StageWorkers):
         The policy has let it go before (`lets_go`). It is asked once more, as it keeps accounts of
         what it decides, but it is too late to hold anything back.
         """
-        decision = self._question(now, self.queue, len(self._idle), None)
+        decision = self._decide(now, self.queue, len(self._idle))
         return self._start(now, 1, decision.reason if decision.take else "free")
 
     # -- what to do
@@ -104,11 +108,7 @@ class Batcher(StageWorkers):
         Args:
             now: The time.
             room: How many results the next stage can take.
-            dropped: The requests that the policy drops are appended here, and why; also if this
-                raises in the end.
-
-        Raises:
-            RuntimeError: The policy asked for what is not possible; nothing was done.
+            dropped: The requests that the policy drops are appended here, and why.
         """
         queue = self.queue
         # After a batch for a busy worker no worker is free, and the policy has been asked already.
@@ -149,10 +149,7 @@ class Batcher(StageWorkers):
         return None
 
     def _ask(self, now: float, room: float) -> Decision:
-        """Return what the policy says, or what it would if it knew that the service closes.
-
-        Raises what `next_batch` does.
-        """
+        """Return what the policy says, or what it would if it knew that the service closes."""
         queue = self.queue
         free = len(self._idle)
         if free and room < queue.count and room < self.next_max_size and room < self._most_requests():
@@ -163,24 +160,33 @@ class Batcher(StageWorkers):
             self.view.warm_keys = self.keyed.warm(self._idle)
         if self.limits_padded and self.safe_size.limit < inf:
             self._tell_safe_padded()
-        decision = self._question(now, view, free, None)
-        n = decision.take
-        if type(n) is not int:
-            n = operator.index(n)
-            decision = decision._replace(take=n)
-        if n and not (free and 0 < n <= self.policy.limit):
-            raise self._impossible(n, f"with {free} free workers")
-        if not n and free and self.closing and len(view):
-            decision = decision._replace(take=int(self.policy.limit), reason="closing")
+        decision = self._decide(now, view, free)
+        if not decision.take and free and self.closing and len(view):
+            decision = decision._replace(take=int(self.batch_limit), reason="closing")
         return decision
 
-    def _question(self, now: float, queue: Queue | WithoutKeys, free: int, free_in_s: float | None) -> Decision:
-        """Ask the policy what to do."""
+    def _decide(self, now: float, queue: Queue | WithoutKeys, free: int, free_in_s: float | None = None) -> Decision:
+        """Return what the policy says, if that is possible."""
         view, times = self.view, self.times
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
         view.busy, view.running = len(self.in_flight), self._running
         view.hop_s, view.gap_s = times.hop_s, times.gap_s
-        return self.policy.decide(view)
+        try:
+            decision = self.policy.decide(view)
+            self.batch_limit = limit = self.policy.limit
+            n = decision.take
+            if type(n) is not int:
+                n = operator.index(n)
+                decision = decision._replace(take=n)
+            if n and (not 0 < n <= limit or not (free or free_in_s is not None)):
+                with_what = f"with {free} free workers" if free_in_s is None else "for a busy worker"
+                raise self._impossible(n, with_what)
+            if free_in_s is None and (decision.drop or decision.chosen):
+                self._check_named(decision)
+        except BaseException as error:
+            self._failed(error)
+            return self.policy.decide(view)
+        return decision
 
     def _visible(self) -> Queue | WithoutKeys:
         """Return the queue as the policy sees it: without keys that may get no more workers."""
@@ -218,7 +224,7 @@ class Batcher(StageWorkers):
             view.safe_padded_size = safe.limit  # whether that one fits is not known yet
             return
         longest = max([rising[-1][0] for levels in queue.levels if (rising := levels.rising())], default=1)
-        wanted = int(min(queue.count, self.policy.limit)) * self.padded_length(longest)
+        wanted = int(min(queue.count, self.batch_limit)) * self.padded_length(longest)
         view.safe_padded_size = safe.limit if wanted <= safe.limit else safe.offered(wanted)
 
     def _note_padded(self, batch: Batch) -> None:
@@ -249,7 +255,6 @@ class Batcher(StageWorkers):
 
     def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
         """Make a batch of the requests that the policy has chosen, as far as there is room."""
-        self._check_chosen(decision)
         units = decision.take
         chosen = decision.chosen
         most = room
@@ -272,17 +277,19 @@ class Batcher(StageWorkers):
             n += 1
         return n
 
-    def _check_chosen(self, decision: Decision) -> None:
-        """Raise RuntimeError if the requests that the policy has chosen cannot be a batch."""
-        chosen, policy = decision.chosen, self.policy
-        if len(set(chosen)) < len(chosen) or any(r.state != QUEUED or r.stage != self.stage for r in chosen):
-            raise RuntimeError(f"{self._whose_policy} chooses what is not queued")
+    def _check_named(self, decision: Decision) -> None:
+        """Raise RuntimeError if the policy drops what it cannot, or what it chooses is no batch."""
+        chosen = decision.chosen
+        self._check_queued(decision.drop, "drops")
+        if not decision.take or not chosen:
+            return
+        self._check_queued([*decision.drop, *chosen], "chooses")
         first = chosen[0].lane
         if any(r.lane.key != first.key or r.lane.bucket != first.bucket for r in chosen):
             raise RuntimeError(f"{self._whose_policy} chooses requests of several keys")
         size, longest = sum([r.size for r in chosen]), max([r.length for r in chosen])
         if len(chosen) > 1 and (
-            size > policy.limit or len(chosen) * self.padded_length(longest) > policy.max_padded_size
+            size > self.batch_limit or len(chosen) * self.padded_length(longest) > self.policy.max_padded_size
         ):
             raise self._impossible(size, f"whose longest is {longest}")
 
@@ -337,10 +344,8 @@ class Batcher(StageWorkers):
         opens_at = ends - lead_s
         if lying and now < opens_at:
             return None  # it goes when something else happens, and no timer is set for it
-        decision = self._question(now, queue, 0, max(0.0, ends - now))
-        n = operator.index(decision.take)
-        if not 0 <= n <= self.policy.limit:
-            raise self._impossible(n, "for a busy worker")
+        decision = self._decide(now, queue, 0, max(0.0, ends - now))
+        n = decision.take
         if not self.limits_padded and n > self.safe_size.limit:
             n = self._safe(n)
         if not n or n > room:
@@ -360,7 +365,7 @@ class Batcher(StageWorkers):
 
     def _impossible(self, n: int, with_what: str) -> RuntimeError:
         return RuntimeError(
-            f"{self._whose_policy} asked for a batch of {n} {with_what} and a limit of {self.policy.limit}"
+            f"{self._whose_policy} asked for a batch of {n} {with_what} and a limit of {self.batch_limit}"
         )
 
     # -- how long requests wait
@@ -375,7 +380,12 @@ class Batcher(StageWorkers):
         if self._idle and units_before < limit:
             return 0.0
         workers = max(1, len(self._idle) + len(self.in_flight) - len(self.leaving))
-        wait_s = None if self._predictor is None else self._predictor.wait_s(int(units_before), workers)
+        wait_s = None
+        if self._predictor is not None:
+            try:
+                wait_s = self._predictor.wait_s(int(units_before), workers)
+            except BaseException as error:
+                self._failed(error)
         if wait_s is None:
             wait_s = units_before // limit * usual_s / workers
         if self._lying:
@@ -403,7 +413,7 @@ class Batcher(StageWorkers):
     @property
     def _limit(self) -> float:
         """The most that a batch can hold now."""
-        limit, safe = self.policy.limit, self.safe_size.limit
+        limit, safe = self.batch_limit, self.safe_size.limit
         return safe if safe < limit and not self.limits_padded else limit
 
     def _most_requests(self) -> float:

@@ -9,8 +9,8 @@ says what to do next. The invariants:
 * only the first stage refuses (`core/entrance.py`); a later one gives credits: stage k takes a
   batch only when stage k+1 has room for it;
 * late stages are asked first, so that the room they make can be used in the same poll;
-* whatever a policy raises, and wherever, every request is somewhere inside or answered; `abort`
-  answers the rest.
+* whatever a policy raises, its stage goes on without it (`core/stage_requests.py`); `abort` answers
+  all that are inside.
 
 What becomes of results stands in `core/passage.py`, and what becomes of the requests of a worker
 that is gone in `core/losses.py`.
@@ -223,14 +223,13 @@ class Pipeline:
         self.closed_because = error
 
     def abort(self, now: float, error: CarpoolError) -> None:
-        """Refuse new requests, fail all that are inside, and use no policy from now on."""
+        """Refuse new requests, and fail all that are inside."""
         self.closed_because = error
         fail = self._endings.fail
         for request in list(self.door):
             self.door.remove(request)
             fail(now, request, copy.copy(error))
         for batcher in self.batchers:
-            batcher.retired = True
             for request in list(batcher.queue):
                 batcher.queue.remove(request)
                 fail(now, request, copy.copy(error))
@@ -386,7 +385,7 @@ class Pipeline:
         for batcher in reversed(self.batchers):
             batcher.view.onward_s = onward_s
             self._poll_stage(now, batcher)
-            if batcher.stage and not batcher.retired:
+            if batcher.stage:
                 onward_s += batcher.expected_s(now)
         if self.closed_because is not None:
             for batcher in self.batchers:  # the last that could have joined one has just expired, or was refused
@@ -431,14 +430,12 @@ class Pipeline:
         if self.closed_because is not None:
             batcher.closing = self._is_last_call(batcher)
         dropped: list[tuple[Request, str]] = []
-        try:
-            while (batch := batcher.next_batch(now, room - batcher.running, dropped)) is not None:
-                todo.run.append(batch)
-                if self._journal is not None:
-                    record_batch(self._journal, now, batcher.name, batch)
-        finally:
-            if dropped:
-                self._entrance.drop(now, dropped)
+        while (batch := batcher.next_batch(now, room - batcher.running, dropped)) is not None:
+            todo.run.append(batch)
+            if self._journal is not None:
+                record_batch(self._journal, now, batcher.name, batch)
+        if dropped:
+            self._entrance.drop(now, dropped)
 
     def _attend(self, now: float, batcher: Batcher) -> None:
         """End what has expired in a stage, and have its workers that hang killed."""

@@ -10,7 +10,7 @@ from carpool.core.batch import Attention, Expiry
 from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.core.running_set import Order, RunningSet, stream_of
-from carpool.policy.steps import Stepped, StepPolicy
+from carpool.policy.steps import GreedySteps, Stepped, StepPolicy
 from carpool.request import DONE, RUNNING, Request, Stream
 
 
@@ -247,7 +247,17 @@ class StageStreams(Batcher):
     def trained_steps(self, now: float, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Tell the policy of a warm-up, unless steps have been made already: those teach better."""
         if not self.steps:
-            self.policy.learn(now, Stepped(rows, step_s, length, start_s))
+            self._learn_step(now, Stepped(rows, step_s, length, start_s))
+
+    def _learn_step(self, now: float, done: Stepped) -> None:
+        """Have the policy learn from a step."""
+        try:
+            self.policy.learn(now, done)
+        except BaseException as error:
+            self._failed(error)
+
+    def _substitute(self) -> StepPolicy:
+        return GreedySteps(self.rows, self.policy.part_slo_s)
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take orders from now on."""

@@ -86,7 +86,7 @@ class StageWorkers(StageRequests):
         self.stray_replies = 0
         self.late_results = 0
         self._places = Places()
-        self._knots = Knots(policy.max_batch_size or policy.limit)  # sizes, about which others are
+        self._knots = Knots(policy.max_batch_size or self.batch_limit)  # sizes, about which others are
         self._lone = LoneBatch(stage)
         self.leaving = self._places.leaving
         self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
@@ -134,7 +134,7 @@ class StageWorkers(StageRequests):
     def trained(self, now: float, n: int, size: int, busy_s: float, longest: int = 0) -> None:
         """Tell the policy of a warm-up, unless requests have run already: those teach better."""
         if not self._batch_ids:
-            self.policy.learn(now, WarmUpBatch(now, self.stage, n, size, longest, busy_s))
+            self._learn(now, WarmUpBatch(now, self.stage, n, size, longest, busy_s), 0)
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take batches from now on."""
@@ -314,7 +314,7 @@ class StageWorkers(StageRequests):
         if self.runs_ahead:
             self.times.learn_deviation(busy_s)
             self.times.learn_gap(took_s, busy_s, batch.ahead)
-        if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
+        if not batch.requests[0].losses:  # in quarantine the policy does not decide
             batch.ok = ok = ok and batch.ok
             if ok and batch.id > self._limited_since and self.safe_size.limit < inf:
                 memory = self.memory_of(batch)
@@ -323,7 +323,7 @@ class StageWorkers(StageRequests):
             batch.hop_s = hop_s = max(0.0, took_s - busy_s)
             self.times.hop_s += 0.1 * (hop_s - self.times.hop_s)
             if self._policy_learns:
-                self._have_learned(now, batch, self._running)
+                self._learn(now, batch, self._running)
         del self.in_flight[batch.place]
         if self.keyed is not None:
             self.keyed.ended(batch.place)
@@ -337,12 +337,16 @@ class StageWorkers(StageRequests):
             self.patience.learn(batch.size, took_s)
         self.times.learn(took_s)
 
-    def _have_learned(self, now: float, batch: Batch, running: int) -> None:
+    def _learn(self, now: float, batch: Batch, running: int) -> None:
         """Have the policy learn from a batch that is done."""
         times, view = self.times, self.view
         view.hop_s, view.gap_s, view.running = times.hop_s, times.gap_s, running
         batch.judge = self._is_first
-        self.policy.learn(now, batch)
+        try:
+            self.policy.learn(now, batch)
+            self.batch_limit = self.policy.limit
+        except BaseException as error:
+            self._failed(error)
 
     def _is_first(self, batch: Batch) -> bool:
         """Note that a batch has run; report whether it was the first one of about its size on its

@@ -347,15 +347,11 @@ class Lending:
         done = loan.done[:]  # from here on the thread of a call that is not in it can add to the loan's, in vain
         is_under_way = call is not _RECALLED and call not in done and _is_sent(call)
         unread = _take_turn(call) if is_under_way else b""
-        try:
-            self._account_for(loan.place, done)
-        finally:  # also where a policy raises
-            try:
-                if is_under_way:
-                    loan.bell.ring()
-                    self._take_over(call)
-            finally:
-                loan.worker.take_back(unread)
+        self._account_for(loan.place, done)
+        if is_under_way:
+            loan.bell.ring()
+            self._take_over(call)
+        loan.worker.take_back(unread)
 
     def _take_over(self, call: LentCall) -> None:
         """Have the pipeline know of a call that the worker has been sent."""

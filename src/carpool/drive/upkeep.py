@@ -64,7 +64,7 @@ class StageUpkeep:
     def scale_between(self, least: int, most: int) -> None:
         """Have the number of workers follow the load from now on."""
         slo_s = self._driver.pipeline.slo_s
-        self.scaler = Scaler(least, most, self._batcher.policy.limit, slo_s)
+        self.scaler = Scaler(least, most, self._batcher.batch_limit, slo_s)
         self._pool.count_calls = self._count_calls
 
     @property
