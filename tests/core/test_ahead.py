@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from carpool.core.batch import Batch
-from carpool.core.batch_times import BatchTimes
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.core.safe_size import SafeSize
+from carpool.core.times import Times
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, DoneBatch, Greedy, OneByOne, Policy, Static, View
 from carpool.policy.base import Decision
@@ -545,12 +545,12 @@ def test_how_long_a_worker_is_idle_is_looked_at_again() -> None:
     """What was learned of it fades while all batches go ahead, and a stall counts for no more than
     a batch.
     """
-    times = BatchTimes()
-    times.learn_gap(took_s=1000, busy_s=U, went_ahead=False)
+    times = Times(watches_gaps=True)
+    times.learn(took_s=1000, busy_s=U, n=1, size=1, went_ahead=False)
     learned_s = times.gap_s
     assert 0 < learned_s <= U
     for _ in range(1000):
-        times.learn_gap(took_s=U, busy_s=U, went_ahead=True)
+        times.learn(took_s=U, busy_s=U, n=1, size=1, went_ahead=True)
     assert 0 < times.gap_s < learned_s / 2
 
 

@@ -452,7 +452,6 @@ class Side:
         counts = [self.pipeline.admitted, self.pipeline.answered, self.pipeline.unanswered, batcher._batch_ids]
         times = [getattr(batcher.times, name) for name in batcher.times.__slots__]
         learned = times, flat(batcher.policy), batcher.running, batcher.idle
-        patience = [getattr(batcher.patience, name) for name in ("_batches", "_slowest_s", "_unit_s")]
         of_stage = {
             name: value for name, value in vars(stats.stages[0]).items() if type(value) in (int, dict, set, str)
         }
@@ -462,7 +461,7 @@ class Side:
         ]
         of_stage["reasons"] = sum(of_stage["reasons"].values())  # those of lone calls are that of the last batch
         del of_stage["_last_reason"]
-        return counts, learned, patience, of_stage, durations, stats.outcomes, stats.within_slo, stats.last_ok_at
+        return counts, learned, of_stage, durations, stats.outcomes, stats.within_slo, stats.last_ok_at
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {

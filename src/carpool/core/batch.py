@@ -31,7 +31,7 @@ class Batch:
         busy_s: Seconds that its worker has spent on it, as far as it has replied.
         hop_s: Seconds that it was on its way besides, once it is done.
         ok: Whether these replies had no errors, and no call ran out of memory.
-        judge: Reports whether it was a first one, when asked the first time; None if it was not.
+        judge: Reports whether it was a first one; None once that is known, or if it was none.
         is_alone: Whether it is a request that went without a question, which is left out.
         is_warm_up: Whether it is a call of a warm-up, without requests.
     """
@@ -89,7 +89,7 @@ class Batch:
         self.busy_s = self.hop_s = 0.0
         self.ok = True
         self.judge: Callable[[Batch], bool] | None = None
-        self._is_first: bool | None = None
+        self._is_first = False
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -109,8 +109,8 @@ class Batch:
     @property
     def is_first(self) -> bool:
         """Whether it was the first one of about its size on its worker; see `policy.DoneBatch`."""
-        if self._is_first is None:
-            self._is_first = self.ok and self.judge is not None and self.judge(self)
+        if self.judge is not None:
+            self._is_first, self.judge = self.ok and self.judge(self), None
         return self._is_first
 
     def expire(self, now: float) -> list[Request]:
@@ -129,17 +129,6 @@ class LoneBatch(Batch):
 
     __slots__ = ()
     is_alone = True
-
-    def __init__(self, stage: int) -> None:
-        super().__init__(0, stage, 0, [], 1, "alone", 0.0)
-        self.n = 1
-
-    def done(self, place: int, began: float, busy_s: float, hop_s: float, ok: bool) -> None:
-        """Become the request that is done now."""
-        self.place = place
-        self.started = began
-        self.busy_s, self.hop_s, self.ok = busy_s, hop_s, ok
-        self._is_first = None
 
 
 class WarmUpBatch(Batch):

@@ -76,20 +76,13 @@ class Batcher(StageWorkers):
         Fast path of `enter`, `next_batch` and `completed`: the same outcome, see
         tests/batch_function/test_alone.py.
         """
-        took_s = now - began
         self._batch_ids += 1
-        hop_s = max(0.0, took_s - busy_s)
-        self.times.hop_s += 0.1 * (hop_s - self.times.hop_s)
-        if self.runs_ahead:
-            self.times.learn_deviation(busy_s)
-            self.times.learn_gap(took_s, busy_s, went_ahead=False)
+        hop_s = self.times.learn(now - began, busy_s, 1, 1, went_ahead=False)
         if self._policy_learns:
-            idle = self._idle
-            self._lone.done(idle[-1] if idle else 0, began, busy_s, hop_s, ok)
-            self._learn(now, self._lone, 1)
-        if self.patience.learns:
-            self.patience.learn(1, took_s)
-        self.times.learn(took_s)
+            lone, idle = self._lone, self._idle
+            lone.place, lone.started, lone.ok = idle[-1] if idle else 0, began, ok
+            lone.busy_s, lone.hop_s = busy_s, hop_s
+            self._learn(now, lone, 1)
 
     def start_lone(self, now: float) -> Batch:
         """Make a batch of the only request in the queue, which a worker has been handed already.
@@ -301,7 +294,7 @@ class Batcher(StageWorkers):
         else:
             batch = self._make(now, n, reason, -1, chosen=chosen)
             batch.place = place = self._place_for(self.keyed, batch)
-        look_at = now + self.patience.least_s
+        look_at = now + self.times.least_s
         if look_at < self.attention_at:
             self.attention_at = look_at
         self.in_flight[place] = batch

@@ -324,7 +324,7 @@ class StageStreams(Batcher):
         if running is not None:
             running.hear(now)
             running.given_up = ""
-            self.attention_at = min(self.attention_at, now + self.patience.least_s)
+            self.attention_at = min(self.attention_at, now + self.times.least_s)
 
     # -- what takes too long
 

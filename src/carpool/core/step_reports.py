@@ -108,7 +108,7 @@ class StepReports(StageStreams):
                 parts.append((request, value))
                 stream.parts += 1
                 if stream.parts == 1:
-                    self.times.learn(now - stream.joined)
+                    self.times.learn_usual(now - stream.joined)
                 stream.heard = now
                 if not stream.is_paused:
                     due = stream.next_due
@@ -146,7 +146,7 @@ class StepReports(StageStreams):
         for request, stream in zip(requests, streams, strict=True):
             stream.heard = now
             if not stream.parts:
-                self.times.learn(now - stream.joined)
+                self.times.learn_usual(now - stream.joined)
             stream.parts += 1
             if not stream.is_paused:
                 due = stream.next_due
@@ -202,8 +202,8 @@ class StepReports(StageStreams):
 
     def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
         """Note which orders a worker has followed, and what follows from a step without a fault."""
-        if self.patience.learns and report.rows:
-            self.patience.learn(report.rows, now - running.heard)
+        if self.times.learns and report.rows:
+            self.times.learn_most(report.rows, now - running.heard)
         running.hear(now)
         running.seen = report.seen
         running.note_step(report)

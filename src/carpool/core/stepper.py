@@ -284,7 +284,7 @@ class Stepper(StepReports):
             running.unfollowed.append(order)
         self.orders.append(order)
         running.to_leave, running.to_join = [], []
-        look_at = now + self.patience.least_s
+        look_at = now + self.times.least_s
         if look_at < self.attention_at:
             self.attention_at = look_at
 

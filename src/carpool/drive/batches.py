@@ -151,8 +151,7 @@ class BatchPool(WorkerPool):
         self.roster.finished_batch()
         busy_s, waited_s = frame.busy_s, frame.waited_s
         if self.count_calls is not None:
-            n = len(frame.ids)
-            self.count_calls(place, n, batch.size if n == batch.n else 0, busy_s)
+            self.count_calls(place, len(frame.ids))
         reply = Reply(self.stage, place, frame.batch_id, frame.ids, frame.payloads, errors, busy_s, waited_s)
         self._driver.completed(reply)
         if place in self._unsent:

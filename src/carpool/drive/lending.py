@@ -271,7 +271,7 @@ class Lending:
         self._pipeline = driver.pipeline
         (self._batcher,) = driver.pipeline.batchers
         self._post = post
-        self._longest_s = min(_LONGEST_S, self._batcher.patience.least_s)
+        self._longest_s = min(_LONGEST_S, self._batcher.times.least_s)
         self._in_a_row = 0  # calls that have been alone
 
     def polled(self, todo: Todo) -> None:
@@ -371,8 +371,8 @@ class Lending:
         if calls:
             self._pool.roster.finished_batch()
         if self._pool.count_calls is not None:
-            for call in calls:
-                self._pool.count_calls(place, 1, 1, call.busy_s)
+            for _ in calls:
+                self._pool.count_calls(place, 1)
 
 
 def _is_sent(call: LentCall) -> bool:

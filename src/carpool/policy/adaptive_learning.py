@@ -270,6 +270,9 @@ class AdaptiveLearning(Policy):
             return until
         return None
 
+    def cost_s(self, size: int) -> float | None:
+        return self.cost.seconds(size) if self.cost.samples else None
+
     def explain(self, now: float) -> dict[str, Any]:
         """Return what was learned and by which rule the last batch went; all times in seconds."""
         cost, chooser = self.cost, self._chooser

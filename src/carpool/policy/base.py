@@ -311,6 +311,10 @@ class Policy(ABC):
     def learn(self, now: float, done: DoneBatch) -> None:
         """Learn from a batch, or from a call of a warm-up."""
 
+    def cost_s(self, size: int) -> float | None:
+        """Return the learned seconds of a batch of `size`, with its way; None if it has none."""
+        return None
+
     def explain(self, now: float) -> dict[str, Any]:
         """Return why it decides as it does, for people, `stats()` and metrics.
 
