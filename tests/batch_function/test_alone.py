@@ -245,9 +245,9 @@ def test_a_policy_of_ones_own_is_asked_and_told_step_by_step() -> None:
     assert Batcher("f", Greedy(), Queue()).lets_go(0.0, inf, inf)
 
 
-def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.LogCaptureFixture) -> None:
-    """A policy that first lets a lone caller go and then does not contradicts itself: the line
-    fails, and everybody hears of it.
+def test_a_policy_that_raises_when_a_lone_caller_is_done_fails_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    """A policy that lets a lone caller go and raises afterwards fails its line loudly: the caller
+    has its answer, and everybody after it hears of it.
     """
 
     class Fickle(Policy):
@@ -260,8 +260,9 @@ def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.Log
             return Decision()
 
     f = carpool.batch(policy=Fickle(), timeout_s=5.0)(same)
+    assert f(1) == 1
     with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
-        f(1)
+        f(2)
     assert "its policy raised ValueError: a bug" in caplog.text
 
 

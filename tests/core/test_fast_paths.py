@@ -158,14 +158,8 @@ def takes_all_replies_for_partial(side: Side) -> None:
 
 
 def _in_parts(batcher: Batcher) -> Callable[..., Sequence[Request | None]]:
-    def completed(
-        now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
-    ) -> Sequence[Request | None]:
-        batch = batcher.in_flight[place]
-        assert batch.id == batch_id
-        return batcher._completed_partly(now, batch, ids, busy_s, ok)
-
-    return completed
+    completed = batcher.completed
+    return lambda now, place, batch_id, ids, *said, **more: completed(now, place, batch_id, tuple(ids), *said, **more)
 
 
 services = st.builds(

@@ -98,16 +98,10 @@ class StageRequests:
         """Return the policy of a stage of which the own one has raised."""
         return Greedy(self.batch_limit)
 
-    def _tell_left(self, now: float, requests: Sequence[Request]) -> None:
+    def _tell(self, call: Callable[..., object], *about: object) -> None:
+        """Make a call of the policy that returns nothing."""
         try:
-            for request in requests:
-                self.policy.left(now, request)
-        except BaseException as error:
-            self._failed(error)
-
-    def _tell_arrived(self, now: float, requests: Sequence[Request]) -> None:
-        try:
-            self.policy.arrived(now, requests)
+            call(*about)
         except BaseException as error:
             self._failed(error)
 
@@ -134,14 +128,14 @@ class StageRequests:
         else:
             self.queue.push_alike(requests, nbytes)
         if self._policy_listens:
-            self._tell_arrived(now, requests)
+            self._tell(self.policy.arrived, now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
         known = [request for request in requests if not request.losses]  # the policy is not told of those in quarantine
         if known:
-            self._tell_arrived(now, known)
+            self._tell(self.policy.arrived, now, known)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
         """Let requests wait again, each to be run alone, as one of them may have killed its worker.
@@ -156,7 +150,7 @@ class StageRequests:
     def leave(self, now: float, request: Request) -> None:
         """Remove a queued request whose caller has gone; it is now done."""
         self.queue.remove(request)
-        self._tell_left(now, (request,))
+        self._tell(self.policy.left, now, request)
 
     def in_the_way(self, request: Request) -> list[Request]:
         """Return the requests that must give up their places to a new one, if the queue is full.
@@ -167,7 +161,7 @@ class StageRequests:
 
     def displace(self, now: float, request: Request) -> None:
         """Remove a queued request for one of a higher priority; it is now done."""
-        self._tell_left(now, (request,))
+        self._tell(self.policy.left, now, request)
         self.queue.evict(request)
 
     def may_run_again(self, request: Request) -> bool:
@@ -185,7 +179,8 @@ class StageRequests:
 
     def _drop(self, now: float, requests: Sequence[Request]) -> None:
         """Remove queued requests that are not to be served."""
-        self._tell_left(now, requests)
+        for request in requests:
+            self._tell(self.policy.left, now, request)
         for request in requests:
             self.queue.remove(request)
 

@@ -247,14 +247,7 @@ class StageStreams(Batcher):
     def trained_steps(self, now: float, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Tell the policy of a warm-up, unless steps have been made already: those teach better."""
         if not self.steps:
-            self._learn_step(now, Stepped(rows, step_s, length, start_s))
-
-    def _learn_step(self, now: float, done: Stepped) -> None:
-        """Have the policy learn from a step."""
-        try:
-            self.policy.learn(now, done)
-        except BaseException as error:
-            self._failed(error)
+            self._tell(self.policy.learn, now, Stepped(rows, step_s, length, start_s))
 
     def _substitute(self) -> StepPolicy:
         return GreedySteps(self.rows, self.policy.part_slo_s)

@@ -257,24 +257,12 @@ class StageWorkers(StageRequests):
         batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id:
             return self._completed_ahead(place, batch_id, ids)
-        if ids == batch.ids:
-            # Fast path of `_completed_partly`, one reply for the whole batch: the same outcome, see
-            # tests/core/test_fast_paths.py.
+        if ids == batch.ids:  # mostly all are answered at once
             self._finish(now, batch, busy_s, ok)
             return batch.requests
-        return self._completed_partly(now, batch, ids, busy_s, ok)
-
-    def _completed_partly(
-        self, now: float, batch: Batch, ids: Sequence[int], busy_s: float, ok: bool
-    ) -> list[Request | None]:
-        """Pair answers with the requests that the worker owes, in any order, double or unknown."""
         owed = {request.id: request for request in batch.requests}
-        takers: list[Request | None] = []
-        for id in ids:
-            request = owed.pop(id, None)
-            if request is None:
-                self.stray_replies += 1
-            takers.append(request)
+        takers = [owed.pop(id, None) for id in ids]
+        self.stray_replies += takers.count(None)
         if not owed:
             self._finish(now, batch, busy_s, ok)
             return takers

@@ -77,7 +77,7 @@ class StepReports(StageStreams):
         is_first, place = self._places.is_first, report.place
         starts = length > 0 and is_first(place, ("start", length.bit_length()))
         steps = rows > 0 and is_first(place, self._knots.nearest(rows))
-        self._learn_step(now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
+        self._tell(self.policy.learn, now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
         if rows:
             self.steps += 1
             self.step_s += (report.step_s - self.step_s) * (0.2 if self.step_s else 1.0)

@@ -150,8 +150,8 @@ class LineDriver(SharedLine):
             self._finish_alone(line, lone, outcome)
         except BaseException as error:
             if line is self._line:
-                if self._has_failed(error):
-                    return _with_answer(lone) if lone.requests else None
+                if self._has_failed(error):  # after the call
+                    return _with_answer(lone) if lone.requests else lone
                 if line.lone is lone or lone.requests:
                     self.leave(lone, self._interrupted(), thread)
             raise
