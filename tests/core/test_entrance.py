@@ -277,11 +277,46 @@ def test_the_last_of_them_has_to_make_its_deadline() -> None:
     assert all(request.id for request in [*idle, *soon])
 
 
+def test_the_others_of_a_lot_go_before_its_last() -> None:
+    """A lot is late if its last one is, although nobody else waits and its first one would be in
+    time.
+    """
+    pipeline = pipeline_of(stage(1))
+    pipeline.submit(0, [ask("x"), ask("y")])
+    reply(pipeline, 10, pipeline.poll(0).run[0], busy_s=10)
+    pipeline.poll(10)  # y runs until 20
+
+    three, one = lot("abc", 45), lot("d", 45)
+    pipeline.submit(10, [*three, *one])
+
+    assert {outcome(request) for request in three} == {Overloaded}
+    assert one[0].id
+
+
+def test_only_patient_ones_of_a_lot_displace_others() -> None:
+    """A lot that must have room for all at once displaces nobody, whatever its priority; where each
+    may wait, each takes a place in a full queue as a single request does.
+    """
+    pipeline = pipeline_of(stage(1, max_size=3, max_bytes=10), workers=0)
+    pipeline.submit(0, [ask("a"), ask("b", nbytes=9)])
+    hasty, patient = lot("xy", nbytes=2), lot("123", patient=True)
+    for request in [*hasty, *patient]:
+        request.lane = Lane(1, None, 0)
+    pipeline.submit(0, hasty)  # to let b go would make room for both
+    assert {outcome(request) for request in hasty} == {Overloaded}
+    assert items(list(pipeline.batchers[0].queue)) == ["a", "b"]
+
+    pipeline.submit(0, patient)
+    assert items(list(pipeline.batchers[0].queue)) == ["1", "2", "a"]  # one of each priority stays
+    assert items(list(pipeline.door)) == ["3"]
+
+
 def test_patient_ones_wait_at_the_door() -> None:
     """With `when_full="wait"` they wait for room like any other, all of them."""
     pipeline = pipeline_of(stage(1, max_size=2, max_bytes=10))
     many = lot(range(5), nbytes=1, patient=True)
     pipeline.submit(0, [*many, *lot("ab", nbytes=11, patient=True)])
+    assert (pipeline.batchers[0].queue.count, pipeline.door.count) == (2, 3)
     served = []
     for now in range(5):
         todo = pipeline.poll(now)

@@ -25,6 +25,7 @@ from carpool.wire.arrays import block_of
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.outcome import read_report
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump, load
+from carpool.wire.scalars import Scalars
 from carpool.worker.answer import BatchAnswerer
 from carpool.worker.step_loop import Packed, StepAnswerer
 from carpool.worker.steps import Out, Row
@@ -333,25 +334,14 @@ def test_results_that_stay_in_the_process_have_memory_of_their_own() -> None:
     ]
 
 
-@PROPERTY
-@given(alike, st.sampled_from([OBJECT, OBJECT, OBJECT, JSON]), st.booleans())
-def test_scalars_are_written_at_once_as_ever(values: list[Any], accept: int, is_last: bool) -> None:
-    """Scalars that are written at once have the outcomes and payloads that they have otherwise, and
-    floats for Python callers are always written at once.
-    """
-    n = len(values)
-    accepts = bytes([accept]) * n
-    at_once, otherwise = (Frame(FrameKind.REPLY, 1, list(range(n))) for _ in range(2))
-    answerer = answerer_of(Arrays, is_last)
-    done = answerer._write_scalars(values, accepts, at_once)
-    run_now(answerer._encode(values, accepts, inf, otherwise))
+@pytest.mark.parametrize("values", [[0.5], [1, 2], ["a", "b"], [None, True, 1.5]])
+def test_scalars_for_python_are_one_block(values: list[Any]) -> None:
+    """Scalars for Python callers are payloads as they are, so that they travel as one array."""
+    reply = Frame(FrameKind.REPLY, 1, list(range(len(values))))
+    run_now(answerer_of(Arrays)._encode(values, bytes([OBJECT]) * len(values), inf, reply))
 
-    if done:
-        assert accept == OBJECT
-        assert at_once.formats == otherwise.formats
-        assert seen(list(at_once.payloads)) == seen(list(otherwise.payloads))
-    else:
-        assert accept != OBJECT or set(map(type, values)) != {float}
+    assert type(reply.payloads) is Scalars
+    assert (list(reply.payloads), reply.formats) == (values, bytes(len(values)))
 
 
 def opened(payload: Any, accept: int, is_last: bool) -> Any:

@@ -290,8 +290,7 @@ class BatchAnswerer:
             results = self._invoker.run_now(values, self.trouble, until, again)
         if self._after_predict is not None:
             self._after_predict()
-        if not self._write_scalars(results, frame.accepts, reply):
-            await self._encode(results, frame.accepts, until, reply)
+        await self._encode(results, frame.accepts, until, reply)
 
     async def _answer_array(self, frame: Frame, started: float, reply: Frame) -> bool:
         """Answer a batch that is one array with one array, if the model takes it as it is.
@@ -487,22 +486,6 @@ class BatchAnswerer:
                 outcomes[i] = Outcome.RESPONSE
                 payloads[i] = pack_response(response, payloads[i])  # type: ignore[arg-type]
         reply.formats, reply.payloads = bytes(outcomes), payloads
-
-    def _write_scalars(self, results: list[Any], accepts: bytes, reply: Frame) -> bool:
-        """Put scalars into the reply as they are, where no caller wants them in another form.
-
-        Fast path of `_encode`: the same outcome, see tests/worker/test_fast_paths.py.
-
-        Returns:
-            Whether it was done; it is not if the results are anything else.
-        """
-        if accepts.count(OBJECT) != len(accepts):
-            return False
-        scalars = as_scalars(results, set(map(type, results)))
-        if scalars is None:
-            return False
-        reply.formats, reply.payloads = bytes(len(scalars)), scalars
-        return True
 
     def _take_out_responses(self, results: list[Any], accepts: bytes, responses: dict[int, Response]) -> bytes:
         """Move each `Response` from `results` to `responses`, and put its value in its place.
