@@ -12,9 +12,10 @@ import time
 from math import inf
 
 from bench.tools import options
+from carpool.core.batch import Batch, WarmUpBatch
 from carpool.core.levels import BY_LENGTH
 from carpool.core.queue import Queue
-from carpool.policy import Adaptive
+from carpool.policy import Adaptive, View
 from carpool.request import Request
 
 LIMIT = 32
@@ -25,8 +26,8 @@ def policy() -> Adaptive:
     made = Adaptive(LIMIT)
     for n in (1, 4, 16, 32):
         for length in (5, 20, 100, 400):
-            made.trained_at(n, length, 2e-3 + 20e-6 * n * length)
-            made.trained(n, n, 2e-3 + 20e-6 * n * length)
+            for longest in (length, 0):
+                made.learn(0.0, WarmUpBatch(0.0, 0, n, n, longest, 2e-3 + 20e-6 * n * length))
     return made
 
 
@@ -34,6 +35,8 @@ def decisions(waiting: int, due_s: float, rounds: int) -> list[tuple[float, floa
     """Return the microseconds of each decision, and those of picking what it chose."""
     dice = random.Random(waiting)
     decides = policy()
+    ended = Batch(0, 0, 0, [], 8, "length", 1.0, longest=20)
+    ended.n, ended.busy_s = 8, 2e-3 + 20e-6 * 160
     took = []
     for _ in range(rounds):
         queue = Queue(levels=BY_LENGTH)
@@ -45,9 +48,9 @@ def decisions(waiting: int, due_s: float, rounds: int) -> list[tuple[float, floa
             request.arrived = request.admitted = arrived
             requests.append(request)
         queue.push(requests)
-        decides.served(1.0, 8, 20, (), 2e-3 + 20e-6 * 160, True)  # a batch ends before each decision
+        decides.learn(1.0, ended)  # before each decision
         begun = time.perf_counter()
-        decision = decides.decide(1.0, queue, 1, 0)
+        decision = decides.decide(View(queue, 1.0))
         decided = time.perf_counter()
         queue.pick(decision.chosen, 1.0)
         took.append((1e6 * (decided - begun), 1e6 * (time.perf_counter() - decided)))

@@ -13,19 +13,21 @@ import random
 import time
 
 from bench.tools import options
+from carpool.core.batch import Batch
 from carpool.core.queue import Queue
-from carpool.policy import BY_NAME, Policy
+from carpool.policy import BY_NAME, Policy, View
 from carpool.request import Request
 
 REQUESTS = 200_000
 
 
 def run(policy: Policy, mean_batch: int, slo_s: float, seed: int = 0) -> tuple[float, float]:
-    """CPU-microseconds per request, and the longest single `completed` in milliseconds."""
+    """CPU-microseconds per request, and the longest single `learn` in milliseconds."""
     dice = random.Random(seed)
     sizes = [max(1, round(dice.gauss(mean_batch, mean_batch / 4))) for _ in range(REQUESTS // mean_batch)]
     noise = [dice.lognormvariate(0.0, 0.1) for _ in sizes]
     queue = Queue()
+    view = View(queue)
     now = 0.0
     longest = 0.0
     started = time.process_time()
@@ -36,16 +38,19 @@ def run(policy: Policy, mean_batch: int, slo_s: float, seed: int = 0) -> tuple[f
             request = Request(None, now + slo_s)
             request.arrived = now
             queue.push([request])
-            policy.arrived(now, request)
-        decision = policy.decide(now, queue, 1, 0)
+            policy.arrived(now, [request])
+        view.now = now
+        decision = policy.decide(view)
         for request in decision.drop:
             queue.remove(request)
             policy.left(now, request)
         taken = queue.take(decision.take)
         if taken:
             busy_s = (0.002 + 0.0005 * len(taken)) * factor
+            done = Batch(0, 0, 0, taken, len(taken), decision.reason, now)
+            done.busy_s = busy_s
             before = time.perf_counter()
-            policy.completed(now, len(taken), len(taken), busy_s, True)
+            policy.learn(now, done)
             longest = max(longest, time.perf_counter() - before)
     return (time.process_time() - started) / sum(sizes) * 1e6, longest * 1e3
 

@@ -26,6 +26,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench import CACHE
+from carpool.core.batch import WarmUpBatch
 from carpool.policy import BY_NAME, Policy
 from carpool.simulate import capacity, run
 from carpool.simulate.arrival_processes import Poisson, Scene
@@ -204,7 +205,7 @@ def trained(spec: str, training: str, settings: dict[str, Any]) -> Policy:
     policy = policy_of(spec, max_batch_size=limit, slo_s=settings["slo_s"], cost_s=cost)
     sizes = [1, limit // 4, limit // 2, limit] * 2 if training == "warm" else [*range(1, limit + 1)] * 10
     for n in filter(None, sizes):
-        policy.trained(n, n, cost(n))
+        policy.learn(0.0, WarmUpBatch(0.0, 0, n, n, 0, cost(n)))
     return policy
 
 

@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Any
 
 from bench.shapes.workloads import Kind, Workload
-from carpool.policy import Decision, Policy, QueueView
+from carpool.core.batch import WarmUpBatch
+from carpool.policy import Decision, DoneBatch, Policy, QueueView, View
 from carpool.policy.base import NOTHING
 from carpool.request import QUEUED, Request
 from carpool.simulate.costs import Cost, cost_of
@@ -43,8 +44,9 @@ class _Told(Policy):
 class PlainOrder(_Told):
     """First come, first served; the head is refused if the batch that it would go in is late."""
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        if not free or not len(queue):
+    def decide(self, view: View) -> Decision:
+        now, queue = view.now, view.queue
+        if not view.free or not len(queue):
             return NOTHING
         waiting = list(queue)
         late = 0
@@ -65,20 +67,21 @@ class PlainOrderBack(PlainOrder):
 
     _done_at = -1.0
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+    def learn(self, now: float, done: DoneBatch) -> None:
         self._done_at = now
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        if now == self._done_at:
-            return Decision(wake_at=now + _MOMENT_S)
-        return super().decide(now, queue, free, busy)
+    def decide(self, view: View) -> Decision:
+        if view.now == self._done_at:
+            return Decision(wake_at=view.now + _MOMENT_S)
+        return super().decide(view)
 
 
 class WholeHead(_Told):
     """As many as the user's code may have at once, which sorts them by itself."""
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        if not free or not len(queue):
+    def decide(self, view: View) -> Decision:
+        now, queue = view.now, view.queue
+        if not view.free or not len(queue):
             return NOTHING
         hopeless = self._hopeless(now, queue)
         gone = set(map(id, hopeless))
@@ -98,8 +101,9 @@ class Infinity(_Told):
         self._size = size
         self._ready: list[list[Request]] = []
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        if not free or not len(queue):
+    def decide(self, view: View) -> Decision:
+        now, queue = view.now, view.queue
+        if not view.free or not len(queue):
             return NOTHING
         hopeless = self._hopeless(now, queue)
         gone = set(map(id, hopeless))
@@ -145,8 +149,8 @@ def trained(workload: Workload, *, with_lengths: bool) -> Policy:
         for share in (0.1, 0.5, 0.99) if with_lengths else (0.9,):
             longest = lengths[int(share * len(lengths))]
             if with_lengths:
-                policy.trained_at(n, longest, cost(n, longest))
-            policy.trained(n, n, cost(n, longest))
+                policy.learn(0.0, WarmUpBatch(0.0, 0, n, n, longest, cost(n, longest)))
+            policy.learn(0.0, WarmUpBatch(0.0, 0, n, n, 0, cost(n, longest)))
     return policy
 
 

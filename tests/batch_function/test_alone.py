@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import Sleep
-from carpool.policy import BY_NAME, Adaptive, Decision, Greedy, Policy, Static
+from carpool.policy import BY_NAME, Adaptive, Decision, DoneBatch, Greedy, Policy, Static, View
 from tests.effort import examples
 from tests.support.values import flat
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -35,8 +36,8 @@ class Listening(Greedy):
         super().__init__()
         self.heard: list[tuple[Any, ...]] = []
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        self.heard.append((now, n, size, busy_s, ok))
+    def learn(self, now: float, done: DoneBatch) -> None:
+        self.heard.append((now, done.n, done.size, done.busy_s, done.ok))
 
 
 class Virtual(LineDriver):
@@ -232,54 +233,50 @@ def test_a_policy_of_ones_own_is_asked_and_told_step_by_step() -> None:
     """
 
     class Late(Greedy):
-        def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
-            asked.append(len(queue))
-            return super().decide(now, queue, free, busy)
+        def decide(self, view: View) -> Decision:
+            asked.append(len(view.queue))
+            return super().decide(view)
 
     asked: list[int] = []
     f = carpool.batch(policy=Late())(same)
     assert f(1) == 1
     assert 1 in asked
-    heard = Batcher("f", Listening(), Queue())._policy_knows_lone
-    assert not heard
-    assert Batcher("f", Greedy(), Queue())._policy_knows_lone
+    assert not Batcher("f", Listening(), Queue()).lets_go(0.0, inf, inf)
+    assert Batcher("f", Greedy(), Queue()).lets_go(0.0, inf, inf)
 
 
-def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.LogCaptureFixture) -> None:
-    """A policy that first lets a lone caller go and then does not contradicts itself: the line
-    fails, and everybody hears of it.
+def test_a_policy_that_raises_when_a_lone_caller_is_done_fails_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    """A policy that lets a lone caller go and raises afterwards fails its line loudly: the caller
+    has its answer, and everybody after it hears of it.
     """
 
     class Fickle(Policy):
-        def lets_go(self, slack_s: float) -> bool:
-            return True
+        lone_slack_s = -inf
 
-        def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        def learn(self, now: float, done: DoneBatch) -> None:
             raise ValueError("a bug")
 
-        def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+        def decide(self, view: View) -> Decision:
             return Decision()
 
     f = carpool.batch(policy=Fickle(), timeout_s=5.0)(same)
+    assert f(1) == 1
     with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
-        f(1)
+        f(2)
     assert "its policy raised ValueError: a bug" in caplog.text
 
 
 def test_a_policy_that_raises_when_a_lone_caller_is_done_and_others_have_come() -> None:
-    """If a policy raises when a lone caller is done, all hear of it who are inside by then, the one
-    that ran alone too.
+    """If a policy raises when a lone caller is done, it has its answer, and all hear of it who are
+    inside by then.
     """
 
     class Bad(Greedy):
-        def lets_go(self, slack_s: float) -> bool:
-            return True
+        lone_slack_s = -inf
 
-        def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-            pass
-
-        def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-            raise ValueError("a bug")
+        def learn(self, now: float, done: DoneBatch) -> None:
+            if not done.is_alone:
+                raise ValueError("a bug")
 
     def run(xs: list[int]) -> list[int]:
         other = threading.Thread(target=lambda: tickets.append(f.submit(2)))
@@ -289,8 +286,7 @@ def test_a_policy_that_raises_when_a_lone_caller_is_done_and_others_have_come() 
 
     tickets: list[Any] = []
     f = carpool.batch(policy=Bad())(run)
-    with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
-        f(1)
+    assert f(1) == 1
     with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
         tickets[0].result()
 
@@ -458,16 +454,12 @@ def test_an_interrupt_of_who_joins_a_lone_caller_leaves_no_place_taken() -> None
     asked = iter([KeyboardInterrupt])
 
     class Interrupted(Greedy):
-        def lets_go(self, slack_s: float) -> bool:
-            return True
+        lone_slack_s = -inf
 
-        def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-            pass
-
-        def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+        def decide(self, view: View) -> Decision:
             for kind in asked:
                 raise kind
-            return super().decide(now, queue, free, busy)
+            return super().decide(view)
 
     @carpool.batch(policy=Interrupted(8), max_batch_size=8, timeout_s=10.0)
     def double(xs: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import carpool
-from carpool.policy import BY_NAME, Static
+from carpool.policy import BY_NAME, DoneBatch, Static, View
 from carpool.policy.base import Decision
 from tests.support import models
 from tests.support.waiting import wait_until
@@ -1246,23 +1246,23 @@ class Raising(carpool.Policy):
         if where == self.where:
             raise ValueError("a bug")
 
-    def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
         self._maybe("decide")
         if self.where == "left":
-            return Decision(wake_at=now + 5.0)
-        return Decision(take=queue.size, reason="free") if free and queue.size else Decision()
+            return Decision(wake_at=view.now + 5.0)
+        return Decision(take=view.queue.size, reason="free") if view.free and view.queue.size else Decision()
 
-    def arrived(self, now: float, request: Any) -> None:
+    def arrived(self, now: float, requests: Any) -> None:
         self._maybe("arrived")
 
     def left(self, now: float, request: Any) -> None:
         self._maybe("left")
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        self._maybe("completed")
+    def learn(self, now: float, done: DoneBatch) -> None:
+        self._maybe("learn")
 
 
-@pytest.mark.parametrize("where", ["decide", "arrived", "left", "completed"])
+@pytest.mark.parametrize("where", ["decide", "arrived", "left", "learn"])
 def test_a_policy_that_raises_fails_its_line_loudly(where: str, caplog: pytest.LogCaptureFixture) -> None:
     """When a policy raises, everybody inside its line and whoever comes hears of it, and closing
     returns.
@@ -1287,6 +1287,6 @@ def test_a_policy_that_raises_fails_its_line_loudly(where: str, caplog: pytest.L
     with pytest.raises(carpool.Unavailable, match="has failed: its policy raised ValueError") as caught:
         batched(8)
     assert caught.value.code == "stage_failed"
-    assert all(isinstance(each, carpool.Unavailable) or where == "completed" for each in heard)
+    assert all(isinstance(each, carpool.Unavailable) or where == "learn" for each in heard)
     assert "its policy raised ValueError: a bug" in caplog.text
     batched.close()

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from carpool.core.batch import Batch
-from carpool.core.batch_times import BatchTimes
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.core.safe_size import SafeSize
+from carpool.core.times import Times
 from carpool.errors import DeadlineExceeded, Unavailable
-from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
-from carpool.policy.base import Decision, QueueView
+from carpool.policy import AIMD, Adaptive, Cork, Deadline, DoneBatch, Greedy, OneByOne, Policy, Static, View
+from carpool.policy.base import Decision
 from carpool.request import DONE, Request
 from tests.support.pipelines import ask, asks, items, outcome, pipeline_of, reply, stage
 
@@ -245,9 +245,9 @@ class Counting(Greedy):
 
     asked = 0
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        self.asked += 1
-        return super().decide(now, queue, free, busy)
+    def decide(self, view: View) -> Decision:
+        self.asked += view.free_in_s is None
+        return super().decide(view)
 
 
 def test_what_goes_ahead_is_no_reason_to_ask_the_policy_once_more() -> None:
@@ -452,12 +452,12 @@ def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
 class Greedier(Greedy):
     """A policy that asks for more than it may."""
 
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        return Decision(take=self.limit + 1)
+    def decide(self, view: View) -> Decision:
+        return super().decide(view) if view.free_in_s is None else Decision(take=self.limit + 1)
 
 
 def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
-    """If `decide_ahead` asks for what is not possible its stage fails, as it does for `decide`."""
+    """If a policy asks for what is not possible for a busy worker its stage fails, as for an idle one."""
     pipeline = pipeline_of(stage(policy=Greedier(1), runs_ahead=True))
     pipeline.batchers[0].times.usual_s = TOOK_S  # as if it had run before
     pipeline.submit(0, asks("abc"))
@@ -486,10 +486,10 @@ def stage_with_a_gap(setup_s: float, gap_s: float) -> Pipeline:
     """
     policy = Adaptive(4)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
-    policy.gap_s = gap_s
     for n in (1, 2, 3, 4) * 4:
-        policy.trained(n, n, setup_s + n * 2 * U)
+        pipeline.trained(0, 0, n, n, setup_s + n * 2 * U)
     pipeline.batchers[0].times.usual_s = TOOK_S
+    pipeline.batchers[0].times.gap_s = gap_s
     return pipeline
 
 
@@ -545,29 +545,36 @@ def test_how_long_a_worker_is_idle_is_looked_at_again() -> None:
     """What was learned of it fades while all batches go ahead, and a stall counts for no more than
     a batch.
     """
-    times = BatchTimes()
-    times.learn_gap(took_s=1000, busy_s=U, went_ahead=False)
+    times = Times(watches_gaps=True)
+    times.learn(took_s=1000, busy_s=U, n=1, size=1, went_ahead=False)
     learned_s = times.gap_s
     assert 0 < learned_s <= U
     for _ in range(1000):
-        times.learn_gap(took_s=U, busy_s=U, went_ahead=True)
+        times.learn(took_s=U, busy_s=U, n=1, size=1, went_ahead=True)
     assert 0 < times.gap_s < learned_s / 2
+
+
+class Learning(Greedy):
+    """Greedy, with something to learn."""
+
+    def learn(self, now: float, done: DoneBatch) -> None:
+        """Do nothing."""
 
 
 def test_the_policy_hears_how_long_workers_are_idle() -> None:
     """It counts what batches are on their way that did not go ahead."""
-    batcher = stage(2, runs_ahead=True)
+    batcher = stage(policy=Learning(2), runs_ahead=True)
     pipeline = pipeline_of(batcher)
     now = saturated(pipeline)
-    assert batcher.policy.gap_s == 0
+    assert batcher.view.gap_s == 0
     pipeline.submit(now, asks("abcd"))
     first, ahead = runs(pipeline, now)
     assert (first.ahead, ahead.ahead) == (False, True)
     reply(pipeline, now + TOOK_S + U, first, busy_s=TOOK_S)
-    gap_s = batcher.policy.gap_s
+    gap_s = batcher.view.gap_s
     assert gap_s > 0
     reply(pipeline, now + 2 * TOOK_S + 2 * U, ahead, busy_s=TOOK_S)
-    assert 0 < batcher.policy.gap_s < gap_s
+    assert 0 < batcher.view.gap_s < gap_s
 
 
 class DeafTo(Greedy):
@@ -575,7 +582,7 @@ class DeafTo(Greedy):
 
     broken = False
 
-    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
         if self.broken:
             raise ValueError("of the policy")
 

@@ -9,7 +9,8 @@ import pytest
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
-from carpool.policy import Decision, Greedy, Static
+from carpool.policy import Decision, Greedy, Policy, QueueView, Static
+from carpool.policy.adapted import Adapted
 from carpool.policy.base import TOO_LATE
 from carpool.request import DONE, RUNNING, Request
 from tests.support.models import Trainee
@@ -107,7 +108,7 @@ def test_a_reply_may_be_partial() -> None:
     assert [*first, *second, *third] == [requests[i] for i in (1, 3, 0, 2)]
     assert between == (3, 0, [0, 2, 3], [1, 3, 4])
     assert (batcher.running, batcher.idle) == (0, 1)
-    assert policy.heard == [("completed", 3, 4, 4, 8, False)]
+    assert policy.heard == [("learn", 3, 4, 4, 8, False)]
     assert (batcher.times.usual_s, batcher.times.fastest_s) == (3, 3)
 
 
@@ -276,7 +277,7 @@ def test_a_policy_hears_what_happens() -> None:
         *[("arrived", 1, item) for item in "abcd"],
         ("left", 2, "c"),
         ("left", 5, "b"),
-        ("completed", 11, 2, 2, 5, True),
+        ("learn", 11, 2, 2, 5, True),
     ]
 
 
@@ -373,15 +374,18 @@ def test_nothing_is_predicted_before_anything_was_learned() -> None:
 
 
 def test_a_policy_that_knows_better_is_believed() -> None:
-    """A policy that predicts waits itself is asked about what is queued; what is left of the
-    present batches is added.
+    """A policy of the former interface that predicts waits itself is asked about what is queued;
+    what is left of the present batches is added.
     """
 
-    class Knows(Greedy):
+    class Knows(Policy):
+        def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:  # type: ignore[override]
+            return Decision(take=min(queue.size, self.limit), reason="free")
+
         def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
             return 100.0 * waiting + workers
 
-    batcher = after_batches(8.0, policy=Knows(4))
+    batcher = after_batches(8.0, policy=Adapted(Knows(4)))
     enter(batcher, 0, asks("a"))
     go(batcher)
 
@@ -410,11 +414,11 @@ def test_a_warm_up_teaches_only_before_the_first_batch() -> None:
     """
     policy = Trainee()
     batcher = stage(policy=policy)
-    batcher.trained(2, 6, 0.5)
+    batcher.trained(0, 2, 6, 0.5)
     enter(batcher, 0, asks("a"))
     batcher.worker_ready(0)
     go(batcher)
-    batcher.trained(4, 12, 0.75)
+    batcher.trained(2, 4, 12, 0.75)
 
     assert policy.lessons == [(2, 6, 0.5)]
 

@@ -7,7 +7,7 @@ import pytest
 from carpool.core.line import Line
 from carpool.core.pipeline import Pipeline
 from carpool.errors import Unavailable
-from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, Policy, Static
+from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, Policy, Static, View
 from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
 
 CLOSED = Unavailable("closed")
@@ -16,7 +16,7 @@ CLOSED = Unavailable("closed")
 class Patient(Policy):
     """A policy that waits for ever for a full batch."""
 
-    def decide(self, now: float, queue: object, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
         return Decision(wake_at=1e9)
 
 

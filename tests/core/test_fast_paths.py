@@ -15,14 +15,18 @@ from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
-from carpool.policy import Greedy, Policy, Static
+from carpool.policy import Decision, Greedy, Policy, QueueView, Static
+from carpool.policy.adapted import Adapted
 from carpool.request import Lane, Request
 from tests.support.pipelines import Listed, pipeline_of, reply, stage, together
 from tests.support.properties import PROPERTY
 
 
-class Prophet(Greedy):
-    """Greedy, with a prediction of its own."""
+class Prophet(Policy):
+    """Greedy, of the former interface, with a prediction of its own."""
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:  # type: ignore[override]
+        return Decision(take=min(queue.size, self.limit) if free else 0, reason="free")
 
     def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
         return 3.0 * waiting + 1.0
@@ -31,7 +35,7 @@ class Prophet(Greedy):
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "greedy": Greedy,
     "static": lambda limit: Static(limit, 2.0),
-    "prophet": Prophet,
+    "prophet": lambda limit: Adapted(Prophet(limit)),
 }
 
 
@@ -128,7 +132,7 @@ def _told(request: Request) -> tuple[object, ...]:
 def _counted(batcher: Batcher) -> tuple[object, ...]:
     times = batcher.times.usual_s, batcher.times.fastest_s
     due = batcher.wake_at, batcher.attention_at
-    learned = batcher.policy.hop_s, *times
+    learned = batcher.times.hop_s, *times
     queue = batcher.queue
     held = queue.count, queue.size, queue.nbytes, queue.earliest_deadline, queue.earliest_due, queue.oldest_arrival
     entered = batcher.entered, held
@@ -154,14 +158,8 @@ def takes_all_replies_for_partial(side: Side) -> None:
 
 
 def _in_parts(batcher: Batcher) -> Callable[..., Sequence[Request | None]]:
-    def completed(
-        now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
-    ) -> Sequence[Request | None]:
-        batch = batcher.in_flight[place]
-        assert batch.id == batch_id
-        return batcher._completed_partly(now, batch, ids, busy_s, ok)
-
-    return completed
+    completed = batcher.completed
+    return lambda now, place, batch_id, ids, *said, **more: completed(now, place, batch_id, tuple(ids), *said, **more)
 
 
 services = st.builds(
@@ -267,32 +265,27 @@ def test_the_sizes_of_requests_count_on_arrival() -> None:
 
 def test_a_prediction_of_the_policy_counts_on_arrival() -> None:
     """It says that one is too late behind another, which the times of batches would not."""
-    assert waiting_twins(lambda: Prophet(1), Spec(timeout_s=4.5), Spec(timeout_s=4.5)) == [[True, False]] * 2
+    assert waiting_twins(lambda: Adapted(Prophet(1)), Spec(timeout_s=4.5), Spec(timeout_s=4.5)) == [[True, False]] * 2
 
 
 class Breaks(Greedy):
-    """Greedy, until it is broken."""
+    """Greedy, with an ear that hurts."""
 
-    broken = False
-
-    @property
-    def limit(self) -> int:
-        if self.broken:
-            raise RuntimeError("no limit")
-        return super().limit
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
+        if now:
+            raise RuntimeError("no more")
 
 
 def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
-    """Those that it kept from coming in wait at the door, with ids of their own."""
-    policy = Breaks(2)
-    to = pipeline_of(stage(policy=policy))
+    """Those that come as it raises, and those after them, are admitted like all others."""
+    faults: list[BaseException] = []
+    to = pipeline_of(stage(policy=Breaks(2)))
+    to.batchers[0].on_fault = lambda name, error: faults.append(error)
     requests = first, second, third, last = [Request(n, 9.0) for n in range(4)]
     to.submit(0, [first])
-    policy.broken = True
-    with pytest.raises(RuntimeError, match="no limit"):
-        to.submit(0, [second, third])
-    policy.broken = False
-    to.submit(0, [last])
+    to.submit(1, [second, third])
+    to.submit(2, [last])
 
+    assert list(map(str, faults)) == ["no more"]
     assert [request.id for request in requests] == [1, 2, 3, 4]
-    assert (to.admitted, to.door.count) == (4, 3)
+    assert (to.admitted, to.door.count, to.batchers[0].queue.count) == (4, 0, 4)

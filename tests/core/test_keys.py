@@ -23,8 +23,7 @@ from carpool.core.queue import Queue
 from carpool.core.reply import Reply
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import Unavailable
-from carpool.policy import AIMD, Adaptive, Cork, Decision, Greedy, Policy, Static, new_policy
-from carpool.policy.base import QueueView
+from carpool.policy import AIMD, Adaptive, Cork, Decision, Greedy, Policy, Static, View, new_policy
 from carpool.request import Lane, Request
 from tests.effort import examples, share
 
@@ -121,7 +120,8 @@ def check_held(batcher: Batcher, most: float) -> None:
 class DropsTheFirst(Policy):
     """Drops who waits first wherever more than one does, and takes as many as fit of the others."""
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        queue, free = view.queue, view.free
         drop = queue.peek(1) if len(queue) > 1 else []
         take = min(queue.size - sum([request.size for request in drop]), self.limit) if free else 0
         return Decision(drop=drop, take=take, reason="free" if take else "")
@@ -130,8 +130,9 @@ class DropsTheFirst(Policy):
 class DropsAll(Policy):
     """Drops all that waits beside a busy worker, and takes all else."""
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        if busy:
+    def decide(self, view: View) -> Decision:
+        queue = view.queue
+        if view.busy:
             return Decision(drop=list(queue))
         return Decision(take=min(queue.size, self.limit), reason="free")
 

@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from carpool.core.batch import Batch
-from carpool.core.patience import Patience
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
+from carpool.core.times import Times
 from carpool.errors import DeadlineExceeded, Unavailable
 from tests.support.pipelines import ask, asks, items, outcome, pipeline_of, reply, stage
 
@@ -46,7 +46,7 @@ def test_a_call_may_take_as_long_as_somebody_waits() -> None:
 
 def test_the_hint_has_no_more_digits_than_it_needs() -> None:
     """A client is told 0.667 s, not 0.666667 s."""
-    patience = Patience(unwanted_s=2 / 3)
+    patience = Times(unwanted_s=2 / 3)
     assert "goes on for 0.667 s at most" in patience.hint(2.0)
 
 
@@ -204,11 +204,11 @@ def test_larger_batches_are_given_more_time() -> None:
     """Larger batches are given more time: after single items of 1 s a batch of 64 may take ten
     times 64 s, and after those a single item as much.
     """
-    patience = Patience(unwanted_s=3)
+    patience = Times(unwanted_s=3)
     for _ in range(8):
-        patience.learn(1, 1.0)
+        patience.learn_most(1, 1.0)
     seen = [patience.until(0, inf, size) for size in (1, 2, 64)]
-    patience.learn(64, 64.0)
+    patience.learn_most(64, 64.0)
     seen.append(patience.until(0, inf, 1))
 
     assert seen == [10, 20, 640, 640]
@@ -218,9 +218,9 @@ def test_the_slowest_is_forgotten() -> None:
     """One batch that took an hour does not give all others ten hours for ever: the slowest time is
     forgotten again.
     """
-    patience = Patience(unwanted_s=3)
+    patience = Times(unwanted_s=3)
     for took_s in [3600.0, *[1.0] * 1000]:
-        patience.learn(1, took_s)
+        patience.learn_most(1, took_s)
 
     assert 10 < patience.until(0, inf, 1) < 12
 
@@ -229,7 +229,7 @@ def test_without_time_limits_nothing_is_ever_given_up() -> None:
     """Where there are no time limits, as in services without a time-out and in batched functions,
     no call is ever given up.
     """
-    patience = Patience()
+    patience = Times()
 
     assert patience.until(0, 0, 1) == inf
     assert not patience.learns

@@ -10,8 +10,9 @@ import pytest
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
-from carpool.policy import Decision, Greedy, OneByOne, QueueView, Static
+from carpool.policy import Decision, Greedy, OneByOne, Static, View
 from carpool.request import DONE, Request
+from tests.policy.view import done
 from tests.support.pipelines import (
     Scripted,
     ask,
@@ -127,11 +128,11 @@ def test_a_stage_waits_for_credit() -> None:
 class DropsTheOld(Greedy):
     """Refuses what has waited for 10 s, also while no worker may take a batch."""
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        old = [request for request in queue if request.arrived <= now - 10]
-        if old or not free:
+    def decide(self, view: View) -> Decision:
+        old = [request for request in view.queue if request.arrived <= view.now - 10]
+        if old or not view.free:
             return Decision(drop=old)
-        return super().decide(now, queue, free, busy)
+        return super().decide(view)
 
 
 def test_who_is_left_after_a_drop_may_have_room() -> None:
@@ -184,7 +185,7 @@ def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
     never stand still.
     """
     policy = OneByOne()
-    policy.completed(0, 1, 1, 1e-6, True)
+    policy.learn(0, done(1, 1, 1e-6, True))
     pipeline = pipeline_of(stage(policy=policy), stage(9, max_size=10))
     pipeline.submit(0, asks(range(50)))
 
@@ -812,17 +813,17 @@ def test_each_stage_knows_what_lies_ahead() -> None:
     empty, else their queue and one more batch.
     """
     pipeline = learned(1.0, 2.0, 4.0)
-    seen = [[one.policy.onward_s for one in pipeline.batchers]]
+    seen = [[one.view.onward_s for one in pipeline.batchers]]
     pipeline.submit(0, asks("abcd"))
     (batch,) = pipeline.poll(0).run
     reply(pipeline, 1, batch, busy_s=1)
     (batch, second) = pipeline.poll(1).run
     assert (batch.stage, second.stage) == (1, 0)
-    seen.append([one.policy.onward_s for one in pipeline.batchers])
+    seen.append([one.view.onward_s for one in pipeline.batchers])
     reply(pipeline, 2, second, busy_s=1)
     pipeline.poll(2)
     pipeline.poll(2)
-    seen.append([one.policy.onward_s for one in pipeline.batchers])
+    seen.append([one.view.onward_s for one in pipeline.batchers])
 
     assert seen == [[6, 4, 0], [2 + 2 + 4, 4, 0], [1 + 2 + 2 + 4, 4, 0]]
 

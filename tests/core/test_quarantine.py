@@ -14,6 +14,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, OneByOne, Policy, Static
 from carpool.request import DEFAULT_LANE, Request
+from tests.policy.view import done
 from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
 
 POLICIES = [Greedy, Static, AIMD, Cork, Deadline, Adaptive]
@@ -87,7 +88,7 @@ def test_a_suspect_runs_alone_and_at_once(policy: type[Policy]) -> None:
     """
     made = policy() if policy is OneByOne else policy(8, 1000.0)
     for _ in range(12):
-        made.completed(0, 1, 1, 1e-6, True)  # it is past its training, and lets single items travel together
+        made.learn(0, done(1, 1, 1e-6, True))  # it is past its training, and lets single items travel together
     pipeline = pipeline_of(stage(policy=made), workers=0)
     pipeline.submit(0, asks("abc"))
     pipeline.worker_ready(0, 0)

@@ -1,4 +1,4 @@
-"""Policies that raise, anywhere and anything: what happens then is the driver's affair, but no request is lost."""
+"""Policies that raise, anywhere and anything: their stage goes on without them, and the driver hears of it once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
-from carpool.policy import Decision, Policy, QueueView
+from carpool.policy import Decision, DoneBatch, Policy, View
 from carpool.request import DONE, Request
-from tests.support.pipelines import ask, asks, outcome, pipeline_of, reply, stage
+from tests.support.pipelines import Scripted, ask, asks, outcome, pipeline_of, reply, stage
 
-CALLS = ("decide", "arrived", "arrived_together", "left", "completed", "trained", "limit", "predicted_wait_s")
+CALLS = ("decide", "arrived", "left", "learn", "limit")
 KINDS: tuple[type[BaseException], ...] = (
     *(ValueError, RuntimeError, StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit, RecursionError),
 )
@@ -23,55 +23,44 @@ KINDS: tuple[type[BaseException], ...] = (
 
 class Raising(Policy):
     """A plain policy of batches of two, which drops what is marked; from the n-th time that `call` is made, it raises
-    each time, and so does `left`."""
+    each time."""
 
     def __init__(self, call: str, n: int, kind: type[BaseException]) -> None:
         super().__init__(2)
-        self._call = call
+        self.call = call
         self._left = n
         self._kind = kind
         self.raised = False
 
     def _may(self, call: str) -> None:
-        if call == self._call:
+        if call == self.call:
             self._left -= 1
             self.raised = self.raised or self._left < 0
-        if self.raised and call in (self._call, "left"):
+        if self.raised and call == self.call:
             raise self._kind("of the policy")
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        queue = view.queue
+        if view.free_in_s is not None:
+            self._may("decide ahead")
+            return self._full_ahead(queue)
         self._may("decide")
         drop = [request for request in queue if request.item == "drop"]
-        return Decision(drop, min(2, queue.size - len(drop)) if free else 0, "free")
+        return Decision(drop, min(2, queue.size - len(drop)) if view.free else 0, "free")
 
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        self._may("decide_ahead")
-        return self._full_ahead(queue)
-
-    def arrived(self, now: float, request: Request) -> None:
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
         self._may("arrived")
-
-    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
-        self._may("arrived_together")
-        super().arrived_together(now, requests)
 
     def left(self, now: float, request: Request) -> None:
         self._may("left")
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        self._may("completed")
-
-    def trained(self, n: int, size: int, busy_s: float) -> None:
-        self._may("trained")
+    def learn(self, now: float, done: DoneBatch) -> None:
+        self._may("learn")
 
     @property
     def limit(self) -> int:
         self._may("limit")
         return 2
-
-    def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
-        self._may("predicted_wait_s")
-        return None
 
 
 class Story:
@@ -81,6 +70,9 @@ class Story:
         self.line = pipeline_of(
             stage(policy=first, max_size=4, name="a"), stage(policy=second, max_size=4, name="b"), workers=[2, 1]
         )
+        self.faults: list[tuple[str, type[BaseException]]] = []
+        for batcher in self.line.batchers:
+            batcher.on_fault = lambda name, error: self.faults.append((name, type(error)))
         self.given: list[Request] = []
         self.gone: list[Request] = []
         self.told: Counter[Request] = Counter()
@@ -91,7 +83,7 @@ class Story:
         pipeline = self.line
         low, cancelled = ask("low", priority=-1), ask("cancelled")
         return [
-            lambda: pipeline.trained(0, 1, 1, 0.5),
+            lambda: pipeline.trained(0, 0, 1, 1, 0.5),
             lambda: self.submit(0, [ask("1"), ask("2"), ask("3", 9), ask("4")]),
             lambda: self.poll(0),
             lambda: self.submit(1, [ask("5", 3), low, cancelled, ask("drop")]),
@@ -139,8 +131,8 @@ class Story:
     def _is_at_work(self, batch: Batch) -> bool:
         return self.line.batchers[batch.stage].in_flight.get(batch.place) is batch
 
-    def abort(self) -> None:
-        """As a driver does when the core raises; and afterwards the policies are asked and told nothing."""
+    def end(self) -> None:
+        """As a driver that aborts soon after it has heard of a fault."""
         self.line.abort(20, Unavailable("the policy is broken"))
         self.poll(20)
         self.submit(21, asks("late", patient=True))
@@ -152,53 +144,85 @@ class Story:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("where", [0, 1])
-def test_each_request_is_answered_once(call: str, kind: type[BaseException], where: int) -> None:
-    """Whichever call of a policy raises, and at whichever time, `abort` then answers all requests
-    that have not been answered, each once.
+def test_a_stage_goes_on_without_its_policy(call: str, kind: type[BaseException], where: int) -> None:
+    """Whichever call of a policy raises, and at whichever time, nothing is raised to who drives the
+    stage, its driver hears of it once, and each request is answered once.
     """
     n = 0
     while True:
-        broken = Raising(call, n, kind)
+        broken = Raising("", n, kind)
         whole = Raising("", 0, kind)
         story = Story(*((broken, whole) if where == 0 else (whole, broken)))
-        try:
-            for step in story.steps():
-                step()
-        except kind:
-            pass
-        if not broken.raised:
-            break
-        story.abort()
+        broken.call = call
+        for step in story.steps():
+            step()
+        story.end()
 
         assert {request.item for request in story.given if request.state != DONE} == set()
         for request in story.given:
             assert story.told[request] == (request not in story.gone), (n, request.item)
         assert (story.line.unanswered, story.line.waiting) == (0, 0)
+        assert story.faults == ([("ab"[where], kind)] if broken.raised else [])
+        if not broken.raised:
+            break
         n += 1
-    assert n or where or call == "predicted_wait_s"
+    assert n or where
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
-    """If a policy raises when it is asked for a batch ahead, the requests of the batch under way
-    and of the one that lies ahead are answered, too.
+def test_nothing_goes_ahead_by_a_policy_that_raises(kind: type[BaseException]) -> None:
+    """If a policy raises when it is asked for a batch ahead, the stage goes on: the greedy rule says
+    what goes to the busy worker, and those that lie ahead already are answered.
     """
-    policy = Raising("decide_ahead", 2, kind)
+    policy = Raising("decide ahead", 2, kind)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
+    faults: list[str] = []
+    pipeline.batchers[0].on_fault = lambda name, error: faults.append(name)
     pipeline.batchers[0].times.usual_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
     pipeline.submit(0, requests)
     assert len(pipeline.poll(0).run) == 2
-    with pytest.raises(kind):
-        pipeline.poll(2**-6 - 2**-8)
-    assert len(pipeline.batchers[0].ahead) == 1
-
-    pipeline.abort(4, Unavailable("the policy is broken"))
-    assert len(pipeline.poll(4).answer) == 8
-    for _ in range(2):
+    pipeline.poll(2**-6 - 2**-8)
+    assert faults == ["stage"]
+    now = 1.0
+    while pipeline.unanswered:
         for batch in list(pipeline.batchers[0].in_flight.values()):
-            reply(pipeline, 5, batch)
-    assert (pipeline.poll(6).answer, pipeline.batchers[0].running, pipeline.batchers[0].late_results) == ([], 0, 6)
+            reply(pipeline, now, batch)
+        now += 1.0
+        pipeline.poll(now)
+    assert [outcome(request) for request in requests] == [f"{i}'" for i in range(8)]
+
+
+def test_without_a_driver_that_takes_faults_they_are_raised() -> None:
+    """In a pipeline of which nobody takes the faults, as in a simulation, a policy's error is raised."""
+    pipeline = pipeline_of(stage(policy=Raising("decide", 0, LookupError)))
+    pipeline.submit(0, asks("a"))
+    with pytest.raises(LookupError, match="of the policy"):
+        pipeline.poll(0)
+
+
+@pytest.mark.parametrize(
+    ("decision", "text"),
+    [
+        (Decision(take=3, reason="free"), "asked for a batch of 3 with 1 free workers and a limit of 2"),
+        (Decision(take=-1), "asked for a batch of -1"),
+        (Decision(drop=asks("z")), "drops what is not queued"),
+        (Decision(take=1, reason="free", chosen=asks("z")), "chooses what is not queued"),
+        (None, "'NoneType' object has no attribute 'take'"),
+    ],
+    ids=["too much", "negative", "drop", "chosen", "nothing"],
+)
+def test_what_is_not_possible_is_a_fault(decision: Any, text: str) -> None:
+    """A policy that asks for what cannot be is done without, too, and nothing of its decision is done."""
+    pipeline = pipeline_of(stage(policy=Scripted(decision, 2)))
+    faults: list[str] = []
+    pipeline.batchers[0].on_fault = lambda name, error: faults.append(str(error))
+    requests = asks("abc")
+    pipeline.submit(0, requests)
+    (batch,) = pipeline.poll(0).run
+    assert len(faults) == 1
+    assert text in faults[0]
+    assert batch.requests == requests[:2]
 
 
 def test_the_story_is_one_of_everything() -> None:
@@ -212,7 +236,7 @@ def test_the_story_is_one_of_everything() -> None:
     story = Story(Listening("", 0, ValueError), Listening("", 0, ValueError))
     for step in story.steps():
         step()
-    story.abort()
+    story.end()
 
     assert heard == set(CALLS)
     assert {type(request.error).__name__ for request in story.given} >= {
@@ -226,7 +250,7 @@ def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
     """
 
     class Half(Policy):
-        def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        def decide(self, view: View) -> Decision:
             return Decision(take=1.5)  # type: ignore[arg-type]
 
     pipeline = pipeline_of(stage(policy=Half(2)))

@@ -16,7 +16,7 @@ from carpool.core.levels import BY_LENGTH
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.safe_size import SafeSize
-from carpool.policy import Adaptive, Greedy, Policy
+from carpool.policy import Adaptive, DoneBatch, Greedy, Policy
 from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
 from tests.support.properties import PROPERTY
 
@@ -239,8 +239,12 @@ def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
     of one call.
     """
     heard: list[bool] = []
-    one = stage(4)
-    one.policy.completed = lambda now, n, size, busy_s, ok: heard.append(ok)  # type: ignore[method-assign]
+
+    class Listening(Greedy):
+        def learn(self, now: float, done: DoneBatch) -> None:
+            heard.append(done.ok)
+
+    one = stage(policy=Listening(4))
     pipeline = pipeline_of(one)
     pipeline.submit(0, asks(range(8)))
     (batch,) = pipeline.poll(0).run

@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.scaler import Scaler, Steady
+from carpool.core.times import Times
+from carpool.policy import Adaptive, Greedy, Policy
 from tests.effort import examples
+from tests.support.pipelines import asks, pipeline_of, reply, stage
 
 
 def learned(least: int = 1, most: int = 8, slo_s: float = 0.06, limit: int = 64) -> Scaler:
-    """A scaler that knows a cost of 8 ms and 0.25 ms for each request."""
-    scaler = Scaler(least, most, limit, slo_s)
-    for n in (1, 8, 16, 32, 64) * 8:
-        scaler.completed(n, n, 0.008 + 0.00025 * n)
-    return scaler
+    """A scaler that is told a cost of 8 ms and 0.25 ms for each unit."""
+    return Scaler(least, most, limit, slo_s, lambda n: 0.008 + 0.00025 * n)
 
 
-def load(scaler: Scaler, rate: int, seconds: range, workers: int = 1, wait_s: float = 0.0) -> int:
+def load(scaler: Scaler, rate: int, seconds: range, workers: int = 1, wait_s: float = 0.0, unit: float = 1.0) -> int:
     """What is wanted after some seconds with so many requests each."""
     wanted = 0
     for second in seconds:
-        wanted = scaler.wanted(second, rate * second, wait_s, workers)
+        wanted = scaler.wanted(second, rate * second, unit, wait_s, workers)
     return wanted
 
 
@@ -51,7 +51,7 @@ def test_one_more_while_requests_would_wait_too_long() -> None:
 
 def test_nothing_is_guessed_before_a_batch_has_run() -> None:
     """While no cost is known, the stage keeps the fewest workers."""
-    assert load(Scaler(2, 8, 64, 0.06), 10_000, range(30), workers=2) == 2
+    assert load(Scaler(2, 8, 64, 0.06, lambda n: 0.0), 10_000, range(30), workers=2) == 2
 
 
 def test_up_at_once_and_down_after_a_while() -> None:
@@ -90,8 +90,31 @@ def test_never_below_the_least_nor_above_the_most(least: int, more: int, looks: 
 
 def test_sizes_count() -> None:
     """Where requests are larger than one unit of the limit, as many more workers are needed."""
-    small, large = learned(), Scaler(1, 8, 64, 0.06)
-    for n in (1, 2, 4, 8, 16) * 30:
-        large.completed(n, 4 * n, 0.008 + 0.00025 * 4 * n)
+    assert load(learned(), 2000, range(10), unit=4.0) == load(learned(), 8000, range(10))
 
-    assert load(large, 2000, range(10)) == load(small, 8000, range(10))
+
+@pytest.mark.parametrize("policy", [Greedy(64), Adaptive(64)], ids=["stage", "policy"])
+def test_what_batches_cost_is_learned_once(policy: Policy) -> None:
+    """A scaler asks its stage, which asks the policy if that learns costs, and else learns them itself."""
+    batcher = stage(policy=policy)
+    batcher.learn_costs()
+    assert batcher.cost_s(8) == 0.0
+    pipeline, now = pipeline_of(batcher), 0.0
+    for n in (1, 8, 16, 32, 64) * 12:
+        pipeline.submit(now, asks(range(n)))
+        while pipeline.unanswered:
+            for batch in pipeline.poll(now).run:
+                now += 0.009 + 0.00025 * batch.size
+                reply(pipeline, now, batch, busy_s=0.008 + 0.00025 * batch.size)
+        now += 1.0
+    assert batcher.cost_s(32) == pytest.approx(0.009 + 0.00025 * 32, rel=0.05)
+    assert (batcher.times.cost_s(32) == 0.0) == isinstance(policy, Adaptive)
+    assert batcher.times.unit == 1.0
+
+
+def test_how_large_requests_are_is_learned() -> None:
+    """The mean size of requests, too, is what the stage has seen."""
+    times = Times()
+    for _ in range(200):
+        times.learn(0.01, 0.01, 4, 16, went_ahead=False)
+    assert times.unit == pytest.approx(4.0, rel=0.01)

@@ -338,7 +338,7 @@ def test_what_a_policy_raises_amid_joins_loses_no_request() -> None:
     assert todo.orders == [] and sorted(request.id for request in todo.answer) == [request.id for request in requests]
 
 
-@pytest.mark.parametrize("call", ["join", "is_late", "first_part_s", "started", "stepped", "pace_s"])
+@pytest.mark.parametrize("call", ["join", "is_late", "first_part_s", "learn", "pace_s"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_whatever_a_policy_raises_everybody_is_answered(call: str, nth: int) -> None:
     """In each of its calls: the stage is aborted, as drivers do, and no request is lost or told twice."""
@@ -484,7 +484,7 @@ def test_while_nothing_runs_one_is_let_through_though_it_seems_late() -> None:
     """What starting takes may have been learned wrongly, from a compiling warm-up say; so it is learned anew."""
     stage = stepper()
     driver = drive(stage, start_s=lambda length: 0.1, slo_s=5.0)
-    driver.pipeline.trained_steps(rows=1, step_s=1.0, length=1, start_s=60.0)
+    driver.pipeline.trained_steps(0.0, rows=1, step_s=1.0, length=1, start_s=60.0)
     first, second = ask(driver, 1), ask(driver, 1, 10.0)
     driver.run()
 

@@ -12,7 +12,7 @@ import pytest
 from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError
-from carpool.policy import Decision, Greedy, Policy, QueueView, Static
+from carpool.policy import Decision, Greedy, Policy, Static, View
 from carpool.request import Lane, Request
 from tests.support.pipelines import items, outcome, pipeline_of, stage
 
@@ -342,7 +342,7 @@ def test_the_hop_is_no_part_of_the_busy_time() -> None:
 
     assert [batch.started for batch in run.batches] == [0, 5]
     assert run.clock.now == 10
-    assert run.pipeline.batchers[0].policy.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
+    assert run.pipeline.batchers[0].times.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
 
 
 def test_wake_ups_are_counted() -> None:
@@ -358,8 +358,8 @@ def test_wake_ups_are_counted() -> None:
 class Insomniac(Greedy):
     """Asks to be asked again at once, for a while."""
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        return super().decide(now, queue, free, busy) if now > 1 + 1e-5 else Decision(wake_at=now)
+    def decide(self, view: View) -> Decision:
+        return super().decide(view) if view.now > 1 + 1e-5 else Decision(wake_at=view.now)
 
 
 def test_a_policy_cannot_stop_the_clock() -> None:

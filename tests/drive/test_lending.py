@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from carpool.drive import lending
 from carpool.drive.aio import Driver
 from carpool.drive.lending import Lending, LentCall
 from carpool.observe.stats import Stats
-from carpool.policy import Adaptive, Decision, Greedy, Policy
-from carpool.policy.base import NOTHING, QueueView
+from carpool.policy import Adaptive, Decision, DoneBatch, Greedy, Policy, View
+from carpool.policy.base import NOTHING
 from carpool.policy.one_by_one import OneByOne
 from carpool.request import Request
 from carpool.service.thread_handle import Handle
@@ -451,7 +452,6 @@ class Side:
         counts = [self.pipeline.admitted, self.pipeline.answered, self.pipeline.unanswered, batcher._batch_ids]
         times = [getattr(batcher.times, name) for name in batcher.times.__slots__]
         learned = times, flat(batcher.policy), batcher.running, batcher.idle
-        patience = [getattr(batcher.patience, name) for name in ("_batches", "_slowest_s", "_unit_s")]
         of_stage = {
             name: value for name, value in vars(stats.stages[0]).items() if type(value) in (int, dict, set, str)
         }
@@ -461,7 +461,7 @@ class Side:
         ]
         of_stage["reasons"] = sum(of_stage["reasons"].values())  # those of lone calls are that of the last batch
         del of_stage["_last_reason"]
-        return counts, learned, patience, of_stage, durations, stats.outcomes, stats.within_slo, stats.last_ok_at
+        return counts, learned, of_stage, durations, stats.outcomes, stats.within_slo, stats.last_ok_at
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -508,17 +508,18 @@ class Raises(Greedy):
         super().__init__(4)
         self.at = at
 
-    def lets_go(self, slack_s: float) -> bool:
-        if self.at == "lets_go":
+    @property
+    def lone_slack_s(self) -> float:  # type: ignore[override]
+        if self.at == "lone_slack_s":
             raise LookupError("the policy")
-        return True
+        return -inf
 
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        if self.at == "went_alone":
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if self.at == "learn" and done.is_alone:
             raise LookupError("the policy")
 
 
-@pytest.mark.parametrize("at", ["lets_go", "went_alone"])
+@pytest.mark.parametrize("at", ["lone_slack_s", "learn"])
 def test_a_policy_that_raises_fails_its_stage(at: str) -> None:
     """Each call ends, and those that come later are told."""
     until = time.monotonic() + PATIENCE_S
@@ -536,15 +537,10 @@ class HoldsBack(Greedy):
     """Has let lone requests go, and now would keep them for company."""
 
     holds = False
+    lone_slack_s = -inf
 
-    def lets_go(self, slack_s: float) -> bool:
-        return True
-
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Nothing is learned."""
-
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        return NOTHING if self.holds else super().decide(now, queue, free, busy)
+    def decide(self, view: View) -> Decision:
+        return NOTHING if self.holds else super().decide(view)
 
 
 def test_what_has_gone_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:

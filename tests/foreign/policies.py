@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
-from carpool.policy import Decision, Static
+from carpool.policy import Decision, DoneBatch, Static, View
 from carpool.request import Request
 from tests.foreign import models
 from tests.foreign.batches import Batched
@@ -14,6 +15,8 @@ from tests.foreign.services import refused_to_start
 from tests.foreign.table import BATCH_TASKS, BATCH_THREADS, BATCHES, SERVICES, THREADS, Way, left_out, place
 from tests.foreign.ways import Refused, Told, closing, logged, raised_by
 from tests.support.kinds import KINDS, fail, is_of
+
+AHEAD, LONE, WARM_UP = "decide for a busy worker", "learn of a lone request", "learn of a warm-up"
 
 
 class Switch:
@@ -45,45 +48,28 @@ class Raises(Static):
         super().__init__(max_queue_delay_s=max_queue_delay_s)
         self.switch = switch
 
-    def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
-        self.switch.trip("decide")
-        return super().decide(now, queue, free, busy)
+    def decide(self, view: View) -> Decision:
+        self.switch.trip("decide" if view.free_in_s is None else AHEAD)
+        return super().decide(view)
 
-    def decide_ahead(self, now: float, queue: Any, free_in_s: float) -> Decision:
-        self.switch.trip("decide_ahead")
-        return super().decide_ahead(now, queue, free_in_s)
-
-    def arrived(self, now: float, request: Request) -> None:
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
         self.switch.trip("arrived")
-
-    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
-        self.switch.trip("arrived_together")
-        super().arrived_together(now, requests)
 
     def left(self, now: float, request: Request) -> None:
         self.switch.trip("left")
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        self.switch.trip("completed")
-
-    def trained(self, n: int, size: int, busy_s: float) -> None:
-        self.switch.trip("trained")
+    def learn(self, now: float, done: DoneBatch) -> None:
+        self.switch.trip(WARM_UP if done.is_warm_up else LONE if done.is_alone else "learn")
 
     @property
     def limit(self) -> int:
         self.switch.trip("limit")
         return super().limit
 
-    def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
-        self.switch.trip("predicted_wait_s")
-        return 0.0
-
-    def lets_go(self, slack_s: float) -> bool:
-        self.switch.trip("lets_go")
-        return self.switch.at == "went_alone"
-
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        self.switch.trip("went_alone")
+    @property
+    def lone_slack_s(self) -> float:  # type: ignore[override]
+        self.switch.trip("lone_slack_s")
+        return -inf if self.switch.at == LONE else inf
 
     def explain(self, now: float) -> dict[str, Any]:
         self.switch.trip("explain")
@@ -131,18 +117,21 @@ def asked(switch: Switch, ask: Callable[[], list[Told]]) -> list[Told]:
 
 CASES = {
     "decide": Case(),
-    "decide_ahead": Case(6, answered=[""], max_batch_size=1),
+    AHEAD: Case(6, answered=[""], max_batch_size=1),
     "arrived": Case(),
-    "arrived_together": Case(),
     "left": Case(1, 30.0, 0.02, ["deadline_exceeded"]),
-    "completed": Case(answered=[""]),
+    "learn": Case(answered=[""]),
     "limit": Case(answered=[""]),
-    "predicted_wait_s": Case(answered=["", "overloaded"], max_batch_size=1, max_queue_size=1),
 }
-POLICY = "policies: `{}`"
 ASKED = [*THREADS, "loop by AsyncHandle"]
-ALONE = ("lets_go", "went_alone")
+ALONE = ("lone_slack_s", LONE)
 SAME = "policies run in the coordinator, whatever the workers are: threads stand for all"
+
+
+def row(at: str) -> str:
+    """The place of a call in the table."""
+    call, _, of_what = at.partition(" ")
+    return f"policies: `{call}` {of_what}".rstrip()
 
 
 def ask_a_line(way: Way, kind: str, at: str, case: Case) -> None:
@@ -167,17 +156,17 @@ def ask_a_line(way: Way, kind: str, at: str, case: Case) -> None:
 
 for at in ALONE:
 
-    @place(POLICY.format(at), BATCH_THREADS)
+    @place(row(at), BATCH_THREADS)
     def policy_alone(way: Way, kind: str, at: str = at) -> None:
-        """The line fails as if `decide` or `completed` had raised."""
-        ask_a_line(way, kind, at, Case(1))
+        """The line fails as if `decide` had raised."""
+        ask_a_line(way, kind, at, Case(1, answered=[""] if at == LONE else []))
 
-    left_out(POLICY.format(at), [*SERVICES, *BATCH_TASKS], "only threads run an item without a queue")
+    left_out(row(at), [*SERVICES, *BATCH_TASKS], "only threads run an item without a queue")
 
 for at, case in CASES.items():
-    asked_by = THREADS if at == "decide_ahead" else ASKED
+    asked_by = THREADS if at == AHEAD else ASKED
 
-    @place(POLICY.format(at), asked_by)
+    @place(row(at), asked_by)
     def policy(way: Way, kind: str, at: str = at, case: Case = case) -> None:
         """Its stage fails, for those inside and all later; the log and `/readyz` say so, and closing ends."""
         switch = Switch(kind)
@@ -193,28 +182,28 @@ for at, case in CASES.items():
                 ready = door.get("/readyz").error
                 assert isinstance(ready, Refused) and ready.status == 503
 
-    left_out(POLICY.format(at), [name for name in SERVICES if name not in asked_by], SAME)
-    if at == "decide_ahead":
-        left_out(POLICY.format(at), BATCHES, "there callers run batches themselves, when they are free")
+    left_out(row(at), [name for name in SERVICES if name not in asked_by], SAME)
+    if at == AHEAD:
+        left_out(row(at), BATCHES, "there callers run batches themselves, when they are free")
         continue
 
-    @place(POLICY.format(at), BATCHES)
+    @place(row(at), BATCHES)
     def policy_of_batch(way: Way, kind: str, at: str = at, case: Case = case) -> None:
         """So does the line of a batch function."""
         ask_a_line(way, kind, at, case)
 
 
-@place(POLICY.format("trained"), ASKED)
+@place(row(WARM_UP), ASKED)
 def trained(way: Way, kind: str) -> None:
     """It is told of the warm-up: the service does not start."""
     switch = Switch(kind)
-    switch.at = "trained"
+    switch.at = WARM_UP
     model = models.AsyncWarm if way.run_in == "loop" else models.Warm
     refused_to_start(raised_by(lambda: way.open(way.service(model, policy=Raises(switch))).close()), kind)
     assert switch.hits
 
 
-@place(POLICY.format("explain"), ASKED)
+@place(row("explain"), ASKED)
 def explain(way: Way, kind: str) -> None:
     """Only statistics ask: they show the error, and all else goes on."""
     switch = Switch(kind)
@@ -227,7 +216,7 @@ def explain(way: Way, kind: str) -> None:
         assert [told.value for told in door.ask(good(1), good(2), good(3))] == [10, 20, 30]
 
 
-for at in ("trained", "explain"):
-    left_out(POLICY.format(at), [name for name in SERVICES if name not in ASKED], SAME)
-left_out(POLICY.format("trained"), BATCHES, "batch functions have no warm-up")
-left_out(POLICY.format("explain"), BATCHES, "nobody can ask a batch function for its statistics")
+for at in (WARM_UP, "explain"):
+    left_out(row(at), [name for name in SERVICES if name not in ASKED], SAME)
+left_out(row(WARM_UP), BATCHES, "batch functions have no warm-up")
+left_out(row("explain"), BATCHES, "nobody can ask a batch function for its statistics")

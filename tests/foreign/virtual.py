@@ -7,7 +7,7 @@ from typing import Any
 
 from carpool import simulate
 from tests.foreign import surroundings  # noqa: F401
-from tests.foreign.policies import ALONE, POLICY, Raises, Switch
+from tests.foreign.policies import AHEAD, ALONE, WARM_UP, Raises, Switch, row
 from tests.foreign.table import BATCHES, CELLS, SERVICES, VIRTUAL, Way, left_out, place
 from tests.foreign.ways import raised_by
 from tests.support.kinds import fail, is_of
@@ -36,9 +36,9 @@ def arrivals(way: Way, kind: str) -> None:
     raised(lambda: simulate.run(arrivals=times(), duration_s=0.1), kind)
 
 
-for at in ("decide", "arrived", "arrived_together", "completed", "limit"):
+for at in ("decide", "arrived", "learn", "limit"):
 
-    @place(POLICY.format(at), VIRTUAL)
+    @place(row(at), VIRTUAL)
     def policy(way: Way, kind: str, at: str = at) -> None:
         switch = Switch(kind)
         switch.at = at
@@ -47,10 +47,10 @@ for at in ("decide", "arrived", "arrived_together", "completed", "limit"):
 
 
 left_out(SIMULATION, SERVICES + BATCHES, "they are for virtual time")
-for at in ("left", "predicted_wait_s", "decide_ahead"):
-    left_out(POLICY.format(at), VIRTUAL, "it is called where `decide` is, from the same loop")
-for at in ("trained", "explain", *ALONE):
-    left_out(POLICY.format(at), VIRTUAL, "there is no warm-up, nobody asks for statistics, and all wait in a queue")
+for at in ("left", AHEAD):
+    left_out(row(at), VIRTUAL, "it is called where `decide` is, from the same loop")
+for at in (WARM_UP, "explain", *ALONE):
+    left_out(row(at), VIRTUAL, "there is no warm-up, nobody asks for statistics, and all wait in a queue")
 for name in {cell.place for cell in CELLS}:
     if name != SIMULATION and not name.startswith("policies"):
         left_out(name, VIRTUAL, "workers, inputs and callers are made up there")

@@ -20,6 +20,7 @@ from carpool.simulate import Affine, Closed, Cost, Knee, Report, run
 from carpool.simulate.costs import BatchShape
 from tests.effort import examples
 from tests.policy.learned import FIXED, KNEE, TILES
+from tests.policy.view import ahead_of, done, view_of, warm_up
 from tests.support.pipelines import pipeline_of, stage
 
 BALANCED = Affine(0.002, 0.001)
@@ -30,10 +31,10 @@ def taught(cost: Cost = FIXED, limit: int = 64, rate: float = 0.0) -> Adaptive:
     """A policy whose warm-up has run every size, and after which so many requests a second have arrived up to NOW."""
     policy = Adaptive(limit)
     for n in Random(0).sample(range(1, limit + 1), limit) * 5:
-        policy.trained(n, n, cost(n))
+        policy.learn(0.0, warm_up(n, n, cost(n)))
     if rate:
         for i in range(300):
-            policy.arrived(NOW - (299 - i) / rate, request(NOW, inf))
+            policy.arrived(NOW - (299 - i) / rate, [request(NOW, inf)])
     return policy
 
 
@@ -58,10 +59,10 @@ def alike(n: int, slo_s: float = inf, arrived: float = NOW) -> Queue:
     return queued(*[request(arrived, arrived + slo_s) for _ in range(n)])
 
 
-def decide(policy: Adaptive, queue: Queue, now: float = NOW, free: int = 1, busy: int = 0) -> Decision:
+def decide(policy: Adaptive, queue: Queue, now: float = NOW, free: int = 1, busy: int = 0, **shown: float) -> Decision:
     """Ask a policy twice; it must say the same."""
-    first = policy.decide(now, queue, free, busy)
-    assert policy.decide(now, queue, free, busy) == first
+    first = policy.decide(view_of(now, queue, free, busy, **shown))
+    assert policy.decide(view_of(now, queue, free, busy, **shown)) == first
     return first
 
 
@@ -83,7 +84,7 @@ def test_six_batches_are_cold() -> None:
         decision = decide(policy, alike(1000))
         assert decision.reason == "cold"
         sizes.append(decision.take)
-        policy.completed(NOW, decision.take, decision.take, FIXED(decision.take), True)
+        policy.learn(NOW, done(decision.take, decision.take, FIXED(decision.take), True))
 
     assert max(sizes) == 64
     assert decide(policy, alike(1000)) == Decision([], 64, "full")
@@ -95,7 +96,7 @@ def test_cold_nothing_is_dropped_on_a_guess() -> None:
     """
     policy = Adaptive(64)
     for _ in range(3):
-        policy.completed(NOW, 1, 1, 50.0, True)
+        policy.learn(NOW, done(1, 1, 50.0, True))
     late, early = request(NOW - 2, NOW - 1), request(NOW, NOW + 0.001)
 
     assert decide(policy, queued(late, early)) == Decision([late], 1, "cold")
@@ -113,10 +114,10 @@ def test_a_warm_up_is_enough_to_know() -> None:
     """Six timings of a warm-up end the cold start; batches that failed teach nothing."""
     policy = Adaptive(64)
     for n in (1, 64) * 3:
-        policy.completed(NOW, n, n, 1.0, False)
+        policy.learn(NOW, done(n, n, 1.0, False))
     assert decide(policy, alike(3)).reason == "cold"
     for n in (1, 64) * 3:
-        policy.trained(n, n, FIXED(n))
+        policy.learn(0.0, warm_up(n, n, FIXED(n)))
 
     assert decide(policy, alike(3)) == Decision([], 3, "free")
     assert policy.cost.seconds(32) == pytest.approx(FIXED(32), rel=0.05)
@@ -127,7 +128,7 @@ def test_the_limit_may_come_later() -> None:
     policy = Adaptive()
     policy.max_batch_size = 64
     for n in (1, 64) * 3:
-        policy.trained(n, n, FIXED(n))
+        policy.learn(0.0, warm_up(n, n, FIXED(n)))
 
     assert decide(policy, alike(100)).take == 64
     assert policy.cost.seconds(64) == pytest.approx(FIXED(64), rel=0.01)
@@ -164,9 +165,9 @@ def test_the_way_to_the_worker_is_part_of_the_cost() -> None:
     worker.
     """
     policy = Adaptive(64)
-    policy.hop_s = 0.002
+    decide(policy, queued(), hop_s=0.002)
     for n in (1, 8, 64) * 20:
-        policy.completed(NOW, n, n, 0.01, True)
+        policy.learn(NOW, done(n, n, 0.01, True))
 
     assert policy.cost.seconds(8) == pytest.approx(0.012, rel=0.02)
 
@@ -176,10 +177,9 @@ def test_the_stages_behind_count() -> None:
     time.
     """
     policy = taught()
-    policy.onward_s = 0.005
     hopeless, tight = request(NOW - 0.05, NOW + 0.0132), request(NOW - 0.05, NOW + 0.0133)
 
-    assert decide(policy, queued(hopeless, tight)) == Decision([hopeless], 1, "free")
+    assert decide(policy, queued(hopeless, tight), onward_s=0.005) == Decision([hopeless], 1, "free")
 
 
 def test_if_all_are_hopeless_all_are_refused() -> None:
@@ -239,7 +239,7 @@ def test_overload_may_be_met_for_latency() -> None:
         policy.overload = overload
         decide(policy, queued(*crowd(1500, 0.3, 2 * 2667)))
         later = [request(r.arrived + 0.5, r.due + 0.5) for r in crowd(1500, 0.3, 2 * 2667)]
-        policy.arrived_together(NOW + 0.5, later)
+        policy.arrived(NOW + 0.5, later)
         kept[overload] = 1500 - len(decide(policy, queued(*later), now=NOW + 0.5).drop)
 
     assert 64 <= kept["latency"] < 0.5 * kept["goodput"]
@@ -265,8 +265,8 @@ def stands(policy: Adaptive, waiting: list[Request]) -> list[Request]:
         now = NOW + (LATER - NOW) * step / steps
         later = [request(r.arrived - NOW + now, r.due - NOW + now, r.size, r.lane.priority) for r in waiting]
         for i in range(50):
-            policy.arrived(now - (49 - i) / 2600, request(now, inf))
-        refused = policy.decide(now, queued(*later), 1, 0).drop
+            policy.arrived(now - (49 - i) / 2600, [request(now, inf)])
+        refused = policy.decide(view_of(now, queued(*later), 1, 0)).drop
         assert not refused or now > NOW + 0.6
     return later
 
@@ -388,11 +388,11 @@ def test_what_only_large_batches_cost_is_found_out_by_sharing() -> None:
     """
     policy = Adaptive(64)
     for _ in range(20):
-        policy.trained(64, 64, FIXED(64))
+        policy.learn(0.0, warm_up(64, 64, FIXED(64)))
 
     assert decide(policy, alike(64), free=2).take == 32
     assert decide(policy, alike(64)).take == 64
-    policy.trained(32, 32, FIXED(64))  # they take as long
+    policy.learn(0.0, warm_up(32, 32, FIXED(64)))  # they take as long
     assert decide(policy, alike(64), free=2).take == 64
 
 
@@ -400,10 +400,10 @@ def test_a_busy_worker_is_not_handed_what_others_could_share() -> None:
     """A full batch goes ahead to one worker alone; with several, only if each of them could have one."""
     policy = taught(rate=0.5 * 4 * 2667)
 
-    assert policy.decide_ahead(NOW, alike(100), 0.01)[1:3] == (64, "full")
+    assert policy.decide(ahead_of(NOW, alike(100), 0.01))[1:3] == (64, "full")
     decide(policy, alike(1), free=1, busy=3)
-    assert policy.decide_ahead(NOW, alike(100), 0.01) is NOTHING
-    assert policy.decide_ahead(NOW, alike(4 * 64), 0.01)[1:3] == (64, "full")
+    assert policy.decide(ahead_of(NOW, alike(100), 0.01)) is NOTHING
+    assert policy.decide(ahead_of(NOW, alike(4 * 64), 0.01))[1:3] == (64, "full")
 
 
 @given(
@@ -538,12 +538,12 @@ def gathering() -> tuple[Adaptive, float]:
     policy, now = taught(), NOW
     for _ in range(50):
         now += FIXED(8)
-        policy.completed(now, 8, 8, FIXED(8), True)
+        policy.learn(now, done(8, 8, FIXED(8), True))
         for _ in range(8):
-            policy.arrived(now + 0.001, request(now + 0.001, inf))
-        policy.decide(now + 0.001, alike(8), 1, 0)
+            policy.arrived(now + 0.001, [request(now + 0.001, inf)])
+        policy.decide(view_of(now + 0.001, alike(8), 1, 0))
     now += FIXED(8)
-    policy.completed(now, 8, 8, FIXED(8), True)
+    policy.learn(now, done(8, 8, FIXED(8), True))
     return policy, now
 
 
@@ -573,10 +573,10 @@ def test_the_wait_ends_when_all_are_back() -> None:
     """Waiting for company ends when all clients are back, and not before."""
     policy, now = gathering()
     for _ in range(7):
-        policy.arrived(now + 0.0005, request(now, inf))
+        policy.arrived(now + 0.0005, [request(now, inf)])
     assert decide(policy, alike(15, arrived=now), now=now + 0.0005).take == 0
 
-    policy.arrived(now + 0.0005, request(now, inf))
+    policy.arrived(now + 0.0005, [request(now, inf)])
     assert decide(policy, alike(16, arrived=now), now=now + 0.0005) == Decision([], 16, "free")
 
 
@@ -627,8 +627,8 @@ def test_a_size_that_nobody_knows_is_tried() -> None:
     """
     policy = Adaptive(64)
     for n in range(1, 41):
-        policy.trained(n, n, KNEE(n))
-    policy.completed(NOW, 40, 40, KNEE(40), True)
+        policy.learn(0.0, warm_up(n, n, KNEE(n)))
+    policy.learn(NOW, done(40, 40, KNEE(40), True))
     probe = decide(policy, alike(200))
 
     assert probe.reason == "probe"
@@ -645,11 +645,10 @@ def test_it_explains_itself() -> None:
     own.
     """
     policy = taught(KNEE, rate=500)
-    policy.hop_s = 0.001
     decide(policy, alike(200))
     said = policy.explain(NOW)
 
-    assert (said["policy"], said["rule"], said["hop_s"]) == ("adaptive", "full", 0.001)
+    assert (said["policy"], said["rule"]) == ("adaptive", "full")
     assert said["cost_s"] == pytest.approx({1: KNEE(1), 32: KNEE(32), 64: KNEE(64)})
     assert said["arrival_rate"] == pytest.approx(500)
     assert said["expected_batch_size"] == 32
@@ -710,13 +709,12 @@ def test_the_short_way_comes_to_the_same(
     requests: list[Request], cost: Cost, rate: float, free: int, busy: int, onward_s: float
 ) -> None:
     """The quick way to a decision comes to the same as the long one wherever it decides at all."""
-    policy, queue = taught(cost, rate=rate), queued(*requests)
-    policy.onward_s = onward_s
-    policy.completed(NOW - 0.001, 5, 5, cost(5), True)
+    policy, view = taught(cost, rate=rate), view_of(NOW, queued(*requests), free, busy, onward_s=onward_s)
+    policy.learn(NOW - 0.001, done(5, 5, cost(5), True))
     policy._chooser.refresh()
-    short = policy._unhurried(NOW, queue, free, busy)
+    short = policy._unhurried(view)
 
-    assert short in (None, policy._warm(NOW, queue, free, busy))
+    assert short in (None, policy._warm(view))
 
 
 def test_its_memory_is_bounded() -> None:
@@ -724,7 +722,7 @@ def test_its_memory_is_bounded() -> None:
     policy, sizes = taught(), []
     for part in range(10):
         for i in range(10_000):
-            policy.arrived(NOW + part + i / 10_000, request(NOW, inf))
+            policy.arrived(NOW + part + i / 10_000, [request(NOW, inf)])
         sizes.append(len(pickle.dumps(policy)))
 
     assert max(sizes) < 100_000
@@ -843,9 +841,9 @@ def test_poisson_arrivals_are_served_as_greedily() -> None:
 def batch(policy: Adaptive, now: float, n: int, busy_s: float) -> float:
     """So many come together, go and are answered; returns when."""
     queue = alike(n, arrived=now)
-    policy.arrived_together(now, list(queue))
-    taken = queue.take(policy.decide(now, queue, 1, 0).take)
-    policy.completed(now + busy_s, len(taken), len(taken), busy_s, True)
+    policy.arrived(now, list(queue))
+    taken = queue.take(policy.decide(view_of(now, queue, 1, 0)).take)
+    policy.learn(now + busy_s, done(len(taken), len(taken), busy_s, True))
     return now + busy_s
 
 
@@ -859,11 +857,11 @@ def test_a_batch_is_learned_from_once_the_next_one_has_gone() -> None:
     assert policy.cost.samples == before
 
     queue = alike(3, arrived=now)
-    policy.arrived_together(now, list(queue))
+    policy.arrived(now, list(queue))
     assert policy.cost.samples == before
-    assert policy.decide(now, queue, 1, 0).take == 3
+    assert policy.decide(view_of(now, queue, 1, 0)).take == 3
     assert policy.cost.samples == before
-    policy.arrived(now + 0.001, request(now + 0.001, inf))
+    policy.arrived(now + 0.001, [request(now + 0.001, inf)])
 
     assert policy.cost.samples == before + 1
 
@@ -875,8 +873,8 @@ def test_if_nobody_comes_meanwhile_a_batch_is_learned_from_at_the_end_of_the_nex
     policy = taught()
     before = policy.cost.samples
     now = NOW
-    for done in range(4):
-        assert policy.cost.samples == before + max(0, done - 1)
+    for ended in range(4):
+        assert policy.cost.samples == before + max(0, ended - 1)
         now = batch(policy, now, 8, FIXED(8))
 
 
@@ -921,7 +919,7 @@ def test_of_batches_that_are_not_short_all_are_learned_from() -> None:
     for _ in range(50):
         now += FIXED(8)
         for end in (now, now + 1e-5):
-            policy.completed(end, 8, 8, FIXED(8), True)
+            policy.learn(end, done(8, 8, FIXED(8), True))
 
     assert policy.cost.samples >= before + 99
 
@@ -953,9 +951,9 @@ def test_weighty_requests_in_overload_are_answered_or_refused(size: int) -> None
             waiting += 1
             one = request(now + i * 1e-4, now + i * 1e-4 + 0.2, size)
             queue.push([one])
-            policy.arrived(one.arrived, one)
+            policy.arrived(one.arrived, [one])
         now += 0.001
-        decision = policy.decide(now, queue, 1, 0)
+        decision = policy.decide(view_of(now, queue, 1, 0))
         for one in decision.drop:
             queue.remove(one)
             policy.left(now, one)
@@ -965,7 +963,7 @@ def test_weighty_requests_in_overload_are_answered_or_refused(size: int) -> None
             gone += len(taken)
             busy_s = 0.002 + 0.0002 * size * len(taken)
             now += busy_s
-            policy.completed(now, len(taken), size * len(taken), busy_s, True)
+            policy.learn(now, done(len(taken), size * len(taken), busy_s, True))
 
     assert gone == waiting - len(queue)
     assert gone > 1000

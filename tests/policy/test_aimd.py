@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from carpool.policy import AIMD, Decision
 from carpool.policy.base import NOTHING
-from tests.policy.view import waiting
+from tests.policy.view import done, view_of, waiting
 from tests.support.pipelines import ask
 from tests.support.properties import PROPERTY
 
@@ -16,7 +16,7 @@ from tests.support.properties import PROPERTY
 def after(policy: AIMD, *batches: tuple[int, float]) -> AIMD:
     """The policy once batches of these sizes have taken these seconds."""
     for n, busy_s in batches:
-        policy.completed(0, n, n, busy_s, True)
+        policy.learn(0, done(n, n, busy_s, True))
     return policy
 
 
@@ -56,8 +56,8 @@ def test_it_does_not_grow_beyond_the_limit() -> None:
 def test_a_failed_batch_teaches_nothing() -> None:
     """A failed batch changes the cap neither as a quick nor as a slow one."""
     policy = after(AIMD(8, slo_s=1), (1, 0.5))
-    policy.completed(0, 2, 2, 0.001, False)
-    policy.completed(0, 2, 2, 9.0, False)
+    policy.learn(0, done(2, 2, 0.001, False))
+    policy.learn(0, done(2, 2, 9.0, False))
 
     assert policy.cap == 2
 
@@ -66,10 +66,10 @@ def test_it_takes_what_waits_up_to_the_cap() -> None:
     """What waits is sent up to the cap as soon as a worker is free."""
     policy = after(AIMD(8, slo_s=1), (1, 0.5), (2, 0.5))
 
-    assert policy.decide(0, waiting(*[0.0] * 9), free=1, busy=0) == Decision([], 3, "full")
-    assert policy.decide(0, waiting(0, 0), free=1, busy=1) == Decision([], 2, "free")
-    assert policy.decide(0, waiting(0, 0), free=0, busy=1) is NOTHING
-    assert policy.decide(0, waiting(), free=1, busy=0) is NOTHING
+    assert policy.decide(view_of(0, waiting(*[0.0] * 9), free=1, busy=0)) == Decision([], 3, "full")
+    assert policy.decide(view_of(0, waiting(0, 0), free=1, busy=1)) == Decision([], 2, "free")
+    assert policy.decide(view_of(0, waiting(0, 0), free=0, busy=1)) is NOTHING
+    assert policy.decide(view_of(0, waiting(), free=1, busy=0)) is NOTHING
 
 
 def test_what_is_late_is_dropped() -> None:
@@ -78,9 +78,9 @@ def test_what_is_late_is_dropped() -> None:
     queue = waiting(0, 1, 2, 3, deadlines=[4, 5, 6, 7])
     late = queue.peek(2)
 
-    assert policy.decide(5, queue, free=0, busy=1) is NOTHING
-    assert policy.decide(5, queue, free=1, busy=0) == Decision(late, 2, "full")
-    assert policy.decide(7, queue, free=1, busy=0) == Decision(queue.peek(4), 0, "")
+    assert policy.decide(view_of(5, queue, free=0, busy=1)) is NOTHING
+    assert policy.decide(view_of(5, queue, free=1, busy=0)) == Decision(late, 2, "full")
+    assert policy.decide(view_of(7, queue, free=1, busy=0)) == Decision(queue.peek(4), 0, "")
 
 
 def test_without_an_slo_of_its_own_it_takes_the_tightest_it_sees() -> None:
@@ -91,10 +91,10 @@ def test_without_an_slo_of_its_own_it_takes_the_tightest_it_sees() -> None:
     assert policy.objective_s == float("inf")
 
     for due in (float("inf"), 15.0, 12.0, 13.0, float("inf")):
-        policy.arrived(10, ask(deadline=due, arrived=10))
+        policy.arrived(10, [ask(deadline=due, arrived=10)])
     assert 2 < policy.objective_s < 2.1
     for _ in range(500):
-        policy.arrived(10, ask(deadline=15, arrived=10))
+        policy.arrived(10, [ask(deadline=15, arrived=10)])
     assert 4.9 < policy.objective_s <= 5
 
 

@@ -19,7 +19,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import Overloaded
-from carpool.policy import Adaptive, Decision, Policy, QueueView, new_policy
+from carpool.policy import Adaptive, Decision, Policy, QueueView, View, new_policy
 from carpool.policy.compose import Composer
 from carpool.policy.length_cost import LengthCost
 from carpool.request import Request
@@ -155,9 +155,10 @@ class Watched(Adaptive):
     def look(self, now: float, queue: QueueView, decision: Decision) -> None:
         """Look at a decision; a test puts its own function here."""
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        decision = super().decide(now, queue, free, busy)
-        self.look(now, queue, decision)
+    def decide(self, view: View) -> Decision:
+        decision = super().decide(view)
+        if view.free_in_s is None:
+            self.look(view.now, view.queue, decision)
         return decision
 
 
@@ -324,8 +325,8 @@ def test_workers_share_what_is_composed() -> None:
     driver = driven(Adaptive(), workers=[2])
     for n in (1, 4, 16):
         for length in (10, 14, 40):
-            driver.pipeline.trained_at(0, n, length, 1e-4 + 1e-3 * n)
-            driver.pipeline.trained(0, n, n, 1e-4 + 1e-3 * n)
+            driver.pipeline.trained(0, 0, n, n, 1e-4 + 1e-3 * n, length)
+            driver.pipeline.trained(0, 0, n, n, 1e-4 + 1e-3 * n)
     for length in [10, 14] * 4:
         driver.submit("x", length=length)
     driver.run()
@@ -393,7 +394,7 @@ def test_a_warm_up_with_lengths_is_enough_to_begin_with() -> None:
     driver = driven(Adaptive())
     for n in (1, 4, 16):
         for length in (5, 400):
-            driver.pipeline.trained_at(0, n, length, 2e-3 + 20e-6 * n * length)
+            driver.pipeline.trained(0, 0, n, n, 2e-3 + 20e-6 * n * length, length)
     for length in [5, 400] * 12:
         driver.submit("x", length=length)
     driver.run()

@@ -10,7 +10,7 @@ from carpool.core.queue import Queue
 from carpool.policy import Cork, Decision
 from carpool.policy.base import NOTHING
 from carpool.policy.cork import DECAY, TICK_S, TRAINING, Account
-from tests.policy.view import waiting
+from tests.policy.view import done, view_of, waiting
 from tests.support.properties import PROPERTY
 
 
@@ -20,7 +20,7 @@ def trained(
     """A policy that has learned from these batches."""
     policy = Cork(limit, slo_s=slo_s)
     for _ in range(TRAINING):
-        policy.completed(0, 1, 1, 1.0, True)
+        policy.learn(0, done(1, 1, 1.0, True))
     policy.account.item_s, policy.account.fixed_s, policy.account.wait_s = item_s, fixed_s, wait_s
     return policy
 
@@ -29,7 +29,7 @@ def seen(policy: Cork, *arrivals: float) -> Queue:
     """A queue of one request per arrival, of which the policy has been told."""
     queue = waiting(*arrivals)
     for request in queue:
-        policy.arrived(request.arrived, request)
+        policy.arrived(request.arrived, [request])
     return queue
 
 
@@ -37,9 +37,9 @@ def test_nobody_is_held_where_nobody_usually_waits() -> None:
     """Where nobody usually waits, requests go as soon as a worker is free, up to the limit."""
     policy = trained()
 
-    assert policy.decide(0, seen(policy, 0, 0), free=1, busy=0) == Decision((), 2, "free")
-    assert policy.decide(0, seen(policy, *[0.0] * 9), free=1, busy=0) == Decision((), 8, "full")
-    assert policy.decide(0, waiting(), free=1, busy=0) is NOTHING
+    assert policy.decide(view_of(0, seen(policy, 0, 0), free=1, busy=0)) == Decision((), 2, "free")
+    assert policy.decide(view_of(0, seen(policy, *[0.0] * 9), free=1, busy=0)) == Decision((), 8, "full")
+    assert policy.decide(view_of(0, waiting(), free=1, busy=0)) is NOTHING
 
 
 def test_a_batch_is_held_while_a_newcomer_gains_more_than_the_others_lose() -> None:
@@ -50,9 +50,9 @@ def test_a_batch_is_held_while_a_newcomer_gains_more_than_the_others_lose() -> N
     queue = seen(policy, 9, 10)
     end = 10 + (DECAY * 8 / 2 - TICK_S - 1)
 
-    assert policy.decide(10, queue, free=1, busy=0) == Decision((), wake_at=end)
-    assert policy.decide(12.79, queue, free=1, busy=0) == Decision((), wake_at=end)
-    assert policy.decide(end, queue, free=1, busy=0) == Decision((), 2, "free")
+    assert policy.decide(view_of(10, queue, free=1, busy=0)) == Decision((), wake_at=end)
+    assert policy.decide(view_of(12.79, queue, free=1, busy=0)) == Decision((), wake_at=end)
+    assert policy.decide(view_of(end, queue, free=1, busy=0)) == Decision((), 2, "free")
 
 
 def test_every_arrival_prolongs_and_shortens_the_hold() -> None:
@@ -61,8 +61,8 @@ def test_every_arrival_prolongs_and_shortens_the_hold() -> None:
     """
     policy = trained(wait_s=8.0)
 
-    assert policy.decide(10, seen(policy, 9, 10, 10, 10), free=1, busy=0).wake_at == 10 + (DECAY * 8 / 4 - TICK_S - 1)
-    assert policy.decide(10, seen(policy, *[10] * 8), free=1, busy=0).take == 8
+    assert policy.decide(view_of(10, seen(policy, 9, 10, 10, 10), 1, 0)).wake_at == 10 + (DECAY * 8 / 4 - TICK_S - 1)
+    assert policy.decide(view_of(10, seen(policy, *[10] * 8), free=1, busy=0)).take == 8
 
 
 def test_a_hold_ends_where_the_oldest_would_be_dropped() -> None:
@@ -71,7 +71,7 @@ def test_a_hold_ends_where_the_oldest_would_be_dropped() -> None:
     """
     policy = trained(wait_s=80.0, slo_s=10)
 
-    assert policy.decide(10, seen(policy, 9, 10), free=1, busy=0) == Decision((), wake_at=15)
+    assert policy.decide(view_of(10, seen(policy, 9, 10), free=1, busy=0)) == Decision((), wake_at=15)
 
 
 def test_the_bound_on_holding_back_counts() -> None:
@@ -79,7 +79,7 @@ def test_the_bound_on_holding_back_counts() -> None:
     policy = trained(wait_s=8.0)
     policy.max_queue_delay_s = 2.5
 
-    assert policy.decide(10, seen(policy, 9, 10), free=1, busy=0).wake_at == 11.5
+    assert policy.decide(view_of(10, seen(policy, 9, 10), free=1, busy=0)).wake_at == 11.5
 
 
 def test_the_oldest_are_dropped_when_the_whole_queue_would_make_them_late() -> None:
@@ -90,8 +90,8 @@ def test_the_oldest_are_dropped_when_the_whole_queue_would_make_them_late() -> N
     queue = seen(policy, 4, 5, 9)
     head = queue.peek(1)
 
-    assert policy.decide(10, queue, free=1, busy=0) == Decision(head, 2, "free")
-    assert policy.decide(10, queue, free=0, busy=1) == Decision(head, wake_at=5 + (10 - 4))
+    assert policy.decide(view_of(10, queue, free=1, busy=0)) == Decision(head, 2, "free")
+    assert policy.decide(view_of(10, queue, free=0, busy=1)) == Decision(head, wake_at=5 + (10 - 4))
 
 
 def test_the_oldest_is_dropped_in_its_time_while_all_are_busy() -> None:
@@ -100,7 +100,7 @@ def test_the_oldest_is_dropped_in_its_time_while_all_are_busy() -> None:
     """
     policy = trained(slo_s=10)
 
-    assert policy.decide(6, seen(policy, 4, 5, 6), free=0, busy=1) == Decision((), wake_at=9)
+    assert policy.decide(view_of(6, seen(policy, 4, 5, 6), free=0, busy=1)) == Decision((), wake_at=9)
 
 
 def test_the_last_one_is_dropped_only_behind_busy_workers() -> None:
@@ -110,9 +110,9 @@ def test_the_last_one_is_dropped_only_behind_busy_workers() -> None:
     policy = trained(slo_s=10)
     queue = seen(policy, 5)
 
-    assert policy.decide(14, queue, free=0, busy=1) == Decision((), wake_at=15)
-    assert policy.decide(15, queue, free=0, busy=1) == Decision(queue.peek(1))
-    assert policy.decide(99, queue, free=1, busy=0) == Decision((), 1, "free")
+    assert policy.decide(view_of(14, queue, free=0, busy=1)) == Decision((), wake_at=15)
+    assert policy.decide(view_of(15, queue, free=0, busy=1)) == Decision(queue.peek(1))
+    assert policy.decide(view_of(99, queue, free=1, busy=0)) == Decision((), 1, "free")
 
 
 def test_the_training_waits_for_two_and_for_three() -> None:
@@ -123,28 +123,28 @@ def test_the_training_waits_for_two_and_for_three() -> None:
     account = policy.account
     assert (account.item_s, account.fixed_s) == (2, 1)
     for _ in range(9):
-        assert policy.decide(0, seen(policy, 0), free=1, busy=0).take == 1
-        policy.completed(0, 1, 1, 0.5, True)
+        assert policy.decide(view_of(0, seen(policy, 0), free=1, busy=0)).take == 1
+        policy.learn(0, done(1, 1, 0.5, True))
     assert account.batch_s(1) == pytest.approx(0.5)
 
     for size in (2, 3):
         end = account.batch_s(2 * size + 1) - account.batch_s(size)
-        held = policy.decide(0, seen(policy, *[0.0] * (size - 1)), free=1, busy=0)
+        held = policy.decide(view_of(0, seen(policy, *[0.0] * (size - 1)), free=1, busy=0))
         assert held == Decision((), wake_at=pytest.approx(end))
-        assert policy.decide(held.wake_at or 0.0, seen(policy, 0), free=1, busy=0).take == 1
-        assert policy.decide(0, seen(policy, *[0.0] * size), free=1, busy=0).take == size
-        assert policy.decide(0, seen(policy, *[0.0] * 7), free=1, busy=0).take == 7
-        policy.completed(0, size, size, 0.5 + 0.25 * size, True)
-    assert policy.decide(0, seen(policy, 0), free=1, busy=0).take == 1
+        assert policy.decide(view_of(held.wake_at or 0.0, seen(policy, 0), free=1, busy=0)).take == 1
+        assert policy.decide(view_of(0, seen(policy, *[0.0] * size), free=1, busy=0)).take == size
+        assert policy.decide(view_of(0, seen(policy, *[0.0] * 7), free=1, busy=0)).take == 7
+        policy.learn(0, done(size, size, 0.5 + 0.25 * size, True))
+    assert policy.decide(view_of(0, seen(policy, 0), free=1, busy=0)).take == 1
 
 
 def test_batches_under_way_count_in_training() -> None:
     """Batches under way count in training, so that with many workers it is no longer than with one."""
     policy = Cork(8, slo_s=30)
 
-    assert policy.decide(0, seen(policy, 0), free=1, busy=8).take == 1
-    assert policy.decide(0, seen(policy, 0), free=1, busy=9).wake_at is not None
-    assert policy.decide(0, seen(policy, 0), free=1, busy=11).take == 1
+    assert policy.decide(view_of(0, seen(policy, 0), free=1, busy=8)).take == 1
+    assert policy.decide(view_of(0, seen(policy, 0), free=1, busy=9)).wake_at is not None
+    assert policy.decide(view_of(0, seen(policy, 0), free=1, busy=11)).take == 1
 
 
 def test_in_training_only_what_is_too_old_is_dropped() -> None:
@@ -154,8 +154,8 @@ def test_in_training_only_what_is_too_old_is_dropped() -> None:
     policy = Cork(8, slo_s=30)
     queue = seen(policy, 0, 0, 5)
 
-    assert policy.decide(29, queue, free=0, busy=0) == Decision((), wake_at=30)
-    assert policy.decide(30, queue, free=0, busy=0) == Decision(queue.peek(1))
+    assert policy.decide(view_of(29, queue, free=0, busy=0)) == Decision((), wake_at=30)
+    assert policy.decide(view_of(30, queue, free=0, busy=0)) == Decision(queue.peek(1))
 
 
 def test_the_usual_wait_is_that_of_the_oldest_when_its_batch_went() -> None:
@@ -163,11 +163,11 @@ def test_the_usual_wait_is_that_of_the_oldest_when_its_batch_went() -> None:
     the last before the batch counts.
     """
     policy = trained()
-    policy.completed(100, 1, 1, 3.0, True)
+    policy.learn(100, done(1, 1, 3.0, True))
     before = policy.account.wait_s
-    policy.decide(101, seen(policy, 100, 101), free=1, busy=0)
-    policy.decide(108, seen(policy, 100, 101), free=1, busy=0)
-    policy.completed(110, 2, 2, 3.0, True)
+    policy.decide(view_of(101, seen(policy, 100, 101), free=1, busy=0))
+    policy.decide(view_of(108, seen(policy, 100, 101), free=1, busy=0))
+    policy.learn(110, done(2, 2, 3.0, True))
     policy.account.refresh()
 
     assert policy.account.wait_s == pytest.approx(8 / 11)
@@ -177,10 +177,10 @@ def test_the_usual_wait_is_that_of_the_oldest_when_its_batch_went() -> None:
 def test_a_failed_batch_teaches_nothing() -> None:
     """The wait of a failed batch is not learned from, nor taken for that of the next."""
     policy = trained()
-    policy.decide(50, seen(policy, 0), free=1, busy=0)
-    policy.completed(60, 1, 1, 3.0, False)
-    policy.decide(70, seen(policy, 70), free=1, busy=0)
-    policy.completed(80, 1, 1, 3.0, True)
+    policy.decide(view_of(50, seen(policy, 0), free=1, busy=0))
+    policy.learn(60, done(1, 1, 3.0, False))
+    policy.decide(view_of(70, seen(policy, 70), free=1, busy=0))
+    policy.learn(80, done(1, 1, 3.0, True))
 
     assert policy.account.wait_s == 0
 
@@ -241,7 +241,7 @@ def test_the_hold_ends_when_a_poll_would_end_it(n: int, age: float, item_s: floa
     policy = trained(item_s, 0.0, wait_s)
     queue = seen(policy, *[10.0] * n)
     now = 10 + age
-    decision = policy.decide(now, queue, free=1, busy=0)
+    decision = policy.decide(view_of(now, queue, free=1, busy=0))
     held = n * (age + TICK_S + item_s) <= DECAY * wait_s
 
     if decision.wake_at is None:
@@ -264,13 +264,15 @@ def test_asking_changes_nothing(script: list[tuple[float, int, bool]]) -> None:
         arrivals = [now + 0.125 * i for i in range(n)]
         queues = seen(asked, *arrivals), seen(other, *arrivals)
         now += held_s
-        asked.decide(now, queues[0], free=1, busy=0)  # and nothing comes of it
-        asked.decide(now, queues[0], free=1, busy=1)
-        asked.decide(now, waiting(), free=1, busy=0)
+        asked.decide(view_of(now, queues[0], free=1, busy=0))  # and nothing comes of it
+        asked.decide(view_of(now, queues[0], free=1, busy=1))
+        asked.decide(view_of(now, waiting(), free=1, busy=0))
         now += 0.25
         if not ends_unasked:
-            assert asked.decide(now, queues[0], free=1, busy=0) == other.decide(now, queues[1], free=1, busy=0)
+            assert asked.decide(view_of(now, queues[0], free=1, busy=0)) == other.decide(
+                view_of(now, queues[1], free=1, busy=0)
+            )
         now += 0.5
         for policy in (asked, other):
-            policy.completed(now, n, n, 0.5, True)
+            policy.learn(now, done(n, n, 0.5, True))
         assert vars(asked.account) == vars(other.account)

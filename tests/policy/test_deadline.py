@@ -10,7 +10,7 @@ from carpool.core.queue import Queue
 from carpool.policy import Deadline, Decision
 from carpool.policy.base import NOTHING
 from carpool.policy.deadline import LineFit
-from tests.policy.view import waiting
+from tests.policy.view import done, view_of, waiting, warm_up
 from tests.support.properties import PROPERTY
 
 
@@ -26,10 +26,10 @@ def queued(n: int, due: float, arrived: float = 0.0) -> Queue:
 
 def test_all_go_where_there_is_time() -> None:
     """Where there is time all requests go as soon as a worker is free, up to the limit."""
-    assert profiled().decide(0, queued(5, due=100), free=1, busy=0) == Decision([], 5, "free")
-    assert profiled().decide(0, queued(9, due=100), free=1, busy=0) == Decision([], 8, "full")
-    assert profiled().decide(0, queued(9, due=100), free=0, busy=1) is NOTHING
-    assert profiled().decide(0, queued(0, due=100), free=1, busy=0) is NOTHING
+    assert profiled().decide(view_of(0, queued(5, due=100), free=1, busy=0)) == Decision([], 5, "free")
+    assert profiled().decide(view_of(0, queued(9, due=100), free=1, busy=0)) == Decision([], 8, "full")
+    assert profiled().decide(view_of(0, queued(9, due=100), free=0, busy=1)) is NOTHING
+    assert profiled().decide(view_of(0, queued(0, due=100), free=1, busy=0)) is NOTHING
 
 
 @pytest.mark.parametrize(("slo_s", "most"), [(6, 1), (11, 3), (12, 4), (13, 4), (20, 8), (1000, 8), (float("inf"), 8)])
@@ -39,7 +39,7 @@ def test_two_batches_fit_into_the_slo(slo_s: float, most: int) -> None:
     """
     queue = waiting(*[0.0] * 9, deadlines=[slo_s] * 9)
 
-    assert profiled().decide(0, queue, free=1, busy=0).take == most
+    assert profiled().decide(view_of(0, queue, free=1, busy=0)).take == most
 
 
 def test_heads_that_would_hold_up_the_batch_are_dropped() -> None:
@@ -49,7 +49,7 @@ def test_heads_that_would_hold_up_the_batch_are_dropped() -> None:
     queue = waiting(*[0.0] * 6, deadlines=[24, 25, 26, 26, 26, 26])
     late = queue.peek(2)
 
-    assert profiled(4).decide(20, queue, free=1, busy=0) == Decision(late, 4, "full")
+    assert profiled(4).decide(view_of(20, queue, free=1, busy=0)) == Decision(late, 4, "full")
 
 
 def test_with_fewer_left_the_batch_is_smaller_and_faster() -> None:
@@ -58,7 +58,7 @@ def test_with_fewer_left_the_batch_is_smaller_and_faster() -> None:
     """
     queue = waiting(5, 5, 5, deadlines=[24, 24.5, 25])
 
-    assert profiled().decide(20, queue, free=1, busy=0) == Decision(queue.peek(1), 2, "free")
+    assert profiled().decide(view_of(20, queue, free=1, busy=0)) == Decision(queue.peek(1), 2, "free")
 
 
 def test_who_cannot_make_it_even_alone_is_dropped() -> None:
@@ -67,17 +67,16 @@ def test_who_cannot_make_it_even_alone_is_dropped() -> None:
     """
     queue = waiting(0, deadlines=[22.9])
 
-    assert profiled().decide(20, queue, free=1, busy=0) == Decision(queue.peek(1), 0, "")
+    assert profiled().decide(view_of(20, queue, free=1, busy=0)) == Decision(queue.peek(1), 0, "")
 
 
 def test_the_way_there_and_the_stages_behind_count() -> None:
     """The way to the worker and the stages behind count on top of the batch's seconds."""
     policy = profiled()
-    policy.hop_s, policy.onward_s = 0.5, 0.25
-    queue = waiting(0, deadlines=[23.75])
+    queue, shown = waiting(0, deadlines=[23.75]), {"hop_s": 0.5, "onward_s": 0.25}
 
-    assert policy.decide(20.0, queue, free=1, busy=0) == Decision([], 1, "free")
-    assert policy.decide(20.25, queue, free=1, busy=0) == Decision(queue.peek(1), 0, "")
+    assert policy.decide(view_of(20.0, queue, free=1, busy=0, **shown)) == Decision([], 1, "free")
+    assert policy.decide(view_of(20.25, queue, free=1, busy=0, **shown)) == Decision(queue.peek(1), 0, "")
 
 
 def test_without_a_profile_it_learns_one() -> None:
@@ -85,10 +84,10 @@ def test_without_a_profile_it_learns_one() -> None:
     warm-up.
     """
     policy = Deadline(64)
-    policy.trained(1, 1, 3.0)
-    policy.completed(0, 1, 1, 50.0, False)
+    policy.learn(0.0, warm_up(1, 1, 3.0))
+    policy.learn(0, done(1, 1, 50.0, False))
     for n in (1, 4, 2, 8, 6, 3) * 20:
-        policy.completed(0, n, n, 2.0 + n, True)
+        policy.learn(0, done(n, n, 2.0 + n, True))
 
     assert policy.time_s(5) == pytest.approx(7.0, rel=0.01)
     assert policy.time_s(30) == pytest.approx(32.0, rel=0.02)
@@ -99,13 +98,13 @@ def test_a_wrong_lesson_does_not_refuse_everybody_for_ever() -> None:
     true cost is known.
     """
     policy = Deadline(8)
-    policy.completed(0, 1, 1, 100.0, True)
+    policy.learn(0, done(1, 1, 100.0, True))
     queue = waiting(20, 20, deadlines=[25, 25])
-    assert policy.decide(20, queue, free=1, busy=0) == Decision(queue.peek(1), 1, "free")
+    assert policy.decide(view_of(20, queue, free=1, busy=0)) == Decision(queue.peek(1), 1, "free")
 
     for _ in range(150):
-        policy.completed(0, 1, 1, 1.0, True)
-    assert policy.decide(20, queue, free=1, busy=0).drop == []
+        policy.learn(0, done(1, 1, 1.0, True))
+    assert policy.decide(view_of(20, queue, free=1, busy=0)).drop == []
 
 
 def test_what_batches_took_long_ago_is_forgotten() -> None:

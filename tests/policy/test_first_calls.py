@@ -16,8 +16,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.running_set import SetReport
 from carpool.drive.virtual import VirtualDriver
-from carpool.policy import Adaptive, Decision, Policy
-from carpool.policy.base import QueueView
+from carpool.policy import Adaptive, Decision, DoneBatch, Policy, View
 from carpool.policy.cost_line import CostLine
 from carpool.policy.steps import GreedySteps
 from carpool.request import Request, Stream
@@ -101,11 +100,12 @@ class Noting(Policy):
         super().__init__(limit)
         self.firsts: list[bool] = []
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        return Decision(take=min(len(queue), self.limit) if free else 0, reason="free" if free and len(queue) else "")
+    def decide(self, view: View) -> Decision:
+        n = min(len(view.queue), self.limit) if view.free else 0
+        return Decision(take=n, reason="free" if n else "")
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        self.firsts.append(self.is_first_call)
+    def learn(self, now: float, done: DoneBatch) -> None:
+        self.firsts.append(done.is_first)
 
 
 def noting(limit: int = 8, workers: int = 1) -> tuple[VirtualDriver, Noting]:

@@ -9,7 +9,7 @@ import functools
 
 import pytest
 
-from carpool.policy import BY_NAME, Cork, Deadline, Decision, Greedy, OneByOne, Policy, QueueView, Static
+from carpool.policy import BY_NAME, Cork, Deadline, Decision, Greedy, OneByOne, Policy, QueueView, Static, View
 from carpool.testing import PolicyError, check_policy
 from carpool.testing.policy import MakePolicy
 from tests.effort import share
@@ -47,8 +47,9 @@ def test_whatever_happens_with_settings(make: MakePolicy) -> None:
 class Broken(Greedy):
     """A greedy policy with one thing wrong."""
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        return self.spoil(super().decide(now, queue, free, busy), now, queue)
+    def decide(self, view: View) -> Decision:
+        decision = super().decide(view)
+        return decision if view.free_in_s is not None else self.spoil(decision, view.now, view.queue)
 
     def spoil(self, decision: Decision, now: float, queue: QueueView) -> Decision:
         raise NotImplementedError
@@ -97,12 +98,9 @@ class RefusesEverybody(Broken):
         return Decision(drop=list(queue))
 
 
-class TakesTooMuchAhead(Broken):
-    def spoil(self, decision: Decision, now: float, queue: QueueView) -> Decision:
-        return decision
-
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        return Decision(take=queue.size + 1, reason="full")
+class TakesTooMuchAhead(Greedy):
+    def decide(self, view: View) -> Decision:
+        return super().decide(view) if view.free_in_s is None else Decision(take=view.queue.size + 1, reason="full")
 
 
 @pytest.mark.parametrize(

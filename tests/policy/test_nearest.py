@@ -13,6 +13,7 @@ from carpool.core.queue import Queue
 from carpool.policy import Greedy
 from carpool.policy.nearest import nearest
 from carpool.request import Request
+from tests.policy.view import view_of
 from tests.support.properties import PROPERTY
 
 
@@ -49,7 +50,7 @@ def test_the_head_goes_with_those_nearest_to_it(
     lengths: tuple[int, ...], limit: int, most_padded: float, batch: list[int]
 ) -> None:
     """Where not all can go together, the first in line goes with those nearest to it in length."""
-    decision = greedy(limit, most_padded).decide(0.0, waiting(*lengths), 1, 0)
+    decision = greedy(limit, most_padded).decide(view_of(0.0, waiting(*lengths), 1, 0))
     assert sorted(r.length for r in decision.chosen) == batch
     assert decision.chosen[0].length == lengths[0]
     assert decision.take == len(batch)
@@ -58,7 +59,7 @@ def test_the_head_goes_with_those_nearest_to_it(
 @pytest.mark.parametrize("lengths", [(10, 10, 10), (10, 300)])
 def test_lengths_do_not_matter_where_they_are_equal_or_all_can_go(lengths: tuple[int, ...]) -> None:
     """Requests of one length, and requests that can all go, are taken in order, as ever."""
-    assert not greedy(2).decide(0.0, waiting(*lengths), 1, 0).chosen
+    assert not greedy(2).decide(view_of(0.0, waiting(*lengths), 1, 0)).chosen
 
 
 @given(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from carpool.policy import Decision, OneByOne
 from carpool.policy.base import NOTHING
 from carpool.policy.one_by_one import HOP_BUDGET_S, MOST_IN_A_HOP
-from tests.policy.view import waiting
+from tests.policy.view import done, view_of, waiting
 from tests.support.properties import PROPERTY
 
 
@@ -17,13 +17,13 @@ def learned(*item_s: float) -> OneByOne:
     """A policy that has seen items take these times, one after the other."""
     policy = OneByOne()
     for seconds in item_s:
-        policy.completed(0, 1, 1, seconds, True)
+        policy.learn(0, done(1, 1, seconds, True))
     return policy
 
 
 def test_the_first_items_go_alone() -> None:
     """As long as no item's time is known, one item travels at a time."""
-    assert OneByOne().decide(0, waiting(*[0.0] * 50), free=1, busy=0) == Decision(take=1, reason="free")
+    assert OneByOne().decide(view_of(0, waiting(*[0.0] * 50), free=1, busy=0)) == Decision(take=1, reason="free")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_about_a_millisecond_of_work_travels_together(item_s: float, together: i
     policy = learned(item_s)
 
     assert policy.limit == together
-    assert policy.decide(0, waiting(*[0.0] * 500), free=1, busy=0).take == together
+    assert policy.decide(view_of(0, waiting(*[0.0] * 500), free=1, busy=0)).take == together
 
 
 @pytest.mark.parametrize(("n", "free", "take"), [(1, 4, 1), (4, 4, 1), (5, 4, 2), (9, 2, 5), (500, 2, 65)])
@@ -42,7 +42,7 @@ def test_what_waits_is_shared_among_the_free_workers(n: int, free: int, take: in
     """Waiting items are shared among the free workers: none gets a second one while another has
     none.
     """
-    assert learned(2**-16).decide(0, waiting(*[0.0] * n), free=free, busy=0) == Decision(take=take, reason="free")
+    assert learned(2**-16).decide(view_of(0, waiting(*[0.0] * n), free, 0)) == Decision(take=take, reason="free")
 
 
 def test_a_slow_item_is_believed_at_once() -> None:
@@ -61,15 +61,15 @@ def test_a_fast_item_is_believed_slowly() -> None:
 def test_the_time_is_that_of_one_item() -> None:
     """What is learned from a frame is the time of one item: eight items that took 8 ms teach 1 ms."""
     policy = OneByOne()
-    policy.completed(0, 8, 8, 2**-7, True)
+    policy.learn(0, done(8, 8, 2**-7, True))
 
     assert policy.item_s == 2**-10
 
 
 def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
     """Without a free worker or waiting items nothing is sent: nothing goes ahead to a busy worker."""
-    assert learned(1e-6).decide(0, waiting(0, 0), free=0, busy=1) is NOTHING
-    assert learned(1e-6).decide(0, waiting(), free=1, busy=0) is NOTHING
+    assert learned(1e-6).decide(view_of(0, waiting(0, 0), free=0, busy=1)) is NOTHING
+    assert learned(1e-6).decide(view_of(0, waiting(), free=1, busy=0)) is NOTHING
 
 
 @PROPERTY
@@ -78,9 +78,9 @@ def test_a_hop_never_holds_more_than_the_budget(seen: list[tuple[int, float]], n
     """Whatever was learned, several items travel together only within about a millisecond of work."""
     policy = OneByOne()
     for items, busy_s in seen:
-        policy.completed(0, items, items, busy_s, True)
+        policy.learn(0, done(items, items, busy_s, True))
 
-    take = policy.decide(0, waiting(*[0.0] * n), free=free, busy=0).take
+    take = policy.decide(view_of(0, waiting(*[0.0] * n), free=free, busy=0)).take
 
     assert take <= min(max(n, 0), policy.limit, MOST_IN_A_HOP)
     assert take >= min(n, 1)

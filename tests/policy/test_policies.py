@@ -20,7 +20,7 @@ from carpool.policy import (
     Static,
     new_step_policy,
 )
-from tests.policy.view import waiting
+from tests.policy.view import done, view_of, waiting
 from tests.support.properties import PROPERTY
 
 arrivals = st.lists(st.integers(0, 50).map(float), max_size=12)
@@ -32,7 +32,7 @@ def policies(limit: int, delay_s: float | None) -> list[Policy]:
     made = [kind(limit, delay_s) for kind in (*BY_NAME.values(), OneByOne)]
     made.append(Static(limit, delay_s, from_idle=True))
     for policy in made:
-        policy.completed(0, 2, 2, 2**-14, True)
+        policy.learn(0, done(2, 2, 2**-14, True))
     return made
 
 
@@ -59,9 +59,9 @@ def test_deciding_changes_nothing(
     for policy in policies(limit, delay_s):
         queue = waiting(*sorted(arrived))
         before = list(queue)
-        first = policy.decide(now, queue, free, busy)
+        first = policy.decide(view_of(now, queue, free, busy))
 
-        assert policy.decide(now, queue, free, busy) == first
+        assert policy.decide(view_of(now, queue, free, busy)) == first
         assert list(queue) == before
 
 
@@ -74,7 +74,7 @@ def test_a_decision_is_possible(
     free, and holding back ends within its bound.
     """
     for policy in policies(limit, delay_s):
-        decision = policy.decide(now, waiting(*sorted(arrived)), free, busy)
+        decision = policy.decide(view_of(now, waiting(*sorted(arrived)), free, busy))
 
         assert 0 <= decision.take <= min(len(arrived), policy.limit)
         assert free or not decision.take
@@ -95,9 +95,9 @@ def test_time_has_no_scale(
     multiplied by it.
     """
     for kind in (Greedy, Static):
-        plain = kind(limit, delay_s).decide(now, waiting(*arrived), 1, 0)
+        plain = kind(limit, delay_s).decide(view_of(now, waiting(*arrived), 1, 0))
         scaled_delay_s = None if delay_s is None else delay_s * scale
-        scaled = kind(limit, scaled_delay_s).decide(now * scale, waiting(*[t * scale for t in arrived]), 1, 0)
+        scaled = kind(limit, scaled_delay_s).decide(view_of(now * scale, waiting(*[t * scale for t in arrived]), 1, 0))
 
         assert (scaled.take, scaled.reason) == (plain.take, plain.reason)
         assert scaled.wake_at == (None if plain.wake_at is None else plain.wake_at * scale)

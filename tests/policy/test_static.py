@@ -9,14 +9,14 @@ import pytest
 from carpool.core.queue import Queue
 from carpool.policy import Decision, Static
 from carpool.policy.base import FULL, NOTHING
-from tests.policy.view import waiting
+from tests.policy.view import done, view_of, waiting
 from tests.support.pipelines import ask, items
 
 
 @pytest.mark.parametrize("n", [4, 5, 100])
 def test_a_full_batch_goes_at_once(n: int) -> None:
     """A batch goes as soon as the limit is reached, however young its requests are."""
-    decision = Static(4, 10).decide(0, waiting(*[0.0] * n), free=1, busy=0)
+    decision = Static(4, 10).decide(view_of(0, waiting(*[0.0] * n), free=1, busy=0))
 
     assert decision == Decision(take=4, reason="full")
 
@@ -27,7 +27,7 @@ def test_nothing_waits_without_a_delay(n: int) -> None:
     queue = waiting(*[7.0] * n)
 
     for policy in (Static(4), Static(4, 0), Static(4, 0.0)):
-        decision = policy.decide(7, queue, free=1, busy=0)
+        decision = policy.decide(view_of(7, queue, free=1, busy=0))
         assert (decision.take, decision.reason) == (n, "full" if n == 4 else "delay")
 
 
@@ -37,9 +37,9 @@ def test_the_delay_counts_from_the_oldest_arrival() -> None:
     """
     policy, queue = Static(4, 10), waiting(3, 5, 8)
 
-    assert policy.decide(8, queue, free=1, busy=0) == Decision(wake_at=13)
-    assert policy.decide(12, queue, free=1, busy=0) == Decision(wake_at=13)
-    assert policy.decide(13, queue, free=1, busy=0) == Decision(take=3, reason="delay")
+    assert policy.decide(view_of(8, queue, free=1, busy=0)) == Decision(wake_at=13)
+    assert policy.decide(view_of(12, queue, free=1, busy=0)) == Decision(wake_at=13)
+    assert policy.decide(view_of(13, queue, free=1, busy=0)) == Decision(take=3, reason="delay")
 
 
 def test_the_oldest_arrival_need_not_be_the_first_in_line() -> None:
@@ -48,7 +48,7 @@ def test_the_oldest_arrival_need_not_be_the_first_in_line() -> None:
     """
     queue = waiting(3, 5, deadlines=[99, 50])
 
-    assert Static(4, 10).decide(6, queue, free=1, busy=0) == Decision(wake_at=13)
+    assert Static(4, 10).decide(view_of(6, queue, free=1, busy=0)) == Decision(wake_at=13)
 
 
 def test_waiting_for_a_busy_worker_counts() -> None:
@@ -57,14 +57,14 @@ def test_waiting_for_a_busy_worker_counts() -> None:
     """
     policy, queue = Static(4, 10), waiting(0)
 
-    assert policy.decide(10, queue, free=0, busy=1) is NOTHING
-    assert policy.decide(25, queue, free=1, busy=0) == Decision(take=1, reason="delay")
+    assert policy.decide(view_of(10, queue, free=0, busy=1)) is NOTHING
+    assert policy.decide(view_of(25, queue, free=1, busy=0)) == Decision(take=1, reason="delay")
 
 
 def ended(policy: Static, *times: float) -> Static:
     """The same policy, after batches that ended then."""
     for now in times:
-        policy.completed(now, 1, 1, 0.5, True)
+        policy.learn(now, done(1, 1, 0.5, True))
     return policy
 
 
@@ -74,8 +74,10 @@ def test_from_idle_a_worker_that_waited_long_enough_waits_no_more() -> None:
     """
     queue = waiting(22.3)
 
-    assert ended(Static(4, 1.0, from_idle=True), 20).decide(22.3, queue, 1, 0) == Decision(take=1, reason="delay")
-    assert ended(Static(4, 1.0), 20).decide(22.3, queue, 1, 0) == Decision(wake_at=23.3)
+    assert ended(Static(4, 1.0, from_idle=True), 20).decide(view_of(22.3, queue, 1, 0)) == Decision(
+        take=1, reason="delay"
+    )
+    assert ended(Static(4, 1.0), 20).decide(view_of(22.3, queue, 1, 0)) == Decision(wake_at=23.3)
 
 
 def test_from_idle_the_delay_ends_so_long_after_the_last_batch() -> None:
@@ -84,10 +86,10 @@ def test_from_idle_the_delay_ends_so_long_after_the_last_batch() -> None:
     """
     policy = ended(Static(4, 10, from_idle=True), 20)
 
-    assert policy.decide(24, waiting(24), free=1, busy=0) == Decision(wake_at=30)
-    assert policy.decide(29, waiting(24, 29), free=1, busy=0) == Decision(wake_at=30)
-    assert policy.decide(30, waiting(24, 29), free=1, busy=0) == Decision(take=2, reason="delay")
-    assert ended(policy, 33).decide(34, waiting(34), free=1, busy=0) == Decision(wake_at=43)
+    assert policy.decide(view_of(24, waiting(24), free=1, busy=0)) == Decision(wake_at=30)
+    assert policy.decide(view_of(29, waiting(24, 29), free=1, busy=0)) == Decision(wake_at=30)
+    assert policy.decide(view_of(30, waiting(24, 29), free=1, busy=0)) == Decision(take=2, reason="delay")
+    assert ended(policy, 33).decide(view_of(34, waiting(34), free=1, busy=0)) == Decision(wake_at=43)
 
 
 def test_from_idle_who_waited_behind_a_busy_worker_is_not_held_longer() -> None:
@@ -96,15 +98,15 @@ def test_from_idle_who_waited_behind_a_busy_worker_is_not_held_longer() -> None:
     """
     policy = ended(Static(4, 10, from_idle=True), 20)
 
-    assert policy.decide(20, waiting(13, 19), free=1, busy=0) == Decision(wake_at=23)
-    assert policy.decide(20, waiting(7, 19), free=1, busy=0) == Decision(take=2, reason="delay")
+    assert policy.decide(view_of(20, waiting(13, 19), free=1, busy=0)) == Decision(wake_at=23)
+    assert policy.decide(view_of(20, waiting(7, 19), free=1, busy=0)) == Decision(take=2, reason="delay")
 
 
 def test_from_idle_a_full_batch_never_waits() -> None:
     """With `from_idle` a full batch goes at once, as without it."""
     policy = ended(Static(2, 10, from_idle=True), 20)
 
-    assert policy.decide(20, waiting(20, 20), free=1, busy=0) == Decision(take=2, reason="full")
+    assert policy.decide(view_of(20, waiting(20, 20), free=1, busy=0)) == Decision(take=2, reason="full")
 
 
 def test_from_idle_a_worker_that_ran_nothing_yet_is_idle_for_ever() -> None:
@@ -113,9 +115,9 @@ def test_from_idle_a_worker_that_ran_nothing_yet_is_idle_for_ever() -> None:
     """
     policy = Static(4, 10, from_idle=True)
 
-    assert policy.decide(0, waiting(0), free=1, busy=0).take == 1
-    assert ended(policy, 5).decide(6, waiting(6), free=2, busy=0).take == 1
-    assert policy.decide(6, waiting(6), free=1, busy=1) == Decision(wake_at=15)
+    assert policy.decide(view_of(0, waiting(0), free=1, busy=0)).take == 1
+    assert ended(policy, 5).decide(view_of(6, waiting(6), free=2, busy=0)).take == 1
+    assert policy.decide(view_of(6, waiting(6), free=1, busy=1)) == Decision(wake_at=15)
 
 
 def test_from_idle_the_worker_that_has_been_idle_longest_counts() -> None:
@@ -124,8 +126,8 @@ def test_from_idle_the_worker_that_has_been_idle_longest_counts() -> None:
     """
     policy = ended(Static(4, 10, from_idle=True), 20, 28)
 
-    assert policy.decide(29, waiting(29), free=2, busy=0) == Decision(wake_at=30)
-    assert policy.decide(29, waiting(29), free=1, busy=1) == Decision(wake_at=38)
+    assert policy.decide(view_of(29, waiting(29), free=2, busy=0)) == Decision(wake_at=30)
+    assert policy.decide(view_of(29, waiting(29), free=1, busy=1)) == Decision(wake_at=38)
 
 
 @pytest.mark.parametrize("free", [1, 2, 5000])
@@ -135,7 +137,7 @@ def test_from_idle_is_never_later_than_static(free: int) -> None:
     """
     policy = ended(Static(4, 10, from_idle=True), *range(3000))
 
-    wake_at = policy.decide(2999, waiting(2998), free, 0).wake_at
+    wake_at = policy.decide(view_of(2999, waiting(2998), free, 0)).wake_at
     assert wake_at is None or wake_at <= 3008
     assert (wake_at is None) == (free == 5000)
 
@@ -153,8 +155,8 @@ def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
     """Without a free worker or waiting requests nothing is sent and no wake-up is asked for: only
     an event can change that.
     """
-    assert Static(4, 10).decide(0, waiting(*[0.0] * 9), free=0, busy=2) is NOTHING
-    assert Static(4, 10).decide(0, waiting(), free=2, busy=0) is NOTHING
+    assert Static(4, 10).decide(view_of(0, waiting(*[0.0] * 9), free=0, busy=2)) is NOTHING
+    assert Static(4, 10).decide(view_of(0, waiting(), free=2, busy=0)) is NOTHING
 
 
 def test_only_so_many_batches_may_wait() -> None:
@@ -165,9 +167,11 @@ def test_only_so_many_batches_may_wait() -> None:
     queue = waiting(1, 2, 3, 4, 5, 6, deadlines=[60, 50, 40, 30, 20, 10])
     oldest_last = {request.arrived: request for request in queue}
 
-    assert policy.decide(6, queue, free=0, busy=1) == Decision([oldest_last[6], oldest_last[5]], drop_reason=FULL)
-    assert policy.decide(6, queue, free=1, busy=0) == Decision((), 2, "full")
-    assert policy.decide(6, waiting(1, 2, 3, 4), free=0, busy=1) is NOTHING
+    assert policy.decide(view_of(6, queue, free=0, busy=1)) == Decision(
+        [oldest_last[6], oldest_last[5]], drop_reason=FULL
+    )
+    assert policy.decide(view_of(6, queue, free=1, busy=0)) == Decision((), 2, "full")
+    assert policy.decide(view_of(6, waiting(1, 2, 3, 4), free=0, busy=1)) is NOTHING
 
 
 def test_the_lowest_priority_is_refused_first() -> None:
@@ -178,7 +182,7 @@ def test_the_lowest_priority_is_refused_first() -> None:
     for arrived, priority in enumerate([0, 5, -1, 0, 5, -1]):
         queue.push([ask(arrived, priority=priority, arrived=arrived)])
 
-    assert items(policy.decide(9, queue, free=0, busy=1).drop) == [5, 2, 3, 0]
+    assert items(policy.decide(view_of(9, queue, free=0, busy=1)).drop) == [5, 2, 3, 0]
 
 
 def test_the_queue_limit_counts_sizes() -> None:
@@ -189,7 +193,7 @@ def test_the_queue_limit_counts_sizes() -> None:
         request.size = size
         queue.push([request])
 
-    assert [request.arrived for request in policy.decide(3, queue, free=0, busy=1).drop] == [3]
+    assert [request.arrived for request in policy.decide(view_of(3, queue, free=0, busy=1)).drop] == [3]
 
 
 @pytest.mark.parametrize(("n", "take", "reason"), [(1, 1, "delay"), (3, 3, "delay"), (5, 5, "delay"), (9, 8, "full")])
@@ -200,7 +204,7 @@ def test_padding_up_takes_all(n: int, take: int, reason: str) -> None:
     policy = Static(10, 0, allowed_batch_sizes=(2, 4, 8))
 
     assert policy.limit == 8
-    assert policy.decide(0, waiting(*[0.0] * n), free=1, busy=0) == Decision((), take, reason)
+    assert policy.decide(view_of(0, waiting(*[0.0] * n), free=1, busy=0)) == Decision((), take, reason)
 
 
 @pytest.mark.parametrize(("n", "take"), [(1, 1), (2, 2), (3, 2), (5, 4), (7, 4), (8, 8), (9, 8)])
@@ -210,15 +214,15 @@ def test_padding_down_takes_what_can_be_filled(n: int, take: int) -> None:
     """
     policy = Static(8, 0, allowed_batch_sizes=(2, 4, 8), padding="down")
 
-    assert policy.decide(0, waiting(*[0.0] * n), free=1, busy=0).take == take
+    assert policy.decide(view_of(0, waiting(*[0.0] * n), free=1, busy=0)).take == take
 
 
 def test_what_padding_down_leaves_waits_from_its_arrival() -> None:
     """The delay of requests that padding down leaves behind counts from their arrival."""
     policy = Static(8, 10, allowed_batch_sizes=(2, 4, 8), padding="down")
 
-    assert policy.decide(11, waiting(1, 2, 7), free=1, busy=0).take == 2
-    assert policy.decide(11, waiting(7), free=1, busy=0) == Decision(wake_at=17)
+    assert policy.decide(view_of(11, waiting(1, 2, 7), free=1, busy=0)).take == 2
+    assert policy.decide(view_of(11, waiting(7), free=1, busy=0)) == Decision(wake_at=17)
 
 
 def test_sizes_above_the_stages_limit_do_not_count() -> None:

@@ -25,7 +25,7 @@ from carpool import Service, Stage
 from carpool.core.life import LifeState
 from carpool.drive import loop_thread
 from carpool.drive.batches import BatchPool
-from carpool.policy.base import Decision
+from carpool.policy import Decision, DoneBatch, View
 from carpool.service import thread_handle
 from tests.effort import slow_where
 from tests.support import models
@@ -616,7 +616,7 @@ def test_a_program_that_ends_with_a_service_open_ends() -> None:
 class Blocking(carpool.Policy):
     """A policy that blocks the loop of its service."""
 
-    def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
         time.sleep(4.0)
         return Decision()
 
@@ -712,32 +712,34 @@ class Raising(carpool.Policy):
         if where == self.where:
             raise self.error
 
-    def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
         self._maybe("decide")
-        return Decision(take=queue.size, reason="free") if free and queue.size else Decision()
+        return Decision(take=view.queue.size, reason="free") if view.free and view.queue.size else Decision()
 
-    def arrived(self, now: float, request: Any) -> None:
+    def arrived(self, now: float, requests: Any) -> None:
         self._maybe("arrived")
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        self._maybe("completed")
+    def learn(self, now: float, done: DoneBatch) -> None:
+        self._maybe("learn")
 
     def explain(self, now: float) -> dict[str, Any]:
         self._maybe("explain")
         return super().explain(now)
 
 
-@pytest.mark.parametrize("where", ["decide", "arrived", "completed"])
+@pytest.mark.parametrize("where", ["decide", "arrived", "learn"])
 @pytest.mark.parametrize("error", [ValueError("a bug"), StopIteration(), GeneratorExit(), SystemExit(3)], ids=repr)
 def test_a_policy_that_raises_fails_its_stage_loudly(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When a policy raises all who are inside its stage and all who come hear so at once, and
-    closing works.
+    """When a policy raises all who are inside its stage and all who come hear so at once, but for
+    those whose batch was done; and closing works.
     """
     service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Raising(where, error)), timeout_s=30)
     with service.run() as s:
         began = time.monotonic()
+        if where == "learn":
+            assert s.predict(1) == 1
         for _ in range(2):
             with pytest.raises(carpool.Unavailable, match="stage echo has failed: its policy raised") as caught:
                 s.predict(1)

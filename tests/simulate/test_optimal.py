@@ -13,6 +13,7 @@ from carpool.policy.base import NOTHING, Decision
 from carpool.request import Request
 from carpool.simulate.optimal import Optimal, optimal_mean_latency
 from tests.effort import examples, slow_where
+from tests.policy.view import view_of
 
 COSTS_MS = {
     "fixed": lambda n: 8 + 0.25 * n,
@@ -103,12 +104,12 @@ def test_the_policy_plays_the_table() -> None:
     queue = Queue()
     decisions = []
     for _ in range(6):
-        decisions.append(policy.decide(0.0, queue, 1, 0))
+        decisions.append(policy.decide(view_of(0.0, queue, 1, 0)))
         queue.push([Request(None, 1.0)])
 
     play = Decision(take=2, reason="table")
     assert decisions == [NOTHING, NOTHING, play, play, play, play]
-    assert policy.decide(0.0, queue, 0, 1) == NOTHING
+    assert policy.decide(view_of(0.0, queue, 0, 1)) == NOTHING
 
 
 def test_the_last_requests_do_not_wait_for_ever() -> None:
@@ -119,5 +120,5 @@ def test_the_last_requests_do_not_wait_for_ever() -> None:
     request.arrived = 1.0
     queue.push([request])
 
-    assert policy.decide(1.0, queue, 1, 0) == Decision(wake_at=1.5)
-    assert policy.decide(1.5, queue, 1, 0) == Decision(take=1, reason="delay")
+    assert policy.decide(view_of(1.0, queue, 1, 0)) == Decision(wake_at=1.5)
+    assert policy.decide(view_of(1.5, queue, 1, 0)) == Decision(take=1, reason="delay")

@@ -83,8 +83,8 @@ class Seen(Greedy):
         super().__init__()
         self.requests: list[tuple[float, float, int]] = []
 
-    def arrived(self, now: float, request: Any) -> None:
-        self.requests.append((now, request.due, request.size))
+    def arrived(self, now: float, requests: Any) -> None:
+        self.requests += [(now, request.due, request.size) for request in requests]
 
 
 class SeenSlowly(Seen):

@@ -51,9 +51,9 @@ def hold_the_gil(seconds: float) -> None:
 class RefusesWhatIsDue(carpool.Greedy):
     """A policy that takes only requests without an SLO."""
 
-    def decide(self, now: float, queue: carpool.policy.QueueView, free: int, busy: int) -> carpool.policy.Decision:
-        due = [request for request in queue if request.due < float("inf")]
-        return carpool.policy.Decision(drop=due) if due else super().decide(now, queue, free, busy)
+    def decide(self, view: carpool.policy.View) -> carpool.policy.Decision:
+        due = [request for request in view.queue if request.due < float("inf")]
+        return carpool.policy.Decision(drop=due) if due else super().decide(view)
 
 
 class Trainee(carpool.Greedy):
@@ -63,8 +63,9 @@ class Trainee(carpool.Greedy):
         super().__init__()
         self.lessons: list[tuple[int, int, float]] = []
 
-    def trained(self, n: int, size: int, busy_s: float) -> None:
-        self.lessons.append((n, size, busy_s))
+    def learn(self, now: float, done: carpool.policy.DoneBatch) -> None:
+        if done.is_warm_up and not done.longest:
+            self.lessons.append((done.n, done.size, done.busy_s))
 
 
 class NamesItsThread(carpool.Greedy):

@@ -11,7 +11,8 @@ from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.reply import Reply
-from carpool.policy import Decision, Greedy, Policy, QueueView
+from carpool.policy import Decision, DoneBatch, Greedy, Policy, View
+from carpool.policy.base import NOTHING
 from carpool.request import Lane, Request
 
 
@@ -144,14 +145,14 @@ class Scripted(Policy):
         self.decision = decision
         self.heard: list[tuple[Any, ...]] = []
 
-    def arrived(self, now: float, request: Request) -> None:
-        self.heard.append(("arrived", now, request.item))
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
+        self.heard += [("arrived", now, request.item) for request in requests]
 
     def left(self, now: float, request: Request) -> None:
         self.heard.append(("left", now, request.item))
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        self.heard.append(("completed", now, n, size, busy_s, ok))
+    def learn(self, now: float, done: DoneBatch) -> None:
+        self.heard.append(("learn", now, done.n, done.size, done.busy_s, done.ok))
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        return self.decision
+    def decide(self, view: View) -> Decision:
+        return self.decision if view.free_in_s is None else NOTHING

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from carpool.policy import View
+
 
 def seen(value: Any) -> Any:
     """Return all that a program can tell of a value, to the last bit of a float."""
@@ -23,6 +25,8 @@ def flat(thing: Any) -> Any:
     """An object as what can be compared."""
     if isinstance(thing, int | float | str | None):
         return thing
+    if isinstance(thing, View):
+        return None  # not the policy's own
     if isinstance(thing, dict):
         return {key: flat(value) for key, value in thing.items()}
     if isinstance(thing, list | tuple | set) or hasattr(thing, "popleft"):

@@ -203,8 +203,10 @@ class AsyncBatch(Bindable, Generic[A, B]):
     def explain(self) -> dict[str, Any]:
         """Return why the policy decides as it does on the event loop that called last."""
         driver = self._drivers.latest
-        policy = self._settings.new_policy() if driver is None else driver.pipeline.batchers[0].policy
-        return explained(policy, monotonic())
+        if driver is None:
+            return explained(self._settings.new_policy(), monotonic())
+        (batcher,) = driver.pipeline.batchers
+        return explained(batcher.policy, monotonic(), batcher.times.hop_s)
 
     async def _run_all(self, items: list[Any], priority: int) -> list[Any]:
         """Submit items and wait for all results. Raises the error of the first item that failed."""

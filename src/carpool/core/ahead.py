@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from carpool.core.batch import Batch
-from carpool.core.batch_times import BatchTimes
 from carpool.core.queue import Queue
+from carpool.core.times import Times
 
 _LEAD_S = 0.02  # before its worker should be free a batch is handed over: drivers are late by some of it
 _STEADY = 0.25  # of a batch: the deviation up to which ends can be foretold, with several workers
@@ -47,7 +47,7 @@ def is_deep(queue: Queue, running: int, limit: float) -> bool:
     return queue.size >= _DEEP * limit * running
 
 
-def lead_allowed_s(queue: Queue, times: BatchTimes, running: int, much_waits: bool) -> float | None:
+def lead_allowed_s(queue: Queue, times: Times, running: int, much_waits: bool) -> float | None:
     """Return how long before its worker should be free a batch may go; None if none may.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
@@ -27,19 +28,28 @@ class Batch:
         call_started: When user code was last entered for it.
         heard: When a part of it was last answered.
         given_up: Why the worker is taken to hang; empty if it is not.
-        busy_s: Seconds spent on the partial replies so far.
-        ok: Whether these partial replies had no errors, and no call ran out of memory.
+        busy_s: Seconds that its worker has spent on it, as far as it has replied.
+        hop_s: Seconds that it was on its way besides, once it is done.
+        ok: Whether these replies had no errors, and no call ran out of memory.
+        judge: Reports whether it was a first one; None once that is known, or if it was none.
+        is_alone: Whether it is a request that went without a question, which is left out.
+        is_warm_up: Whether it is a call of a warm-up, without requests.
     """
 
+    is_alone = is_warm_up = False
+
     __slots__ = (
+        "_is_first",
         "ahead",
         "busy_s",
         "call_started",
         "given_up",
         "heard",
+        "hop_s",
         "id",
         "ids",
         "is_switch",
+        "judge",
         "longest",
         "n",
         "ok",
@@ -76,8 +86,10 @@ class Batch:
         self.started = self.call_started = self.heard = now
         self.given_up = ""
         self.n = len(requests)
-        self.busy_s = 0.0
+        self.busy_s = self.hop_s = 0.0
         self.ok = True
+        self.judge: Callable[[Batch], bool] | None = None
+        self._is_first = False
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -94,6 +106,13 @@ class Batch:
             return inf
         return max(self.heard, max([request.deadline for request in self.requests], default=self.heard))
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it was the first one of about its size on its worker; see `policy.DoneBatch`."""
+        if self.judge is not None:
+            self._is_first, self.judge = self.ok and self.judge(self), None
+        return self._is_first
+
     def expire(self, now: float) -> list[Request]:
         """Return the requests whose deadline has passed; they are now done."""
         expired = [request for request in self.requests if request.state == RUNNING and request.deadline <= now]
@@ -103,6 +122,24 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch {self.id} stage={self.stage} place={self.place} n={len(self)} {self.reason}>"
+
+
+class LoneBatch(Batch):
+    """A lone request that went without a question and is done; one object stands for all."""
+
+    __slots__ = ()
+    is_alone = True
+
+
+class WarmUpBatch(Batch):
+    """A call of a warm-up."""
+
+    __slots__ = ()
+    is_warm_up = True
+
+    def __init__(self, now: float, stage: int, n: int, size: int, longest: int, busy_s: float) -> None:
+        super().__init__(0, stage, -1, [], size, "warm-up", now, longest=longest)
+        self.n, self.busy_s = n, busy_s
 
 
 class Expiry(NamedTuple):

@@ -23,7 +23,7 @@ from carpool.core.queue import Queue
 from carpool.core.queue_view import WithoutKeys
 from carpool.core.stage_workers import StageWorkers
 from carpool.policy.base import Decision
-from carpool.request import QUEUED, Request
+from carpool.request import Request
 
 
 class Batcher(StageWorkers):
@@ -39,7 +39,7 @@ class Batcher(StageWorkers):
     @property
     def lone_place(self) -> int | None:
         """The place of the worker that a request would get now; None if not all are idle."""
-        if self.in_flight or self.queue.count or self.retired or not self._idle:
+        if self.in_flight or self.queue.count or not self._idle:
             return None
         return self._idle[-1]
 
@@ -56,7 +56,12 @@ class Batcher(StageWorkers):
         The queue must be empty, and all workers idle. Nothing is changed. If it cannot be told
         quickly, the answer is False.
         """
-        if not self._policy_knows_lone:
+        try:
+            slack_s = self.policy.lone_slack_s
+        except BaseException as error:
+            self._failed(error)
+            return False
+        if slack_s == inf:
             return False
         due = deadline
         # As in `longest_wait_s`; a policy's own prediction is not asked for while a worker is idle.
@@ -64,7 +69,7 @@ class Batcher(StageWorkers):
             return False
         if now + slo_s < due:
             due = now + slo_s
-        return self.policy.lets_go(due - now)
+        return due - now >= slack_s
 
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
         """Note that a request was let go by `lets_go`, and is done.
@@ -72,21 +77,13 @@ class Batcher(StageWorkers):
         Fast path of `enter`, `next_batch` and `completed`: the same outcome, see
         tests/batch_function/test_alone.py.
         """
-        took_s = now - began
-        policy = self.policy
         self._batch_ids += 1
-        policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
-        policy.hop_s += 0.1 * (hop_s - policy.hop_s)
-        if self.runs_ahead:
-            self.times.learn_deviation(busy_s)
-            self.times.learn_gap(took_s, busy_s, went_ahead=False)
-        policy.running, policy.gap_s = 1, self.times.gap_s
-        idle = self._idle
-        policy.is_first_call = ok and self._places.is_first(idle[-1] if idle else 0, self._lone)
-        policy.went_alone(began, now, busy_s, ok)
-        if self.patience.learns:
-            self.patience.learn(1, took_s)
-        self.times.learn(took_s)
+        hop_s = self.times.learn(now - began, busy_s, 1, 1, went_ahead=False)
+        if self._policy_learns:
+            lone, idle = self._lone, self._idle
+            lone.place, lone.started, lone.ok = idle[-1] if idle else 0, began, ok
+            lone.busy_s, lone.hop_s = busy_s, hop_s
+            self._learn(now, lone, 1)
 
     def start_lone(self, now: float) -> Batch:
         """Make a batch of the only request in the queue, which a worker has been handed already.
@@ -94,7 +91,7 @@ class Batcher(StageWorkers):
         The policy has let it go before (`lets_go`). It is asked once more, as it keeps accounts of
         what it decides, but it is too late to hold anything back.
         """
-        decision = self.policy.decide(now, self.queue, len(self._idle), len(self.in_flight))
+        decision = self._decide(now, self.queue, len(self._idle))
         return self._start(now, 1, decision.reason if decision.take else "free")
 
     # -- what to do
@@ -105,11 +102,7 @@ class Batcher(StageWorkers):
         Args:
             now: The time.
             room: How many results the next stage can take.
-            dropped: The requests that the policy drops are appended here, and why; also if this
-                raises in the end.
-
-        Raises:
-            RuntimeError: The policy asked for what is not possible; nothing was done.
+            dropped: The requests that the policy drops are appended here, and why.
         """
         queue = self.queue
         # After a batch for a busy worker no worker is free, and the policy has been asked already.
@@ -118,7 +111,7 @@ class Batcher(StageWorkers):
             self.wake_at = None
         while queue.count and not has_asked:
             if queue.suspect_lanes and self._idle and room >= 1:
-                view = self._view()
+                view = self._visible()
                 head = view.peek(1)
                 if head and type(head[0].lane.key) is Suspect:  # it waits for no other, whatever the policy
                     return self._start(now, 1, "quarantine", () if view is queue else head)
@@ -150,39 +143,53 @@ class Batcher(StageWorkers):
         return None
 
     def _ask(self, now: float, room: float) -> Decision:
-        """Return what the policy says, or what it would if it knew that the service closes.
-
-        Raises what `next_batch` does.
-        """
+        """Return what the policy says, or what it would if it knew that the service closes."""
         queue = self.queue
         free = len(self._idle)
         if free and room < queue.count and room < self.next_max_size and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
         view: Queue | WithoutKeys = queue
         if self.keyed is not None:
-            view = self._view()
-            self.policy.warm_keys = self.keyed.warm(self._idle)
+            view = self._visible()
+            self.view.warm_keys = self.keyed.warm(self._idle)
         if self.limits_padded and self.safe_size.limit < inf:
             self._tell_safe_padded()
-        decision = self.policy.decide(now, view, free, len(self.in_flight))
-        n = decision.take
-        if type(n) is not int:
-            n = operator.index(n)
-            decision = decision._replace(take=n)
-        if n and not (free and 0 < n <= self.policy.limit):
-            raise self._impossible(n, f"with {free} free workers")
-        if not n and free and self.closing and len(view):
-            decision = decision._replace(take=int(self.policy.limit), reason="closing")
+        decision = self._decide(now, view, free)
+        if not decision.take and free and self.closing and len(view):
+            decision = decision._replace(take=int(self.batch_limit), reason="closing")
         return decision
 
-    def _view(self) -> Queue | WithoutKeys:
+    def _decide(self, now: float, queue: Queue | WithoutKeys, free: int, free_in_s: float | None = None) -> Decision:
+        """Return what the policy says, if that is possible."""
+        view, times = self.view, self.times
+        view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
+        view.busy, view.running = len(self.in_flight), self._running
+        view.hop_s, view.gap_s = times.hop_s, times.gap_s
+        try:
+            decision = self.policy.decide(view)
+            self.batch_limit = limit = self.policy.limit
+            n = decision.take
+            if type(n) is not int:
+                n = operator.index(n)
+                decision = decision._replace(take=n)
+            if n and (not 0 < n <= limit or not (free or free_in_s is not None)):
+                with_what = f"with {free} free workers" if free_in_s is None else "for a busy worker"
+                raise self._impossible(n, with_what)
+            if free_in_s is None and (decision.drop or decision.chosen):
+                self._check_named(decision)
+        except BaseException as error:
+            self._failed(error)
+            return self.policy.decide(view)
+        return decision
+
+    def _visible(self) -> Queue | WithoutKeys:
         """Return the queue as the policy sees it: without keys that may get no more workers."""
         held = () if self.keyed is None else self.keyed.held
         return WithoutKeys(self.queue, held) if held else self.queue
 
     def _chosen_by_key(self, decision: Decision) -> Decision:
         """Return a decision with the requests that it takes, if some keys are held back."""
-        view = self._view()
+        view = self._visible()
         if view is self.queue:
             return decision
         head = view.peek(decision.take)
@@ -202,17 +209,17 @@ class Batcher(StageWorkers):
     @property
     def _is_limited_by_length(self) -> bool:
         """Whether the lengths of requests may say how many of them share a batch."""
-        return self.queue.by_length and (self.queue.lengths_vary or self.policy.most_padded < inf)
+        return self.queue.by_length and (self.queue.lengths_vary or self.policy.most_padded(self.view) < inf)
 
     def _tell_safe_padded(self) -> None:
         """Tell the policy how large a padded batch fits into memory, or is worth trying."""
-        safe, policy, queue = self.safe_size, self.policy, self.queue
+        safe, view, queue = self.safe_size, self.view, self.queue
         if any(self.memory_of(batch) > safe.limit for batch in self.handed_over):
-            policy.safe_padded_size = safe.limit  # whether that one fits is not known yet
+            view.safe_padded_size = safe.limit  # whether that one fits is not known yet
             return
         longest = max([rising[-1][0] for levels in queue.levels if (rising := levels.rising())], default=1)
-        wanted = int(min(queue.count, policy.limit)) * self.padded_length(longest)
-        policy.safe_padded_size = safe.limit if wanted <= safe.limit else safe.offered(wanted)
+        wanted = int(min(queue.count, self.batch_limit)) * self.padded_length(longest)
+        view.safe_padded_size = safe.limit if wanted <= safe.limit else safe.offered(wanted)
 
     def _note_padded(self, batch: Batch) -> None:
         """Count a batch as one that could have held more, if it was kept within what fits."""
@@ -231,7 +238,7 @@ class Batcher(StageWorkers):
     def _fitting(self, units: int, requests: Sequence[Request]) -> int:
         """Return how many requests, from the first on, fit into `units`; that one always does."""
         n = size = longest = 0
-        most_padded = self.policy.most_padded
+        most_padded = self.policy.most_padded(self.view)
         for request in requests:
             size += request.size
             longest = max(longest, request.length)
@@ -242,7 +249,6 @@ class Batcher(StageWorkers):
 
     def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
         """Make a batch of the requests that the policy has chosen, as far as there is room."""
-        self._check_chosen(decision)
         units = decision.take
         chosen = decision.chosen
         most = room
@@ -254,7 +260,7 @@ class Batcher(StageWorkers):
 
     def _fitting_of(self, chosen: Sequence[Request]) -> int:
         """Return how many of the requests that the policy has chosen fit into memory together."""
-        safe = self.policy.safe_padded_size
+        safe = self.view.safe_padded_size
         n, longest = 0, 0
         if safe == inf:
             return len(chosen)
@@ -265,17 +271,19 @@ class Batcher(StageWorkers):
             n += 1
         return n
 
-    def _check_chosen(self, decision: Decision) -> None:
-        """Raise RuntimeError if the requests that the policy has chosen cannot be a batch."""
-        chosen, policy = decision.chosen, self.policy
-        if len(set(chosen)) < len(chosen) or any(r.state != QUEUED or r.stage != self.stage for r in chosen):
-            raise RuntimeError(f"policy {type(policy).__name__} of stage {self.name} chooses what is not queued")
+    def _check_named(self, decision: Decision) -> None:
+        """Raise RuntimeError if the policy drops what it cannot, or what it chooses is no batch."""
+        chosen = decision.chosen
+        self._check_queued(decision.drop, "drops")
+        if not decision.take or not chosen:
+            return
+        self._check_queued([*decision.drop, *chosen], "chooses")
         first = chosen[0].lane
         if any(r.lane.key != first.key or r.lane.bucket != first.bucket for r in chosen):
-            raise RuntimeError(f"policy {type(policy).__name__} of stage {self.name} chooses requests of several keys")
+            raise RuntimeError(f"{self._whose_policy} chooses requests of several keys")
         size, longest = sum([r.size for r in chosen]), max([r.length for r in chosen])
         if len(chosen) > 1 and (
-            size > policy.limit or len(chosen) * self.padded_length(longest) > policy.max_padded_size
+            size > self.batch_limit or len(chosen) * self.padded_length(longest) > self.policy.max_padded_size
         ):
             raise self._impossible(size, f"whose longest is {longest}")
 
@@ -287,7 +295,7 @@ class Batcher(StageWorkers):
         else:
             batch = self._make(now, n, reason, -1, chosen=chosen)
             batch.place = place = self._place_for(self.keyed, batch)
-        look_at = now + self.patience.least_s
+        look_at = now + self.times.least_s
         if look_at < self.attention_at:
             self.attention_at = look_at
         self.in_flight[place] = batch
@@ -330,11 +338,8 @@ class Batcher(StageWorkers):
         opens_at = ends - lead_s
         if lying and now < opens_at:
             return None  # it goes when something else happens, and no timer is set for it
-        self.policy.running = self._running
-        decision = self.policy.decide_ahead(now, queue, max(0.0, ends - now))
-        n = operator.index(decision.take)
-        if not 0 <= n <= self.policy.limit:
-            raise self._impossible(n, "for a busy worker")
+        decision = self._decide(now, queue, 0, max(0.0, ends - now))
+        n = decision.take
         if not self.limits_padded and n > self.safe_size.limit:
             n = self._safe(n)
         if not n or n > room:
@@ -353,10 +358,8 @@ class Batcher(StageWorkers):
         return made
 
     def _impossible(self, n: int, with_what: str) -> RuntimeError:
-        policy = type(self.policy).__name__
         return RuntimeError(
-            f"policy {policy} of stage {self.name} asked for a batch of {n} {with_what} and a limit of"
-            f" {self.policy.limit}"
+            f"{self._whose_policy} asked for a batch of {n} {with_what} and a limit of {self.batch_limit}"
         )
 
     # -- how long requests wait
@@ -371,7 +374,12 @@ class Batcher(StageWorkers):
         if self._idle and units_before < limit:
             return 0.0
         workers = max(1, len(self._idle) + len(self.in_flight) - len(self.leaving))
-        wait_s = self.policy.predicted_wait_s(int(units_before), workers)
+        wait_s = None
+        if self._predictor is not None:
+            try:
+                wait_s = self._predictor.wait_s(int(units_before), workers)
+            except BaseException as error:
+                self._failed(error)
         if wait_s is None:
             wait_s = units_before // limit * usual_s / workers
         if self._lying:
@@ -386,7 +394,7 @@ class Batcher(StageWorkers):
         Fast path of `predicted_wait_s`: never less than that and the fastest batch, see
         tests/core/test_fast_paths.py. Infinity where the policy makes predictions of its own.
         """
-        if self._policy_predicts:
+        if self._predictor is not None:
             return inf
         return self.times.usual_s * (2 + self._lying + (self.queue.size + more) / self._limit)
 
@@ -399,7 +407,7 @@ class Batcher(StageWorkers):
     @property
     def _limit(self) -> float:
         """The most that a batch can hold now."""
-        limit, safe = self.policy.limit, self.safe_size.limit
+        limit, safe = self.batch_limit, self.safe_size.limit
         return safe if safe < limit and not self.limits_padded else limit
 
     def _most_requests(self) -> float:

@@ -4,8 +4,8 @@ They come in lots. A lot is what one caller waits for as a whole, mostly a singl
 admitted as a whole.
 
 Only the first stage has a door. Those that wait there are patient requests for which the first
-queue had no room, and those that a policy's exception has kept from entering. A request of a higher
-priority may displace some of a full queue: they are refused after all, or go back to the door.
+queue had no room. A request of a higher priority may displace some of a full queue: they are
+refused after all, or go back to the door.
 """
 
 from __future__ import annotations
@@ -71,14 +71,10 @@ class Entrance:
         if closed is None and self._all_fit(now, requests, alike):
             return
         _check_new(requests)
-        try:
-            for request in requests:
-                if request.state == NEW:
-                    lot = request.companions
-                    self._admit(now, [each for each in lot if each.state == NEW] if lot else (request,), closed)
-        except BaseException:  # of the policy
-            self._keep(now, requests)
-            raise
+        for request in requests:
+            if request.state == NEW:
+                lot = request.companions
+                self._admit(now, [each for each in lot if each.state == NEW] if lot else (request,), closed)
 
     def _all_fit(self, now: float, requests: Sequence[Request], alike: bool) -> bool:
         """Admit all requests at once, if all are new, there is room for all, and none may be late.
@@ -127,12 +123,7 @@ class Entrance:
         is_hurried = False
         if soonest != inf:
             units = n if alike else sum([request.size for request in requests])
-            try:
-                is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.onward_s
-            except BaseException:  # of the policy
-                _clear_ids(requests[: id - before])
-                self._keep(now, requests)
-                raise
+            is_hurried = soonest - now < first.longest_wait_s(units) + first.view.onward_s
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
             _clear_ids(requests[: id - before])
             return False
@@ -192,16 +183,6 @@ class Entrance:
         for request in lot:
             self.admitted += 1
             request.id = self.admitted
-
-    def _keep(self, now: float, requests: Sequence[Request]) -> None:
-        """Let the requests that were not taken in before the policy raised wait at the door."""
-        for request in requests:
-            if request.state == NEW:
-                if not request.id:
-                    self._number((request,))
-                request.stage = AT_THE_DOOR
-                request.admitted = request.arrived = now
-                self.door.push([request])
 
     def _refusal(self, now: float, lot: Sequence[Request], give_way: Sequence[Request]) -> CarpoolError | None:
         """Return why a lot must not join the first queue, or wait for room; None if it may.
@@ -294,12 +275,11 @@ class Entrance:
 
     def drop(self, now: float, dropped: Sequence[tuple[Request, str]]) -> None:
         """End requests unserved that were admitted before, and tell their callers why."""
-        errors = [overloaded(request, why) for request, why in dropped]
-        for (request, _), error in zip(dropped, errors, strict=True):
-            self._endings.fail(now, request, error)
-        again_s = self.retry_after_s(now)  # asks the policy, which may raise, so this comes last
-        for error in errors:
+        again_s = self.retry_after_s(now)
+        for request, why in dropped:
+            error = overloaded(request, why)
             error.retry_after_s = again_s
+            self._endings.fail(now, request, error)
 
     def retry_after_s(self, now: float) -> float:
         """Return after how many seconds a caller that is refused now should try again."""

@@ -360,7 +360,8 @@ class Line:
         self._leaders[0] = lone, lone.thread
         lone.batch = self.take_batch(lone.began, 0)
         if lone.batch is None:
-            kind = type(self._batcher.policy).__name__
+            policy = self._batcher.policy
+            kind = type(getattr(policy, "former", policy)).__name__
             raise RuntimeError(f"policy {kind} let a lone request go and then held it back")
 
     def _slots_of(self, thread: object, waiter: Waiter | None = None) -> list[int]:

@@ -9,8 +9,8 @@ says what to do next. The invariants:
 * only the first stage refuses (`core/entrance.py`); a later one gives credits: stage k takes a
   batch only when stage k+1 has room for it;
 * late stages are asked first, so that the room they make can be used in the same poll;
-* whatever a policy raises, and wherever, every request is somewhere inside or answered; `abort`
-  answers the rest.
+* whatever a policy raises, its stage goes on without it (`core/stage_requests.py`); `abort` answers
+  all that are inside.
 
 What becomes of results stands in `core/passage.py`, and what becomes of the requests of a worker
 that is gone in `core/losses.py`.
@@ -223,14 +223,13 @@ class Pipeline:
         self.closed_because = error
 
     def abort(self, now: float, error: CarpoolError) -> None:
-        """Refuse new requests, fail all that are inside, and use no policy from now on."""
+        """Refuse new requests, and fail all that are inside."""
         self.closed_because = error
         fail = self._endings.fail
         for request in list(self.door):
             self.door.remove(request)
             fail(now, request, copy.copy(error))
         for batcher in self.batchers:
-            batcher.retired = True
             for request in list(batcher.queue):
                 batcher.queue.remove(request)
                 fail(now, request, copy.copy(error))
@@ -300,25 +299,25 @@ class Pipeline:
         """Note that a worker which makes several calls for one batch has started the next one."""
         self.batchers[stage].call_started(now, place, batch_id)
 
-    def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
-        """Note that a warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
-        self.batchers[stage].trained(n, size, busy_s)
+    def trained(self, now: float, stage: int, n: int, size: int, busy_s: float, longest: int = 0) -> None:
+        """Note that a warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`.
 
-    def trained_at(self, stage: int, n: int, longest: int, busy_s: float) -> None:
-        """Note that a warm-up has run `n` times an example of length `longest` in `busy_s`."""
-        self.batchers[stage].trained_at(n, longest, busy_s)
+        With `longest`, it was `n` times one example of that length.
+        """
+        self.batchers[stage].trained(now, n, size, busy_s, longest)
 
-    def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
+    def trained_steps(self, now: float, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Note that a warm-up has made a step of `rows`, and has started `length` units of work.
 
         Args:
+            now: The time.
             rows: How many streams were stepped.
             step_s: Seconds of the step.
             length: The sum of their lengths.
             start_s: Seconds of starting them.
         """
         if self.stepper is not None:
-            self.stepper.trained_steps(rows, step_s, length, start_s)
+            self.stepper.trained_steps(now, rows, step_s, length, start_s)
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
@@ -385,9 +384,9 @@ class Pipeline:
         late_at = self._entrance.refuse_unserved(now) if self.slo_s < inf else inf
         onward_s = 0.0
         for batcher in reversed(self.batchers):
-            batcher.policy.onward_s = onward_s
+            batcher.view.onward_s = onward_s
             self._poll_stage(now, batcher)
-            if batcher.stage and not batcher.retired:
+            if batcher.stage:
                 onward_s += batcher.expected_s(now)
         if self.closed_because is not None:
             for batcher in self.batchers:  # the last that could have joined one has just expired, or was refused
@@ -433,14 +432,12 @@ class Pipeline:
         if self.closed_because is not None:
             batcher.closing = self._is_last_call(batcher)
         dropped: list[tuple[Request, str]] = []
-        try:
-            while (batch := batcher.next_batch(now, room - batcher.running, dropped)) is not None:
-                todo.run.append(batch)
-                if self._journal is not None:
-                    record_batch(self._journal, now, batcher.name, batch)
-        finally:
-            if dropped:
-                self._entrance.drop(now, dropped)
+        while (batch := batcher.next_batch(now, room - batcher.running, dropped)) is not None:
+            todo.run.append(batch)
+            if self._journal is not None:
+                record_batch(self._journal, now, batcher.name, batch)
+        if dropped:
+            self._entrance.drop(now, dropped)
 
     def _attend(self, now: float, batcher: Batcher) -> None:
         """End what has expired in a stage, and have its workers that hang killed."""

@@ -15,10 +15,10 @@ which workers are busy, and the number of requests inside, say little about how 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from math import ceil, inf
-
-from carpool.policy.cost import CostModel
 
 EVERY_S = 1.0
 """How often a scaler is to be asked."""
@@ -27,8 +27,6 @@ _HEADROOM = 0.8  # the share of a worker's capacity that is planned with
 _RATE_OVER_S = 5.0  # the time over which arrivals are averaged
 _DOWN_AFTER_S = 20.0
 _PER_SLO = 2  # batches that a request spends within the SLO
-_LEARN_EVERY_S = 0.01  # of work of one worker
-_MEAN_KEEP = 0.95  # of the smoothed size of a request, at each batch
 
 
 class Steady:
@@ -72,54 +70,43 @@ class Scaler:
         most: The most workers.
         limit: The largest batch, in units of the requests' sizes.
         slo_s: The SLO; infinity for none.
+        cost_s: Returns what a batch of a size takes, its way included; 0 while that is not known.
 
     Attributes:
         rate: How many requests come per second, as far as is known.
         needed: How many workers that load needs, as a fraction.
     """
 
-    def __init__(self, least: int, most: int, limit: int, slo_s: float = inf) -> None:
+    def __init__(self, least: int, most: int, limit: int, slo_s: float, cost_s: Callable[[int], float]) -> None:
         self.rate = self.needed = 0.0
         self._slo_s = slo_s
-        self._cost = CostModel(limit)
-        self._unit = 1.0  # the smoothed size of a request
-        self._to_skip = 0  # how many of the next batches are not learned from
+        self._limit = limit
+        self._cost_s = cost_s
         self._arrivals: deque[tuple[float, int]] = deque()  # when they were counted, and how many there were
         self._steady = Steady(least, most)
 
-    def completed(self, n: int, size: int, busy_s: float) -> None:
-        """Learn from a batch of `n` requests, the sizes of which sum to `size`.
-
-        Of short batches not all are learned from, as that takes a share of their time.
-        """
-        if self._to_skip:
-            self._to_skip -= 1
-            return
-        self._to_skip = int(_LEARN_EVERY_S / max(busy_s, 1e-6))
-        self._cost.add(size, busy_s)
-        self._unit += (1.0 - _MEAN_KEEP) * (size / n - self._unit)
-
-    def wanted(self, now: float, arrivals: int, wait_s: float, workers: int) -> int:
+    def wanted(self, now: float, arrivals: int, unit: float, wait_s: float, workers: int) -> int:
         """Return how many workers the stage should have.
 
         Args:
             now: The time.
             arrivals: How many requests have come so far, those included that were refused.
+            unit: The mean size of a request.
             wait_s: How long a request that comes now is expected to wait.
             workers: How many there are or will be soon.
         """
         self._count(now, arrivals)
-        self.needed = self.rate * self._unit / (_HEADROOM * self.capacity)
+        self.needed = self.rate * unit / (_HEADROOM * self.capacity)
         return self._steady.settled(now, ceil(self.needed) + (wait_s > self._slo_s), workers)
 
     @property
     def capacity(self) -> float:
         """Units per second that a worker serves within the SLO; infinity while nothing is known."""
-        cost = self._cost
-        if not cost.samples:
-            return inf
-        n = cost.limit if self._slo_s == inf else max(1, cost.largest_within(self._slo_s / _PER_SLO))
-        return n / cost.seconds(n)
+        n = self._limit
+        if self._slo_s < inf:
+            n = max(1, bisect_right(range(1, n + 1), self._slo_s / _PER_SLO, key=self._cost_s))
+        seconds = self._cost_s(n)
+        return n / seconds if seconds else inf
 
     def _count(self, now: float, arrivals: int) -> None:
         """Note how many requests have come, and by that how many come per second."""

@@ -1,7 +1,8 @@
 """The requests that wait in one stage: how they come, leave, expire and are dropped.
 
-A policy may be the user's, and raise. So it is told before anything is done to a request, or when
-all of that is done: whatever it raises, each request is in the queue, in a batch, or answered.
+The policy of a stage may be the user's, and is guarded here, once: what it raises goes to
+`on_fault`, and from then on the stage is served greedily, until its service ends. So nothing has to
+be undone, and nobody has to find out whose error it was.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from math import inf
 from carpool.core.batch import Expiry
 from carpool.core.quarantine import suspect
 from carpool.core.queue import Queue
-from carpool.policy.base import Policy, knows_lone_requests
+from carpool.policy.adapted import Adapted
+from carpool.policy.base import Policy, View
+from carpool.policy.greedy import Greedy
 from carpool.request import QUEUED, Request
 
 
@@ -29,12 +32,14 @@ class StageRequests:
             size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
 
     Attributes:
+        view: What the policy is asked with.
+        batch_limit: The policy's limit, as of its last decision or lesson.
+        on_fault: Is called with the stage's name and what its policy has raised, and may raise
+            that; the driver sets it. Without it what policies raise is raised.
         next_max_size: The most results that the next stage can ever take at once; the pipeline sets
             it.
         closing: Whether no request can join the queue any more, so that nothing is held back for
             company; the pipeline sets it.
-        retired: Whether all requests have been answered, and the policy is asked and told nothing
-            any more; the pipeline sets it.
         entered: How many requests have joined the queue.
         wake_at: When to ask again what to do although nothing happened; None for never.
         attention_at: No request expires and no worker hangs before this.
@@ -54,19 +59,53 @@ class StageRequests:
         self.policy = policy
         self.queue = queue
         self.stage = stage
+        self.view = View(queue)
+        try:
+            self.batch_limit = policy.limit
+        except BaseException:  # as its first decision will show once more
+            self.batch_limit = policy.max_batch_size or 1
+        self.on_fault: Callable[[str, BaseException], None] | None = None
         self.idempotent = idempotent
         self.weigh = weigh or _counts_for_one
         self.next_max_size = inf
-        self.closing = self.retired = False
+        self.closing = False
         self.entered = 0
         self.wake_at: float | None = None
         self.attention_at = inf
+        self._know(policy)
+
+    # -- the policy
+
+    def _know(self, policy: Policy) -> None:
+        """Note what a policy has to be told."""
         kind = type(policy)
-        self._policy_listens = (
-            kind.arrived is not Policy.arrived or kind.arrived_together is not Policy.arrived_together
-        )
-        self._policy_predicts = kind.predicted_wait_s is not Policy.predicted_wait_s
-        self._policy_knows_lone = knows_lone_requests(kind)
+        self._policy_listens = kind.arrived is not Policy.arrived
+        self._policy_learns = kind.learn is not Policy.learn
+        self._predictor = policy if isinstance(policy, Adapted) and policy.predicts else None
+
+    def _failed(self, error: BaseException) -> None:
+        """Serve greedily from now on, without the policy, as it has raised."""
+        if self.on_fault is None:
+            raise error
+        self.on_fault(self.name, error)
+        former, policy = self.policy, self._substitute()
+        policy.allowed_batch_sizes, policy.allowed_lengths = former.allowed_batch_sizes, former.allowed_lengths
+        policy.max_padded_size = former.max_padded_size
+        self.policy = policy
+        self._know(policy)
+
+    def _substitute(self) -> Policy:
+        """Return the policy of a stage of which the own one has raised."""
+        return Greedy(self.batch_limit)
+
+    def _tell(self, call: Callable[..., object], *about: object) -> None:
+        """Make a call of the policy that returns nothing."""
+        try:
+            call(*about)
+        except BaseException as error:
+            self._failed(error)
+
+    # -- requests come and go
 
     def enter(
         self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
@@ -89,14 +128,14 @@ class StageRequests:
         else:
             self.queue.push_alike(requests, nbytes)
         if self._policy_listens:
-            self.policy.arrived_together(now, requests)
+            self._tell(self.policy.arrived, now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
         known = [request for request in requests if not request.losses]  # the policy is not told of those in quarantine
         if known:
-            self.policy.arrived_together(now, known)
+            self._tell(self.policy.arrived, now, known)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
         """Let requests wait again, each to be run alone, as one of them may have killed its worker.
@@ -111,18 +150,18 @@ class StageRequests:
     def leave(self, now: float, request: Request) -> None:
         """Remove a queued request whose caller has gone; it is now done."""
         self.queue.remove(request)
-        self.policy.left(now, request)
+        self._tell(self.policy.left, now, request)
 
     def in_the_way(self, request: Request) -> list[Request]:
         """Return the requests that must give up their places to a new one, if the queue is full.
 
         A batch of each priority stays, or half of a queue that is smaller than two batches.
         """
-        return self.queue.in_the_way(request, max(1, int(min(self.policy.limit, self.queue.max_size / 2))))
+        return self.queue.in_the_way(request, max(1, int(min(self.batch_limit, self.queue.max_size / 2))))
 
     def displace(self, now: float, request: Request) -> None:
         """Remove a queued request for one of a higher priority; it is now done."""
-        self.policy.left(now, request)
+        self._tell(self.policy.left, now, request)
         self.queue.evict(request)
 
     def may_run_again(self, request: Request) -> bool:
@@ -142,26 +181,26 @@ class StageRequests:
                 next_due = request.due
         return late, next_due
 
-    def drop(self, now: float, requests: Sequence[Request]) -> None:
-        """Remove queued requests that are not to be served.
+    @property
+    def _whose_policy(self) -> str:
+        return f"policy {type(getattr(self.policy, 'former', self.policy)).__name__} of stage {self.name}"
 
-        Raises:
-            RuntimeError: The policy has named them, and they are not queued here.
-        """
+    def _check_queued(self, requests: Sequence[Request], what_it_does: str) -> None:
+        """Raise RuntimeError if some of the requests that the policy names cannot be taken."""
         if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.stage for r in requests):
-            raise RuntimeError(f"policy {type(self.policy).__name__} of stage {self.name} drops what is not queued")
+            raise RuntimeError(f"{self._whose_policy} {what_it_does} what is not queued")
+
+    def drop(self, now: float, requests: Sequence[Request]) -> None:
+        """Remove queued requests that are not to be served."""
         for request in requests:
-            self.policy.left(now, request)
+            self._tell(self.policy.left, now, request)
         for request in requests:
             self.queue.remove(request)
 
     def _expire_queued(self, now: float) -> list[Expiry]:
         """Remove the queued requests whose deadlines have passed."""
         waited = self.queue.expired(now)
-        for request in waited:
-            self.policy.left(now, request)
-        for request in waited:
-            self.queue.remove(request)
+        self.drop(now, waited)
         return [Expiry(request, None) for request in waited]
 
 

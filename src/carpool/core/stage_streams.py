@@ -10,7 +10,7 @@ from carpool.core.batch import Attention, Expiry
 from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.core.running_set import Order, RunningSet, stream_of
-from carpool.policy.steps import StepPolicy
+from carpool.policy.steps import GreedySteps, Stepped, StepPolicy
 from carpool.request import DONE, RUNNING, Request, Stream
 
 
@@ -257,11 +257,13 @@ class StageStreams(Batcher):
 
     # -- workers come and go
 
-    def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
+    def trained_steps(self, now: float, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Tell the policy of a warm-up, unless steps have been made already: those teach better."""
         if not self.steps:
-            self.policy.started(length, start_s)
-            self.policy.stepped(rows, step_s)
+            self._tell(self.policy.learn, now, Stepped(rows, step_s, length, start_s))
+
+    def _substitute(self) -> StepPolicy:
+        return GreedySteps(self.rows, self.policy.part_slo_s)
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take orders from now on."""
@@ -328,7 +330,7 @@ class StageStreams(Batcher):
         if running is not None:
             running.hear(now)
             running.given_up = ""
-            self.attention_at = min(self.attention_at, now + self.patience.least_s)
+            self.attention_at = min(self.attention_at, now + self.times.least_s)
 
     # -- what takes too long
 

@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from math import inf
 
-from carpool.core.batch import Attention, Batch, Expiry
-from carpool.core.batch_times import BatchTimes
+from carpool.core.batch import Attention, Batch, Expiry, LoneBatch, WarmUpBatch
 from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.levels import level_of
-from carpool.core.patience import Patience
 from carpool.core.places import Places
 from carpool.core.queue import Queue
 from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.core.stage_requests import StageRequests
+from carpool.core.times import Times
 from carpool.policy.base import Policy
 from carpool.policy.length_cost import padded
 from carpool.policy.shape import Knots
@@ -35,7 +34,7 @@ class StageWorkers(StageRequests):
         max_batch_time_s: A worker that spends longer in one call is taken to hang. Infinity if the
             user has not set it.
         patience_s: In that case, how long a call may go on that no caller waits for (see
-            `core/patience.py`).
+            `core/times.py`).
         idempotent: As for `StageRequests`.
         runs_ahead: Whether a worker may be handed its next batch before it is free. It has no
             effect where requests must not be run once more, since what lies with a worker that is
@@ -48,8 +47,7 @@ class StageWorkers(StageRequests):
             it is padded.
         safe_size: How much one call can hold before memory runs out, as far as it ever has: the sum
             of its sizes, or its padded size.
-        patience: How long a call may take.
-        times: How long batches take.
+        times: How long batches take, and may take.
         in_flight: The batch that each busy worker runs, by the worker's place.
         ahead: The batches that lie with a busy worker already, behind the one that it runs, by its
             place and in their order; at least one for each place that is named.
@@ -73,12 +71,11 @@ class StageWorkers(StageRequests):
         keyed: KeyedWorkers | None = None,
     ) -> None:
         super().__init__(name, policy, queue, stage=stage, idempotent=idempotent, weigh=weigh)
-        self.patience = Patience(max_batch_time_s, patience_s)
-        self.runs_ahead = policy.runs_ahead = runs_ahead and idempotent
+        self.runs_ahead = self.view.runs_ahead = runs_ahead and idempotent
         self.keyed = keyed
         self.limits_padded = queue.has_lengths
         self.safe_size = SafeSize(None if self.limits_padded else policy.allowed_batch_sizes)
-        self.times = BatchTimes()
+        self.times = Times(max_batch_time_s, patience_s, watches_gaps=self.runs_ahead)
         self.in_flight: dict[int, Batch] = {}
         self.ahead: dict[int, list[Batch]] = {}
         self._lying = 0  # how many batches that is
@@ -86,8 +83,9 @@ class StageWorkers(StageRequests):
         self.stray_replies = 0
         self.late_results = 0
         self._places = Places()
-        self._knots = Knots(policy.max_batch_size or policy.limit)  # sizes, about which others are
-        self._lone = padded(1, policy.allowed_batch_sizes) if policy.allowed_batch_sizes else 0  # of size 1
+        self._knots = Knots(policy.max_batch_size or self.batch_limit)  # sizes, about which others are
+        self._lone = LoneBatch(0, stage, 0, [], 1, "alone", 0.0)
+        self._lone.n = 1
         self.leaving = self._places.leaving
         self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
         self._running = 0
@@ -139,7 +137,7 @@ class StageWorkers(StageRequests):
         """Note that the caller of a request which a worker has is gone; it is now done."""
         request.state = DONE
         request.deadline = min(request.deadline, now)  # no caller waits for it from now on
-        self.attention_at = min(self.attention_at, request.deadline + self.patience.least_s)
+        self.attention_at = min(self.attention_at, request.deadline + self.times.least_s)
 
     # -- workers come and go
 
@@ -147,15 +145,10 @@ class StageWorkers(StageRequests):
         """Take the places for slots of one function, which come and go for each batch."""
         self._places.are_slots = True
 
-    def trained(self, n: int, size: int, busy_s: float) -> None:
+    def trained(self, now: float, n: int, size: int, busy_s: float, longest: int = 0) -> None:
         """Tell the policy of a warm-up, unless requests have run already: those teach better."""
         if not self._batch_ids:
-            self.policy.trained(n, size, busy_s)
-
-    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
-        """Tell the policy of a warm-up with examples of one length, as `trained` does."""
-        if not self._batch_ids:
-            self.policy.trained_at(n, longest, busy_s)
+            self._learn(now, WarmUpBatch(now, self.stage, n, size, longest, busy_s), 0)
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take batches from now on."""
@@ -215,7 +208,7 @@ class StageWorkers(StageRequests):
         if batch is not None:
             batch.call_started = now
             batch.given_up = ""
-            self.attention_at = min(self.attention_at, now + self.patience.least_s)
+            self.attention_at = min(self.attention_at, now + self.times.least_s)
 
     def ran_out_of_memory(
         self, place: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
@@ -280,30 +273,18 @@ class StageWorkers(StageRequests):
         batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id:
             return self._completed_ahead(place, batch_id, ids)
-        if ids == batch.ids:
-            # Fast path of `_completed_partly`, one reply for the whole batch: the same outcome, see
-            # tests/core/test_fast_paths.py.
+        if ids == batch.ids:  # mostly all are answered at once
             self._finish(now, batch, busy_s, ok)
             return batch.requests
-        return self._completed_partly(now, batch, ids, busy_s, ok)
-
-    def _completed_partly(
-        self, now: float, batch: Batch, ids: Sequence[int], busy_s: float, ok: bool
-    ) -> list[Request | None]:
-        """Pair answers with the requests that the worker owes, in any order, double or unknown."""
         owed = {request.id: request for request in batch.requests}
-        takers: list[Request | None] = []
-        for id in ids:
-            request = owed.pop(id, None)
-            if request is None:
-                self.stray_replies += 1
-            takers.append(request)
+        takers = [owed.pop(id, None) for id in ids]
+        self.stray_replies += takers.count(None)
         if not owed:
             self._finish(now, batch, busy_s, ok)
             return takers
         if len(owed) < len(batch.requests):  # perhaps no caller waits for the others
             batch.heard = now
-            self.attention_at = min(self.attention_at, now + self.patience.least_s)
+            self.attention_at = min(self.attention_at, now + self.times.least_s)
         self._running -= len(batch.requests) - len(owed)
         batch.requests = list(owed.values())
         batch.ids = list(owed)
@@ -330,25 +311,16 @@ class StageWorkers(StageRequests):
 
     def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
         """Note that a worker has answered all of its batch, and learn from it."""
-        took_s = now - batch.started
-        busy_s += batch.busy_s
-        if self.runs_ahead:
-            self.times.learn_deviation(busy_s)
-            self.times.learn_gap(took_s, busy_s, batch.ahead)
-        if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
-            ok = ok and batch.ok
+        batch.busy_s = busy_s = busy_s + batch.busy_s
+        batch.hop_s = self.times.learn(now - batch.started, busy_s, batch.n, batch.size, batch.ahead)
+        if not batch.requests[0].losses:  # in quarantine the policy does not decide
+            batch.ok = ok = ok and batch.ok
             if ok and batch.id > self._limited_since and self.safe_size.limit < inf:
                 memory = self.memory_of(batch)
                 if memory > self.safe_size.limit:
                     self.safe_size.fitted(memory)  # it was sent to find out whether more fits
-            policy = self.policy
-            policy.last_hop_s = hop_s = max(0.0, took_s - busy_s)
-            policy.hop_s += 0.1 * (hop_s - policy.hop_s)
-            policy.running, policy.gap_s = self._running, self.times.gap_s
-            policy.is_first_call = ok and self._is_first(batch)
-            if batch.longest:
-                policy.served(now, batch.n, batch.longest, batch.requests, busy_s, ok, batch.is_switch)
-            policy.completed(now, batch.n, batch.size, busy_s, ok)
+            if self._policy_learns:
+                self._learn(now, batch, self._running)
         del self.in_flight[batch.place]
         if self.keyed is not None:
             self.keyed.ended(batch.place)
@@ -358,12 +330,36 @@ class StageWorkers(StageRequests):
             self._begin(now, lying)
         elif not self.leaving or batch.place not in self.leaving:
             self._idle.append(batch.place)
-        if self.patience.learns:
-            self.patience.learn(batch.size, took_s)
-        self.times.learn(took_s)
+
+    def _learn(self, now: float, batch: Batch, running: int) -> None:
+        """Have the policy learn from a batch that is done."""
+        times, view = self.times, self.view
+        view.hop_s, view.gap_s, view.running = times.hop_s, times.gap_s, running
+        batch.judge = self._is_first
+        try:
+            self.policy.learn(now, batch)
+            self.batch_limit = self.policy.limit
+        except BaseException as error:
+            self._failed(error)
+
+    def learn_costs(self) -> None:
+        """Learn from now on what batches of each size take, unless the policy does."""
+        if type(self.policy).cost_s is Policy.cost_s:
+            self.times.learn_costs(self.batch_limit)
+
+    def cost_s(self, size: int) -> float:
+        """Return what a batch of `size` takes, its way included; 0 while that is not known."""
+        try:
+            seconds = self.policy.cost_s(size)
+        except BaseException as error:
+            self._failed(error)
+            seconds = None
+        return self.times.cost_s(size) if seconds is None else seconds
 
     def _is_first(self, batch: Batch) -> bool:
-        """Report whether a batch was the first one of about its size, and length, on its worker."""
+        """Note that a batch has run; report whether it was the first one of about its size on its
+        worker, and of about its length.
+        """
         counts, lengths, longest = self.policy.allowed_batch_sizes, self.policy.allowed_lengths, batch.longest
         size = padded(batch.n, counts) if counts else self._knots.nearest(batch.size)
         if longest:
@@ -379,7 +375,7 @@ class StageWorkers(StageRequests):
             del self.ahead[batch.place]
         self._lying -= 1
         batch.started = batch.call_started = batch.heard = now
-        self.attention_at = min(self.attention_at, now + self.patience.least_s)
+        self.attention_at = min(self.attention_at, now + self.times.least_s)
         self.in_flight[batch.place] = batch
 
     # -- what takes too long
@@ -404,14 +400,14 @@ class StageWorkers(StageRequests):
     def _why_given_up(self, now: float, began: float, unwanted_since: float, size: int) -> str:
         """Return why a call has gone on too long; else an empty text, and look again in time.
 
-        Its arguments are those of `Patience.until`.
+        Its arguments are those of `Times.until`.
         """
-        until = self.patience.until(began, unwanted_since, size)
+        until = self.times.until(began, unwanted_since, size)
         if until <= now:
-            return self.patience.why(began, unwanted_since, size)
+            return self.times.why(began, unwanted_since, size)
         self.attention_at = min(self.attention_at, until)
         return ""
 
     def hint(self, now: float, request: Request, started: float | None) -> str:
         """Return what else to tell a caller whose time is up, and whose request started then."""
-        return "" if started is None else self.patience.hint(now - started)
+        return "" if started is None else self.times.hint(now - started)

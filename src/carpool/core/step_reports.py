@@ -10,6 +10,7 @@ from carpool.core.quarantine import acquit
 from carpool.core.running_set import Part, RunningSet, SetReport, stream_of
 from carpool.core.stage_streams import StageStreams
 from carpool.errors import ModelError
+from carpool.policy.steps import Stepped
 from carpool.request import Request, Stream
 
 _LATEST: Final = 5.0  # paces; where a stream further behind its goal is counted from anew, as nothing can save it
@@ -37,8 +38,7 @@ class StepReports(StageStreams):
                 twice, or one that it was not given or that has ended. Nothing was done.
         """
         running = self._checked(report)
-        if not self.retired:
-            self._learn(report)
+        self._learn_report(now, report)
         parts: list[tuple[Request, object]] = []
         ended: list[tuple[Request, Part]] = []
         if report.ids and not self._take_plain(now, running, report.ids, report.values, parts):
@@ -69,15 +69,16 @@ class StepReports(StageStreams):
             raise ValueError(f"worker {report.place} of stage {self.name} has no streams {sorted(strangers)}")
         return running
 
-    def _learn(self, report: SetReport) -> None:
+    def _learn_report(self, now: float, report: SetReport) -> None:
         """Learn from the times of a report, and have the policy do so."""
-        policy, is_first = self.policy, self._places.is_first
-        if report.length:
-            policy.is_first_call = is_first(report.place, ("start", report.length.bit_length()))
-            policy.started(report.length, report.start_s)
-        if report.rows:
-            policy.is_first_call = is_first(report.place, self._knots.nearest(report.rows))
-            policy.stepped(report.rows, report.step_s)
+        rows, length = report.rows, report.length
+        if not rows and not length:
+            return
+        is_first, place = self._places.is_first, report.place
+        starts = length > 0 and is_first(place, ("start", length.bit_length()))
+        steps = rows > 0 and is_first(place, self._knots.nearest(rows))
+        self._tell(self.policy.learn, now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
+        if rows:
             self.steps += 1
             self.step_s += (report.step_s - self.step_s) * (0.2 if self.step_s else 1.0)
 
@@ -91,7 +92,7 @@ class StepReports(StageStreams):
     ) -> None:
         """Sort out what a worker says of its streams, and move on the times of those that go on."""
         members = running.members
-        pace_s = 0.0 if self.retired else self.policy.pace_s
+        pace_s = self._pace_s
         # without a goal, newcomers need not wait until a stream has caught up with what it has lost
         latest_s = _LATEST * pace_s if self.policy.part_slo_s else 0.0
         silence_until = now + self._silence_s
@@ -107,7 +108,7 @@ class StepReports(StageStreams):
                 parts.append((request, value))
                 stream.parts += 1
                 if stream.parts == 1:
-                    self.times.learn(now - stream.joined)
+                    self.times.learn_usual(now - stream.joined)
                 stream.heard = now
                 if not stream.is_paused:
                     due = stream.next_due
@@ -139,13 +140,13 @@ class StepReports(StageStreams):
         streams: list[Any] = [request.stream for request in requests]
         if True in [stream.is_collected for stream in streams]:
             return False
-        pace_s = 0.0 if self.retired else self.policy.pace_s
+        pace_s = self._pace_s
         oldest = now - _LATEST * pace_s if self.policy.part_slo_s else now
         until, attention_at = now + self._silence_s, self.attention_at
         for request, stream in zip(requests, streams, strict=True):
             stream.heard = now
             if not stream.parts:
-                self.times.learn(now - stream.joined)
+                self.times.learn_usual(now - stream.joined)
             stream.parts += 1
             if not stream.is_paused:
                 due = stream.next_due
@@ -159,6 +160,15 @@ class StepReports(StageStreams):
                 self._keep(stream, value)
         parts += zip(requests, values, strict=True)
         return True
+
+    @property
+    def _pace_s(self) -> float:
+        """How far apart the parts of a stream are due."""
+        try:
+            return self.policy.pace_s
+        except BaseException as error:
+            self._failed(error)
+            return self.policy.pace_s
 
     def _keep(self, stream: Stream, value: object) -> None:
         """Keep a part, so that the stream can go on from there."""
@@ -192,8 +202,8 @@ class StepReports(StageStreams):
 
     def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
         """Note which orders a worker has followed, and what follows from a step without a fault."""
-        if self.patience.learns and report.rows:
-            self.patience.learn(report.rows, now - running.heard)
+        if self.times.learns and report.rows:
+            self.times.learn_most(report.rows, now - running.heard)
         running.hear(now)
         running.seen = report.seen
         running.note_step(report)

@@ -26,7 +26,7 @@ The calls, which `core/pipeline.py` makes for drivers (events first, then what t
     worker_ready(place)                           # Pipeline.worker_ready(stage, place)
     worker_gone(now, place, unsent) -> Lost       # Pipeline.worker_lost, Pipeline.worker_left
     drain(place), is_empty(place)                 # Pipeline.drain(stage, place); see `Todo.drained`
-    trained_steps(rows, step_s, length, start_s)  # Pipeline.trained_steps(...); a warm-up
+    trained_steps(now, rows, step_s, length, start_s)  # Pipeline.trained_steps(...); a warm-up
     poll(now, refuse)                             # Pipeline.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
@@ -100,12 +100,9 @@ class Stepper(StepReports):
         Args:
             now: The time.
             refuse: The requests that cannot be in time are appended here, and why.
-
-        Raises:
-            RuntimeError: The policy asked for what is not possible.
         """
         self.wake_at = None
-        if not self.retired and self.queue.count:
+        if self.queue.count:
             self._refuse_late(now, refuse)
             self._let_in(now)
             due = self.queue.earliest_due
@@ -127,10 +124,23 @@ class Stepper(StepReports):
         Where nothing runs, one is let through all the same: what it takes may have been learned
         wrongly, and this is how that is noticed.
         """
+        try:
+            late = self._find_late(now)
+        except BaseException as error:
+            self._failed(error)
+            return
+        if late and not self._running:
+            del late[0]
+        if late:
+            self.drop(now, late)
+            refuse += [(request, TOO_LATE) for request in late]
+
+    def _find_late(self, now: float) -> list[Request]:
+        """Return the queued requests whose first parts cannot come in time any more."""
         queue, policy = self.queue, self.policy
         horizon = now + policy.first_part_s(self._longest)
         if queue.earliest_due >= horizon:
-            return
+            return []
         late: list[Request] = []
         has_one_lane = queue.lanes == 1
         for request in queue:
@@ -139,11 +149,7 @@ class Stepper(StepReports):
                     break
             elif not stream_of(request).parts and policy.is_late(now, request):
                 late.append(request)
-        if late and not self._running:
-            del late[0]
-        if late:
-            self.drop(now, late)
-            refuse += [(request, TOO_LATE) for request in late]
+        return late
 
     @property
     def _has_suspect_waiting(self) -> bool:
@@ -172,10 +178,13 @@ class Stepper(StepReports):
         heads = self._heads(running)
         if not heads:
             return 0
-        n = operator.index(self.policy.join(now, heads, running))
-        if not 0 <= n <= len(heads):
-            policy = type(self.policy).__name__
-            raise RuntimeError(f"policy {policy} of stage {self.name} has {n} of {len(heads)} requests join a set")
+        try:
+            n = operator.index(self.policy.join(now, heads, running))
+            if not 0 <= n <= len(heads):
+                raise RuntimeError(f"{self._whose_policy} has {n} of {len(heads)} requests join a set")
+        except BaseException as error:
+            self._failed(error)
+            n = len(heads)
         if not n and self.closing and not running.members:
             return len(heads)
         return n
@@ -275,7 +284,7 @@ class Stepper(StepReports):
             running.unfollowed.append(order)
         self.orders.append(order)
         running.to_leave, running.to_join = [], []
-        look_at = now + self.patience.least_s
+        look_at = now + self.times.least_s
         if look_at < self.attention_at:
             self.attention_at = look_at
 
@@ -287,7 +296,7 @@ class Stepper(StepReports):
         """
         if running.suspect is not None:
             return EVERY_STEP
-        if not self.queue.count or self.retired or not running.is_open:
+        if not self.queue.count or not running.is_open:
             return GO_ON
         if len(running.members) >= self.rows or self.step_s * _STOP_SHARE < _STOP_S:
             return ON_LEAVING

@@ -142,10 +142,7 @@ class Driver(LoopTurn):
         """Cancel a request, whose caller has gone."""
         self.recall()
         before = self.pipeline.cancelled
-        try:
-            self.pipeline.cancel(self.clock(), request)
-        except BaseException as error:
-            self._fail(error)
+        self.pipeline.cancel(self.clock(), request)
         if self.pipeline.cancelled > before:
             self.stats.cancelled_by_caller(request, self.clock())
         if not self._is_poll_due:
@@ -153,20 +150,14 @@ class Driver(LoopTurn):
 
     def suffice(self, request: Request) -> None:
         """End a stream of which the caller has all that it wants; it is told, as of any end."""
-        try:
-            self.pipeline.suffice(self.clock(), request)
-        except BaseException as error:
-            self._fail(error)
+        self.pipeline.suffice(self.clock(), request)
         if not self._is_poll_due:
             self._poll_soon()
 
     def pause(self, request: Request, is_paused: bool) -> None:
         """Take note that a caller wants no more parts for now, or wants them again."""
         now = self.clock()
-        try:
-            self.pipeline.pause(now, request, is_paused)
-        except BaseException as error:
-            self._fail(error)
+        self.pipeline.pause(now, request, is_paused)
         if self.stats.streams is not None:
             self.stats.streams.paused(now, request, is_paused)
         if not self._is_poll_due:
@@ -212,21 +203,14 @@ class Driver(LoopTurn):
             Whether a request is to blame (see `Pipeline.worker_lost`).
         """
         self.recall()
-        try:
-            blamed = self.pipeline.worker_lost(self.clock(), stage, place, unsent)
-        except BaseException as error:
-            self._fail(error)
-            return False
+        blamed = self.pipeline.worker_lost(self.clock(), stage, place, unsent)
         self.poll()
         return blamed
 
     def worker_left(self, stage: int, place: int) -> None:
         """Take note that a worker that was ready is gone, for which no request is to blame."""
         self.recall()
-        try:
-            self.pipeline.worker_left(self.clock(), stage, place)
-        except BaseException as error:
-            self._fail(error)
+        self.pipeline.worker_left(self.clock(), stage, place)
         self.poll()
 
     def spare(self, stage: int, place: int) -> None:
@@ -240,28 +224,17 @@ class Driver(LoopTurn):
 
     # -- what the workers teach
 
-    def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
-        """Learn from a warm-up call of `n` examples, whose sizes sum to `size`."""
-        self.recall()
-        try:
-            self.pipeline.trained(stage, n, size, busy_s)
-        except BaseException as error:
-            self._fail(error)
+    def trained(self, stage: int, n: int, size: int, busy_s: float, longest: int = 0) -> None:
+        """Learn from a warm-up call of `n` examples, whose sizes sum to `size`.
 
-    def trained_at(self, stage: int, n: int, longest: int, busy_s: float) -> None:
-        """Learn from a warm-up call of `n` examples of length `longest`."""
+        With `longest`, it was `n` times one example of that length.
+        """
         self.recall()
-        try:
-            self.pipeline.trained_at(stage, n, longest, busy_s)
-        except BaseException as error:
-            self._fail(error)
+        self.pipeline.trained(self.clock(), stage, n, size, busy_s, longest)
 
     def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Learn from a warm-up that has started `length` units of work and stepped `rows`."""
-        try:
-            self.pipeline.trained_steps(rows, step_s, length, start_s)
-        except BaseException as error:
-            self._fail(error)
+        self.pipeline.trained_steps(self.clock(), rows, step_s, length, start_s)
 
     def troubled(self, stage: int, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's batch, before its results come.

@@ -151,8 +151,7 @@ class BatchPool(WorkerPool):
         self.roster.finished_batch()
         busy_s, waited_s = frame.busy_s, frame.waited_s
         if self.count_calls is not None:
-            n = len(frame.ids)
-            self.count_calls(place, n, batch.size if n == batch.n else 0, busy_s)
+            self.count_calls(place, len(frame.ids))
         reply = Reply(self.stage, place, frame.batch_id, frame.ids, frame.payloads, errors, busy_s, waited_s)
         self._driver.completed(reply)
         if place in self._unsent:
@@ -207,7 +206,7 @@ class BatchPool(WorkerPool):
             for i, busy_s in decoded(payload, list[tuple[int, float]]):
                 if not 0 <= i < len(shapes) or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of shape {i} in {busy_s} s")
-                self._driver.trained_at(self.stage, shapes[i].n, shapes[i].length, busy_s)
+                self._driver.trained(self.stage, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
 
     def _heard_too_late(self, place: int, frame: Frame) -> None:
         """Count late results of a worker that was given up: others have its requests by now."""

@@ -271,7 +271,7 @@ class Lending:
         self._pipeline = driver.pipeline
         (self._batcher,) = driver.pipeline.batchers
         self._post = post
-        self._longest_s = min(_LONGEST_S, self._batcher.patience.least_s)
+        self._longest_s = min(_LONGEST_S, self._batcher.times.least_s)
         self._in_a_row = 0  # calls that have been alone
 
     def polled(self, todo: Todo) -> None:
@@ -347,15 +347,11 @@ class Lending:
         done = loan.done[:]  # from here on the thread of a call that is not in it can add to the loan's, in vain
         is_under_way = call is not _RECALLED and call not in done and _is_sent(call)
         unread = _take_turn(call) if is_under_way else b""
-        try:
-            self._account_for(loan.place, done)
-        finally:  # also where a policy raises
-            try:
-                if is_under_way:
-                    loan.bell.ring()
-                    self._take_over(call)
-            finally:
-                loan.worker.take_back(unread)
+        self._account_for(loan.place, done)
+        if is_under_way:
+            loan.bell.ring()
+            self._take_over(call)
+        loan.worker.take_back(unread)
 
     def _take_over(self, call: LentCall) -> None:
         """Have the pipeline know of a call that the worker has been sent."""
@@ -375,8 +371,8 @@ class Lending:
         if calls:
             self._pool.roster.finished_batch()
         if self._pool.count_calls is not None:
-            for call in calls:
-                self._pool.count_calls(place, 1, 1, call.busy_s)
+            for _ in calls:
+                self._pool.count_calls(place, 1)
 
 
 def _is_sent(call: LentCall) -> bool:

@@ -20,7 +20,7 @@ from carpool.core.running_set import SetReport
 from carpool.core.todo import Todo
 from carpool.drive.executor import DrainingExecutor, Executor, Lender, StepExecutor
 from carpool.drive.refusal_log import RefusalLog
-from carpool.drive.trouble import FAILED_FOR_S, stage_at_fault
+from carpool.drive.trouble import FAILED_FOR_S
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
 from carpool.logger import logger
@@ -48,6 +48,8 @@ class LoopTurn:
 
     def __init__(self, pipeline: Pipeline, stats: Stats, clock: Clock = monotonic) -> None:
         self.pipeline = pipeline
+        for batcher in pipeline.batchers:
+            batcher.on_fault = self._policy_raised
         self.stats = stats
         self.clock = clock
         self.executors: Sequence[Executor] = ()
@@ -66,7 +68,7 @@ class LoopTurn:
         # the service's life: each of these happens once, in whatever order
         self._started: asyncio.Future[None] = self.loop.create_future()
         self._failed: asyncio.Future[None] = self.loop.create_future()
-        self._has_policy_raised = False
+        self._has_raised = False
         self._drained: asyncio.Future[None] | None = None
         self._awaited: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # what is waited for
         self._has_stopped = False  # nothing is inside or will be: new requests are refused at once
@@ -96,10 +98,7 @@ class LoopTurn:
         if self._awaited:
             self._tell_awaited()
         if self.lender is not None and not self._is_poll_due:
-            try:
-                self.lender.polled(todo)
-            except BaseException as error:
-                self._fail(error)
+            self.lender.polled(todo)
 
     def _perform(self, todo: Todo) -> None:
         """Hand over batches, give up workers that hang and deliver answers."""
@@ -228,7 +227,7 @@ class LoopTurn:
         if self._is_handing_over:
             if not self._is_poll_due:
                 self._poll_soon()
-        elif batcher.queue.size >= batcher.policy.limit:
+        elif batcher.queue.size >= batcher.batch_limit:
             self.poll()
         elif not self._is_poll_due:
             if self.pipeline.waiting:
@@ -262,18 +261,12 @@ class LoopTurn:
         """Take back the worker that is lent to callers' threads, if one is."""
         if self.loan is not None:
             assert self.lender is not None
-            try:
-                self.lender.recall()
-            except BaseException as error:
-                self._fail(error)
+            self.lender.recall()
 
     def settle(self) -> None:
         """Make up the accounts of the calls that callers' threads have made with the worker."""
         if self.lender is not None:
-            try:
-                self.lender.settle()
-            except BaseException as error:
-                self._fail(error)
+            self.lender.settle()
 
     def took_over(self, batch: Batch) -> None:
         """Take note of a batch that its worker has had for a while."""
@@ -298,14 +291,27 @@ class LoopTurn:
         self.pipeline.abort(self.clock(), error)
         self.poll()
 
+    def _policy_raised(self, stage: str, error: BaseException) -> None:
+        """Have the service fail, as the policy of a stage has raised.
+
+        That is not done at once, since the pipeline is in the midst of something.
+        """
+        failure = self._failure(f"stage {stage} has failed: its policy raised", stage, error)
+        self.start_failed(StartupError(str(failure)))
+        if not self._has_stopped:
+            self.loop.call_soon(self._fail_once, failure)
+
     def _fail(self, error: BaseException) -> None:
-        """Fail the stage whose policy, which may be the user's, has raised while it decided."""
-        name = stage_at_fault(error)
-        what = f"stage {name} has failed: its policy raised" if name else "the service has failed: its pipeline raised"
-        about = {"model": self.stats.name, "stage": name, "code": "stage_failed"}
-        logger.critical("%s %s: %s", what, type(error).__name__, text_of(error), exc_info=error, extra=about)
-        if not self._has_policy_raised:
-            self._has_policy_raised = True
-            self.stage_failed(
-                Unavailable(f"{what} {type(error).__name__}", code="stage_failed", retry_after_s=FAILED_FOR_S)
-            )
+        """Fail the service, as its pipeline has raised."""
+        self._fail_once(self._failure("the service has failed: its pipeline raised", None, error))
+
+    def _failure(self, what: str, stage: str | None, error: BaseException) -> Unavailable:
+        """Log what was raised, and return the error of all requests inside."""
+        kind, about = type(error).__name__, {"model": self.stats.name, "stage": stage, "code": "stage_failed"}
+        logger.critical("%s %s: %s", what, kind, text_of(error), exc_info=error, extra=about)
+        return Unavailable(f"{what} {kind}", code="stage_failed", retry_after_s=FAILED_FOR_S)
+
+    def _fail_once(self, failure: Unavailable) -> None:
+        if not self._has_raised:
+            self._has_raised = True
+            self.stage_failed(failure)

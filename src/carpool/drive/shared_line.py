@@ -22,7 +22,7 @@ from carpool.core.line import Line, LoneWaiter
 from carpool.drive import reentry
 from carpool.drive.awaiting import AwaitedTickets
 from carpool.drive.reentry import Sleeper, would_deadlock
-from carpool.drive.trouble import FAILED_FOR_S, stage_at_fault
+from carpool.drive.trouble import FAILED_FOR_S
 from carpool.drive.wakeups import Sleep, ThreadWaiter, WakeQueue, WakeupLocks
 from carpool.errors import CarpoolError, Unavailable
 from carpool.foreign import text_of
@@ -50,6 +50,10 @@ class LoneCall(LoneWaiter):
 
     result: object
     error: Exception | None
+
+
+class PolicyRaised(Exception):
+    """The policy of a line has raised, and the line has failed for it."""
 
 
 class SharedLine:
@@ -82,6 +86,8 @@ class SharedLine:
     ) -> None:
         self._name = name
         self._batcher = batcher
+        batcher.on_fault = self._policy_raised
+        self._fault: BaseException | None = None  # what the policy has raised, until the line fails for it
         self._slots = slots
         self._slo_s = slo_s
         self._execution_lock = execution_lock
@@ -108,7 +114,7 @@ class SharedLine:
         """Return why the policy decides as it does."""
         self._check_owner()
         with self._lock:
-            return explained(self._batcher.policy, self._clock())
+            return explained(self._batcher.policy, self._clock(), self._batcher.times.hop_s)
 
     # -- forks
 
@@ -116,6 +122,8 @@ class SharedLine:
         """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
         closed = self._line.pipeline.closed_because
         self._batcher = batcher
+        batcher.on_fault = self._policy_raised
+        self._fault = None
         self._line = Line(batcher, self._slots, self._slo_s)
         self._counts = CallCounts()
         if closed is not None:
@@ -182,13 +190,13 @@ class SharedLine:
     def _give_up(self, slot: int) -> None:
         with self._lock:
             self._line.give_up(slot)
-            woken = self._wake_queue.add(self._line.wake)
+            woken = self._to_wake()
         self._wake_queue.wake(woken)
 
     def _stop_waiting(self, waiter: ThreadWaiter) -> None:
         with self._lock:
             self._line.stop_waiting(waiter)
-            woken = self._wake_queue.add(self._line.wake)
+            woken = self._to_wake()
         self._wake_queue.wake(woken)
 
     def _leave(self, waiter: ThreadWaiter | LoneCall, error: Exception, thread: int | None) -> bool:
@@ -199,7 +207,7 @@ class SharedLine:
                 request.error = error
             waiter.pending = 0
             self._line.wake.append(waiter)  # other threads may wait for it too
-            self._wake_queue.add(self._line.wake)
+            self._to_wake()
         self._wake_queue.wake_everybody()  # it might have been this thread's turn to wake the next one
         return bool(unanswered)
 
@@ -207,25 +215,37 @@ class SharedLine:
         with self._lock:
             self._line.close(error)
             self._line.wait_for_end(waiter)
-            woken = self._wake_queue.add(self._line.wake)
+            woken = self._to_wake()
         self._wake_queue.wake(woken)
 
     # -- what goes wrong
 
-    def _fail_for_policy(self, error: BaseException) -> bool:
-        """Fail the line, with all requests in it, if it is the policy that raised `error`.
+    def _policy_raised(self, stage: str, error: BaseException) -> None:
+        """Take note of what the policy has raised, but for KeyboardInterrupt, which is Ctrl-C."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        self._fault = error
 
-        Returns:
-            Whether it is. A KeyboardInterrupt is taken for Ctrl-C, wherever it was raised.
+    def _to_wake(self) -> int:
+        """Take over whom the line wants to be woken, and return how many; its lock is held.
+
+        Raises:
+            PolicyRaised: The policy has raised meanwhile, and the line has failed for it.
         """
-        if isinstance(error, KeyboardInterrupt) or stage_at_fault(error) is None:
-            return False
+        error, self._fault = self._fault, None
+        if error is None:
+            return self._wake_queue.add(self._line.wake)
         what = f"{self._name} has failed: its policy raised {type(error).__name__}"
         logger.critical("%s: %s", what, text_of(error), exc_info=error)
-        with self._lock:
-            failure = Unavailable(what, code="stage_failed", retry_after_s=FAILED_FOR_S)
-            self._line.fail(self._clock(), failure, get_ident())
-            self._wake_queue.add(self._line.wake)
+        failure = Unavailable(what, code="stage_failed", retry_after_s=FAILED_FOR_S)
+        self._line.fail(self._clock(), failure, get_ident())
+        self._wake_queue.add(self._line.wake)
+        raise PolicyRaised
+
+    def _has_failed(self, error: BaseException) -> bool:
+        """Report whether an error says that the line has failed; then all others are woken."""
+        if not isinstance(error, PolicyRaised):
+            return False
         self._wake_queue.wake_everybody()
         return True
 

@@ -116,7 +116,7 @@ class StepPool(WorkerPool):
         if report.stepped or report.started:
             self.roster.finished_batch()
             if self.count_calls is not None:
-                self.count_calls(place, 1, 0, report.step_s)
+                self.count_calls(place, 1)
         length = self._length_started(place, frame.batch_id)
         done = (report.stepped, report.step_s, length, report.start_s)
         try:

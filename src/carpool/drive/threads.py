@@ -86,10 +86,10 @@ class LineDriver(SharedLine):
         try:
             with self._lock:
                 self._line.join(now, requests)
-                woken = wake_queue.add(self._line.wake)
+                woken = self._to_wake()
             wake_queue.wake(woken)
         except BaseException as error:
-            if not self._fail_for_policy(error):  # the thread was interrupted
+            if not self._has_failed(error):  # the thread was interrupted
                 wake_queue.wake_everybody()
                 raise
         return waiter
@@ -150,8 +150,8 @@ class LineDriver(SharedLine):
             self._finish_alone(line, lone, outcome)
         except BaseException as error:
             if line is self._line:
-                if self._fail_for_policy(error):
-                    return _with_answer(lone) if lone.requests else None
+                if self._has_failed(error):  # after the call
+                    return _with_answer(lone) if lone.requests else lone
                 if line.lone is lone or lone.requests:
                     self.leave(lone, self._interrupted(), thread)
             raise
@@ -185,7 +185,7 @@ class LineDriver(SharedLine):
         try:
             return self._leave(waiter, error, thread)
         except BaseException as fault:
-            if not self._fail_for_policy(fault):
+            if not self._has_failed(fault):
                 raise
             return True
 
@@ -202,7 +202,7 @@ class LineDriver(SharedLine):
         try:
             self._close(error, waiter)
         except BaseException as fault:
-            if not self._fail_for_policy(fault):
+            if not self._has_failed(fault):
                 raise
             self._close(error, waiter)  # from now on the policy is not asked
         self.wait(waiter, run)
@@ -237,7 +237,7 @@ class LineDriver(SharedLine):
             except BaseException as error:
                 _sleeping.pop(get_ident(), None)
                 if line is self._line:
-                    if self._fail_for_policy(error):
+                    if self._has_failed(error):
                         continue
                     shown = error if isinstance(error, CarpoolError) else self._interrupted()
                     self.leave(waiter, shown, get_ident())
@@ -258,7 +258,7 @@ class LineDriver(SharedLine):
                 sleep = self._prepare_sleep(now, waiter, until)
             elif slot == LEADS:
                 raise self._called_in_between()
-            woken = self._wake_queue.add(self._line.wake)
+            woken = self._to_wake()
         self._wake_queue.wake(woken)
         if sleep is not None:
             self._sleep(sleep)
@@ -279,7 +279,7 @@ class LineDriver(SharedLine):
                 batch = line.take_batch(now, slot)
                 if batch is None:
                     sleep = self._prepare_sleep(now, waiter, until)
-                woken = self._wake_queue.add(self._line.wake)
+                woken = self._to_wake()
             self._wake_queue.wake(woken)
             if batch is not None:
                 outcome = self._call([request.item for request in batch.requests], run)
@@ -347,7 +347,7 @@ class LineDriver(SharedLine):
             counts.compute_s += outcome.busy_s
             line.finished(now, batch, outcome.results, outcome.errors, outcome.busy_s)
             counts.answered(requests, now)
-            woken = self._wake_queue.add(line.wake)
+            woken = self._to_wake()
         self._wake_queue.wake(min(woken, 1))
 
     def _finish_alone(self, line: Line, lone: LoneCall, outcome: BatchOutcome) -> None:
@@ -366,6 +366,8 @@ class LineDriver(SharedLine):
                 self._counts.alone_s += now - lone.began
                 if errors is not None:
                     self._counts.alone_failed_s += now - lone.began
+                if self._fault is not None:
+                    self._to_wake()
                 return
         if lone.batch is not None:
             self._finish(line, lone.batch, outcome)

@@ -1,8 +1,7 @@
-"""What drivers do about trouble: make batches smaller, and name a stage that has failed."""
+"""What drivers do about trouble in batches: they make batches smaller."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -65,15 +64,3 @@ def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
         if each.ran_out and not batcher.limits_padded:  # else the lengths matter, which it does not say
             tried = min(map(len, each.ran_out))
             batcher.safe_size.ran_out(tried, max([n for n in map(len, each.fitted) if n < tried], default=0))
-
-
-def stage_at_fault(error: BaseException) -> str | None:
-    """Return the name of the stage whose policy raised `error`; None if no policy did.
-
-    Policies are called by batchers only, so the traceback shows it.
-    """
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, Batcher):
-            return caller.name
-    return None

@@ -64,8 +64,9 @@ class StageUpkeep:
     def scale_between(self, least: int, most: int) -> None:
         """Have the number of workers follow the load from now on."""
         slo_s = self._driver.pipeline.slo_s
-        self.scaler = Scaler(least, most, self._batcher.policy.limit, slo_s)
-        self._pool.count_calls = self._count_calls
+        batcher = self._batcher
+        batcher.learn_costs()
+        self.scaler = Scaler(least, most, batcher.batch_limit, slo_s, batcher.cost_s)
 
     @property
     def is_needed(self) -> bool:
@@ -91,11 +92,9 @@ class StageUpkeep:
             if task is not None:
                 task.cancel()
 
-    def _count_calls(self, place: int, n: int, size: int, busy_s: float) -> None:
+    def _count_calls(self, place: int, n: int) -> None:
         if self._recycling is not None:
             self._recycling.called(place, n if self._is_single else 1)
-        if self.scaler is not None and size:
-            self.scaler.completed(n, size, busy_s + self._batcher.policy.hop_s)
 
     # -- how many
 
@@ -103,7 +102,8 @@ class StageUpkeep:
         """Have workers added or taken away as the load asks for it."""
         have = len(self._pool.roster.established) + len(self._coming)
         wait_s = self._batcher.predicted_wait_s(now, self._batcher.queue.size)
-        wanted = scaler.wanted(now, self._driver.pipeline.offered(self._pool.stage), wait_s, have)
+        offered, unit = self._driver.pipeline.offered(self._pool.stage), self._batcher.times.unit
+        wanted = scaler.wanted(now, offered, unit, wait_s, have)
         if wanted == have or (now < self._resume_at if wanted > have else self._is_busy_scaling):
             return
         about = {"model": self._driver.stats.name, "stage": self._pool.name}

@@ -329,7 +329,7 @@ class VirtualDriver:
         """
         is_idle = not self._has_news and not self.pipeline.waiting
         self._notice()
-        if self._turn_s and (is_idle or batcher.queue.size >= batcher.policy.limit):
+        if self._turn_s and (is_idle or batcher.queue.size >= batcher.batch_limit):
             self._poll(self.clock.now)
 
 

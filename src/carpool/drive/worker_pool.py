@@ -66,9 +66,8 @@ class WorkerPool:
         name: The stage's.
         roster: The stage's.
         turnover: Has workers of the stage come and go.
-        count_calls: Called with the place of a worker, how many requests it has answered, the size
-            of the batch if these were all of it, else 0, and the seconds that it took; None if
-            nothing counts them.
+        count_calls: Called with the place of a worker and how many requests it has answered; None
+            if nothing counts them.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class WorkerPool:
         self._lost_at: dict[int, float] = {}  # when the last one that had been ready was lost
         self._low: dict[int, LowPriority] = {}  # of those that load while others serve
         self.turnover = Turnover(stage, roster, driver, self._workers, driver.start_workers, self._about)
-        self.count_calls: Callable[[int, int, int, float], None] | None = None
+        self.count_calls: Callable[[int, int], None] | None = None
 
         # requests that were with a worker which fell silent
         self._fell_silent_with: list[Request] = []
@@ -302,7 +301,7 @@ class WorkerPool:
         if work is None:
             return  # it has just been lost
         why = work.given_up
-        slow = self._batcher.patience.learns and work.unwanted_since < inf  # no limit was set, and no caller waits
+        slow = self._batcher.times.learns and work.unwanted_since < inf  # no limit was set, and no caller waits
         logger.error("worker %s hangs and is given up: %s", self._label(place), why, extra=self._about(place))
         if not self.roster.places[place].is_guest:
             self._lost_at.setdefault(place, self._driver.clock())

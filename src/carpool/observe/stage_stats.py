@@ -209,7 +209,7 @@ class StageStats:
         self._last_reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
-            why = explained(self.batcher.policy, batch.started)
+            why = explained(self.batcher.policy, batch.started, self.batcher.times.hop_s)
             logger.debug("stage %s: a batch of %d goes (%s); %s", self.name, batch.n, batch.reason, why)
 
     @property
@@ -264,14 +264,22 @@ class StageStats:
             unsplit_batches=self.unsplit_batches,
             out_of_memory=self.out_of_memory,
             safe_batch_size=self.safe_batch_size,
-            policy=explained(self.batcher.policy, now),
+            policy=explained(self.batcher.policy, now, self.batcher.times.hop_s),
             elsewhere={place: hello.whereabouts for place, hello in sorted(self.elsewhere.items())},
         )
 
 
-def explained(policy: Policy, now: float) -> dict[str, Any]:
-    """Return what a policy says about its decisions, or the error that it raises when asked."""
+def explained(policy: Policy, now: float, hop_s: float = 0.0) -> dict[str, Any]:
+    """Return what a policy says about its decisions, or the error that it raises when asked.
+
+    Args:
+        policy: The policy.
+        now: The time.
+        hop_s: Smoothed seconds of the way of its batches to the worker and back.
+    """
     try:
-        return dict(policy.explain(now))
+        told = dict(policy.explain(now))
     except BaseException as error:  # the policy may be the user's; a look at it must do no harm
         return {"policy": name_of(policy), "error": f"{type(error).__name__}: {text_of(error)}"}
+    told.setdefault("hop_s", hop_s)
+    return told

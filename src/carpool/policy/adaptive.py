@@ -35,7 +35,7 @@ from typing import NamedTuple
 from carpool.policy.adaptive_learning import COLD
 from carpool.policy.adaptive_lengths import AdaptiveLengths
 from carpool.policy.backlog import Pace
-from carpool.policy.base import NOTHING, Decision, QueueView
+from carpool.policy.base import NOTHING, Decision, QueueView, View
 from carpool.policy.candidates import Candidates
 from carpool.policy.due_plan import DuePlan
 from carpool.request import Request
@@ -74,67 +74,61 @@ class Adaptive(AdaptiveLengths):
         max_queue_delay_s: As for every policy; it bounds how long clients are waited for.
     """
 
-    # -- a request that no other shares the stage with
-
-    def lets_go(self, slack_s: float) -> bool:
+    @property
+    def lone_slack_s(self) -> float:
         cost = self.cost
         if cost.samples < COLD or (not self._is_trifling and self._gather.window_s):
-            return False
+            return inf
         if self._observation is not None and self._next_has_gone:
-            return False  # it is learned from when something arrives, and may change all this
-        margin = cost.margin
-        return slack_s >= cost.longest_s * margin or slack_s >= cost.seconds(1) * margin
-
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Fast path of `arrived`, `decide`, `completed`; see tests/batch_function/test_alone.py."""
-        self._arrivals.add(began, 1)
-        if self._unit != 1.0:
-            self._unit += 0.02 * (1.0 - self._unit)
-        self._backlog.calm()
-        self._backlog.drained()
-        self._waiting, self._busy, self._next_has_gone = 0, 1, True
-        self._rule = "free" if self.limit > 1 else "full"
-        self.completed(now, 1, 1, busy_s, ok)
+            return inf  # it is learned from when something arrives, and may change all this
+        return cost.shortest_s * cost.margin
 
     # -- what to do
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        self._view = view
+        if view.free_in_s is not None:
+            return self._ahead(view, view.free_in_s)
+        now, queue, free, busy = view.now, view.queue, view.free, view.busy
         waiting = self._waiting = len(queue)
         if not free or not waiting:
             return NOTHING
         is_easy = self._is_trifling or (waiting == 1 and not busy and not self._gather.window_s)
-        if is_easy and self._has_time(now, queue):
+        if is_easy and self._has_time(view):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
-        elif queue.by_length and (composed := self._composed(now, queue, free, busy)) is not None:
+        elif queue.by_length and (composed := self._composed(view)) is not None:
             decision = composed
         elif self.cost.samples < COLD:
             decision = self._cold(now, queue)
         else:
             self._chooser.refresh()
-            decision = self._unhurried(now, queue, free, busy) or self._warm(now, queue, free, busy)
+            decision = self._unhurried(view) or self._warm(view)
         self._busy = busy
         if decision.take:
             self._busy += 1
             self._note_gone(decision, queue)
         return decision
 
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        """Take the best size for all that wait, if none is in a hurry and none is to be refused.
+    def _ahead(self, view: View, free_in_s: float) -> Decision:
+        """Return what goes to a busy worker.
+
+        That is the best size for all that wait, if none is in a hurry and none is to be refused.
 
         What comes until the worker is free could not join the batch, or would save less than the
         worker loses while it is idle, so nothing is lost; in all other cases `decide` is to judge
         by what waits then.
         """
+        now, queue = view.now, view.queue
         cost, chooser, waiting = self.cost, self._chooser, queue.size
-        if cost.samples < COLD or self._backlog.overloaded_since is not None or self._composes(queue):
+        if cost.samples < COLD or self._backlog.overloaded_since is not None or self._composes(view):
             return NOTHING
         chooser.refresh()
         most = self.limit if self._is_trifling else chooser.most(waiting)
         n = min(waiting, most)
-        slack_s = queue.earliest_due - now - free_in_s - self.onward_s
+        slack_s = queue.earliest_due - now - free_in_s - view.onward_s
         if (
-            (n < most and not self._is_as_good(n, most, self.running + len(queue)))
+            (n < most and not self._is_as_good(view, n, most))
             or slack_s < self._drain_s(waiting, most) * cost.margin  # else some may have to be refused
             or not (self._is_trifling or self._is_best(now, waiting, n))
             or self._fair_share(now, waiting, most, self._busy) < n  # another worker may be free before this one
@@ -153,17 +147,17 @@ class Adaptive(AdaptiveLengths):
         seconds = self.cost.seconds(most)
         return seconds + waiting // most * (seconds - self._chooser.overlapping_s(most))
 
-    def _is_as_good(self, n: int, most: int, inside: int) -> bool:
+    def _is_as_good(self, view: View, n: int, most: int) -> bool:
         """Report whether a batch of `n` ahead serves as many a second as one of `most` that is not.
 
         The worker is idle before the latter. No other request may come before; and there are at
         most twice as many batches, as each of them is work for the service, too.
         """
-        if self._is_trifling or 2 * n < most or not self._inside.are_all(inside):
+        if self._is_trifling or 2 * n < most or not self._inside.are_all(view.running + len(view.queue)):
             return False
-        cost, hop_s = self.cost, self.hop_s  # which is in the cost, unless that is of a warm-up
+        cost, hop_s = self.cost, view.hop_s  # which is in the cost, unless that is of a warm-up
         in_worker_s = max(0.0, cost.seconds(n) - hop_s), max(0.0, cost.seconds(most) - hop_s)
-        return in_worker_s[0] * most <= (in_worker_s[1] + self.gap_s) * n
+        return in_worker_s[0] * most <= (in_worker_s[1] + view.gap_s) * n
 
     def _is_best(self, now: float, waiting: int, n: int) -> bool:
         """Report whether the best batch for all that wait, of up to `n`, is one of `n`."""
@@ -179,18 +173,18 @@ class Adaptive(AdaptiveLengths):
         self._rule = decision.reason
         self._waiting -= round(decision.take / self._unit) if queue.weighted else decision.take
 
-    def _has_time(self, now: float, queue: QueueView) -> bool:
+    def _has_time(self, view: View) -> bool:
         """Report whether all that waits can go without more ado, as no request is in a hurry.
 
         It is asked for a lone request on an idle server, and for trifles.
         """
-        cost = self.cost
+        cost, queue = self.cost, view.queue
         if cost.samples < COLD:
             return False
         self._backlog.calm()
         if queue.size <= cost.limit:
             self._backlog.drained()
-        slack_s = queue.earliest_due - now - self.onward_s
+        slack_s = queue.earliest_due - view.now - view.onward_s
         return slack_s >= cost.longest_s * cost.margin or (
             slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
         )
@@ -203,11 +197,12 @@ class Adaptive(AdaptiveLengths):
             return Decision(drop=late)
         return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
 
-    def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def _warm(self, view: View) -> Decision:
         """Decide by what was learned: rules 2 to 7 of the list above, one after the other."""
+        now, queue, free, busy = view.now, view.queue, view.free, view.busy
         cost, chooser = self.cost, self._chooser
         left = Candidates(queue)
-        at = now + self.onward_s  # an answer takes this much longer than its batch
+        at = now + view.onward_s  # an answer takes this much longer than its batch
         self._drop_hopeless(left, at, chooser.most(left.size))
         if not left.size:
             return self._hopeless(left, at - now + cost.seconds(1))
@@ -232,16 +227,17 @@ class Adaptive(AdaptiveLengths):
             return Decision(drop=left.dropped, wake_at=until)
         return self._sized(at, left, most, share, load)
 
-    def _unhurried(self, now: float, queue: QueueView, free: int, busy: int) -> Decision | None:
+    def _unhurried(self, view: View) -> Decision | None:
         """Fast path of `_warm`: the same outcome, see tests/policy/test_adaptive.py.
 
         It answers where all have time, nothing is refused, and the batch takes all that it may.
         None in all other cases, which take more thought.
         """
+        now, queue, free = view.now, view.queue, view.free
         cost, chooser = self.cost, self._chooser
         waiting, due = queue.size, queue.earliest_due
         most = chooser.most(waiting)
-        slack_s = due - now - self.onward_s
+        slack_s = due - now - view.onward_s
         if (
             queue.lanes > 1
             or slack_s < cost.longest_s * cost.margin
@@ -251,7 +247,7 @@ class Adaptive(AdaptiveLengths):
             return None
         if waiting <= most:
             self._backlog.drained()
-        share = self._fair_share(now, waiting, most, free + busy)
+        share = self._fair_share(now, waiting, most, free + view.busy)
         n = min(waiting, share)
         if not chooser.takes_all(waiting, n, chooser.capacity * cost.bias):
             return None
@@ -293,10 +289,10 @@ class Adaptive(AdaptiveLengths):
         pace = Pace(min(load.short, load.long), load.capacity, load.workers, most, cost.seconds(most), cost.cv)
         urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
         if pace.arriving > pace.capacity:
-            left.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self.onward_s, self.overload))
+            left.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self._onward_s, self.overload))
             urgent = left.due_by(now + 1.001 * slo_s)
         spare = self._backlog.look(now, urgent, pace._replace(arriving=load.long), slo_s)
-        edge_s = self.onward_s + pace.surely_s
+        edge_s = self._onward_s + pace.surely_s
         if spare and edge_s < slo_s:  # else all are at the edge when they come
             left.drop_first(spare, due_by=now + edge_s)
 

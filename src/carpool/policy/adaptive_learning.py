@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from carpool.policy.arrivals import Arrivals
 from carpool.policy.backlog import Backlog
-from carpool.policy.base import Policy, QueueView
+from carpool.policy.base import DoneBatch, Policy, QueueView, View
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.compose import Composer
 from carpool.policy.cost import CostModel
@@ -67,6 +67,7 @@ class AdaptiveLearning(Policy):
         self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
         self._busy = 0  # workers, after the last decision
         self._rule = "cold"
+        self._view: View | None = None  # of the stage, once it has asked
         self._is_trifling = False  # whether the last batch was very short
         self._to_skip = 0  # how many of the next batches to skip when learning
         self._length_cost: LengthCost | None = None  # where requests have lengths
@@ -81,15 +82,7 @@ class AdaptiveLearning(Policy):
 
     # -- what happened
 
-    def arrived(self, now: float, request: Request) -> None:
-        self._arrivals.add(now, 1)
-        self._waiting += 1
-        if request.size != 1 or self._unit != 1.0:
-            self._unit += 0.02 * (request.size - self._unit)
-        if self._observation is not None and self._next_has_gone:
-            self._learn()
-
-    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
         n = len(requests)
         self._arrivals.add(now, n)
         self._waiting += n
@@ -97,7 +90,7 @@ class AdaptiveLearning(Policy):
         if size != n or self._unit != 1.0:
             self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
         if self._observation is not None and self._next_has_gone:
-            self._learn()
+            self._learn_observed()
 
     def left(self, now: float, request: Request) -> None:
         self._waiting -= 1
@@ -107,16 +100,24 @@ class AdaptiveLearning(Policy):
     def _left_composer(self, now: float, request: Request) -> None:
         """Count a request among those not answered in time, if that is why it leaves."""
         assert self._composer is not None and self._length_cost is not None
-        if request.due < now + self.onward_s + self._length_cost.seconds(1, request.length):
+        if request.due < now + self._onward_s + self._length_cost.seconds(1, request.length):
             self._composer.answered(request, False)
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        was_trifling = self._is_trifling
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if done.is_warm_up:
+            self._learn_warm_up(done)
+            return
+        if done.longest:
+            self._learn_lengths(now, done)
+        elif done.is_alone:
+            self._note_lone(done.started)
+        was_trifling, busy_s, size = self._is_trifling, done.busy_s, done.size
         if was_trifling and self._to_skip and busy_s < _TRIFLE_S:
             self._to_skip -= 1
             return
+        is_first = done.is_first  # of all batches but trifles, or a later one would seem to be
         if self._observation is not None:
-            self._learn()  # from the batch before, for which there was no better time
+            self._learn_observed()  # the batch before, for which there was no better time
         cost = self.cost
         if cost.limit != self.limit:
             self._learn_from_scratch()
@@ -125,7 +126,7 @@ class AdaptiveLearning(Policy):
         is_novel = not is_known or cost.measured(size) < _NOVEL
         self._is_trifling = is_known and busy_s < _TRIFLE_S and not self._hop_cost.share
         if is_novel or not self._to_skip:
-            self._observe(now, n, size, busy_s, ok)
+            self._observe(now, done, is_first)
             self._to_skip = self._worth_skipping(size, busy_s) if is_known else 0
         elif was_trifling and not self._is_trifling:
             self._to_skip = 0
@@ -134,21 +135,34 @@ class AdaptiveLearning(Policy):
         if self._is_trifling:
             self._gather.stop()
         else:
-            self._gather.completed(now, n)
-            self._inside.note(self.running + self._waiting, max(1, self._busy))
+            self._gather.completed(now, done.n)
+            running = done.n if self._view is None else self._view.running
+            self._inside.note(running + self._waiting, max(1, self._busy))
         self._next_has_gone = False
         if is_novel:
-            self._learn()  # the next decision depends on it
+            self._learn_observed()  # the next decision depends on it
 
-    def _observe(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+    def _note_lone(self, began: float) -> None:
+        """Note what `arrived` and `decide` would, of a request that went without a question.
+
+        Fast path of both: see tests/batch_function/test_alone.py.
+        """
+        self._arrivals.add(began, 1)
+        if self._unit != 1.0:
+            self._unit += 0.02 * (1.0 - self._unit)
+        self._backlog.calm()
+        self._backlog.drained()
+        self._waiting, self._busy, self._next_has_gone = 0, 1, True
+        self._rule = "free" if self.limit > 1 else "full"
+
+    def _observe(self, now: float, done: DoneBatch, is_first: bool) -> None:
         """Note what is to be learned from a batch that has just been completed."""
         before = None
+        n, size = done.n, done.size
         if not self._is_trifling:
             before = self._gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
-        learned_s = busy_s if ok else None
-        self._observation = _Observation(
-            size, learned_s, self.hop_s, self.last_hop_s, before, size / n, self.is_first_call
-        )
+        learned_s = done.busy_s if done.ok else None
+        self._observation = _Observation(size, learned_s, self._hop_s, done.hop_s, before, size / n, is_first)
 
     def _worth_skipping(self, size: int, busy_s: float) -> int:
         """Return how many batches not to learn from, after one that has taken `busy_s`.
@@ -161,7 +175,7 @@ class AdaptiveLearning(Policy):
             return 0
         return int((_LEARN_FROM_TRIFLES_EVERY_S if self._is_trifling else _LEARN_EVERY_S) / usual_s)
 
-    def _learn(self) -> None:
+    def _learn_observed(self) -> None:
         """Learn from the batch that was observed last, if that has not been done.
 
         The best time for it is once the next batch has gone, since its worker may be idle until
@@ -186,7 +200,7 @@ class AdaptiveLearning(Policy):
 
         It is 0 where no batch may go ahead, as then no way overlaps with anything.
         """
-        if not self.runs_ahead:
+        if self._view is None or not self._view.runs_ahead:
             return 0.0
         hop, chooser, clients = self._hop_cost, self._chooser, self._gather.clients * self._unit
         most, size = min(clients, self.limit), observed.size
@@ -196,42 +210,33 @@ class AdaptiveLearning(Policy):
         chooser.hop_share, chooser.hop_unit_s, chooser.clients = share, hop.unit_s, clients
         return share
 
-    def served(
-        self,
-        now: float,
-        n: int,
-        longest: int,
-        requests: Sequence[Request],
-        busy_s: float,
-        ok: bool,
-        is_switch: bool = False,
-    ) -> None:
+    def _learn_lengths(self, now: float, done: DoneBatch) -> None:
         """Learn what a batch costs by its longest, and which lengths are answered in time."""
         composer = self._composing_with()
         composer.batch_gone()
-        done = now + self.onward_s
-        for request in requests:
-            composer.answered(request, done <= request.due)
+        at = now + self._onward_s
+        for request in done.requests:
+            composer.answered(request, at <= request.due)
         cost = self._length_cost
-        if not ok or cost is None:
+        if not done.ok or cost is None:
             return
-        if is_switch and cost.samples >= COLD:
-            if not self.is_first_call:
-                cost.learn_switch(n, longest, busy_s + self.hop_s)
+        seconds = done.busy_s + self._hop_s
+        if done.is_switch and cost.samples >= COLD:
+            if not done.is_first:
+                cost.learn_switch(done.n, done.longest, seconds)
         else:
-            cost.add(n, longest, busy_s + self.hop_s, self.is_first_call)
+            cost.add(done.n, done.longest, seconds, done.is_first)
 
-    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
-        """Learn from a batch of the warm-up by its longest."""
-        self._composing_with()
-        assert self._length_cost is not None
-        self._length_cost.add(n, longest, busy_s)
-
-    def trained(self, n: int, size: int, busy_s: float) -> None:
+    def _learn_warm_up(self, done: DoneBatch) -> None:
         """Learn from a batch of the warm-up."""
+        if done.longest:
+            self._composing_with()
+            assert self._length_cost is not None
+            self._length_cost.add(done.n, done.longest, done.busy_s)
+            return
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
-        self.cost.add(size, busy_s, sure=True)
+        self.cost.add(done.size, done.busy_s, sure=True)
 
     def _composing_with(self) -> Composer:
         """Return what composes batches, which is made when the first lengths are heard of."""
@@ -239,6 +244,14 @@ class AdaptiveLearning(Policy):
             self._length_cost = LengthCost(self.allowed_batch_sizes, self.allowed_lengths)
             self._composer = Composer(self._length_cost)
         return self._composer
+
+    @property
+    def _hop_s(self) -> float:
+        return 0.0 if self._view is None else self._view.hop_s
+
+    @property
+    def _onward_s(self) -> float:
+        return 0.0 if self._view is None else self._view.onward_s
 
     # -- what it has come to
 
@@ -257,6 +270,9 @@ class AdaptiveLearning(Policy):
             return until
         return None
 
+    def cost_s(self, size: int) -> float | None:
+        return self.cost.seconds(size) if self.cost.samples else None
+
     def explain(self, now: float) -> dict[str, Any]:
         """Return what was learned and by which rule the last batch went; all times in seconds."""
         cost, chooser = self.cost, self._chooser
@@ -269,7 +285,6 @@ class AdaptiveLearning(Policy):
             "cost_s": {n: cost.seconds(n) for n in sizes} if cost.samples else {},
             "noise_cv": cost.cv,
             "margin": cost.margin,
-            "hop_s": self.hop_s,
             "arrival_rate": self._arrivals.long_rate(now),
             "capacity_per_worker": chooser.capacity * cost.bias if cost.samples else 0.0,
             "expected_batch_size": chooser.working,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from carpool.policy.adaptive_learning import COLD, AdaptiveLearning
-from carpool.policy.base import Decision, LevelsView, QueueView
+from carpool.policy.base import Decision, LevelsView, QueueView, View
 from carpool.policy.batch_size import share_of
 from carpool.policy.compose import ChosenGroup, in_line
 from carpool.request import Request
@@ -17,8 +17,9 @@ _KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one co
 class AdaptiveLengths(AdaptiveLearning):
     """Decisions of `Adaptive` on batches of like lengths."""
 
-    def _composes(self, queue: QueueView) -> bool:
+    def _composes(self, view: View) -> bool:
         """Report whether batches are to be composed of what waits."""
+        queue = view.queue
         cost, composer = self._length_cost, self._composer
         if cost is None or composer is None or not queue.by_length or cost.samples < COLD:
             return False
@@ -26,14 +27,15 @@ class AdaptiveLengths(AdaptiveLearning):
             return True  # which of them, is a question even where all are of one length
         if not queue.lengths_vary:
             return False
-        if len(queue) <= self.limit or self.most_padded < inf:
+        if len(queue) <= self.limit or self.most_padded(view) < inf:
             return True
         return not composer.keeps_plain_order(queue, self.limit)
 
-    def _composed(self, now: float, queue: QueueView, free: int, busy: int) -> Decision | None:
+    def _composed(self, view: View) -> Decision | None:
         """Return the batch of like lengths that is to go; None where what comes first is."""
+        now, queue, workers = view.now, view.queue, view.free + view.busy
         levels = queue.levels
-        if not levels or not self._composes(queue):
+        if not levels or not self._composes(view):
             return None
         hopeless = self._hopeless_alone(now, levels)
         if hopeless:
@@ -42,33 +44,25 @@ class AdaptiveLengths(AdaptiveLearning):
             if not left:
                 return self._all_hopeless(now, hopeless)
             levels = left
-        limit = self.limit if free + busy <= 1 else self._share_by_length(now, len(queue), levels, free + busy)
-        return self._composed_of(now, queue, levels, hopeless, free, limit)
+        limit = self.limit if workers <= 1 else self._share_by_length(now, len(queue), levels, workers)
+        return self._composed_of(view, levels, hopeless, limit)
 
-    def _composed_of(
-        self,
-        now: float,
-        queue: QueueView,
-        levels: Sequence[LevelsView],
-        hopeless: list[Request],
-        free: int,
-        limit: int,
-    ) -> Decision:
+    def _composed_of(self, view: View, levels: Sequence[LevelsView], hopeless: list[Request], limit: int) -> Decision:
         """Return the best batch of these levels, without those that are hopeless alone."""
-        composer, cost, onward_s = self._composer, self._length_cost, self.onward_s
+        now, queue, composer, cost = view.now, view.queue, self._composer, self._length_cost
         assert composer is not None and cost is not None
         choice = composer.choose(
             now,
             levels,
             limit,
-            self.most_padded,
-            onward_s=onward_s,
+            self.most_padded(view),
+            onward_s=view.onward_s,
             without=hopeless,
-            extra_s=[0.0 if each.key in self.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
+            extra_s=[0.0 if each.key in view.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
         )
         if queue.weighted:
             choice = composer.within(choice, self.limit)
-        if free <= 1 and self._gather.served:
+        if view.free <= 1 and self._gather.served:
             until = self._company_until(now, queue, levels, choice)
             if until is not None:
                 return Decision(drop=hopeless, wake_at=until)
@@ -106,7 +100,7 @@ class AdaptiveLengths(AdaptiveLearning):
         """
         composer, gather = self._composer, self._gather
         assert composer is not None
-        slack_s = min([each.earliest_due for each in levels]) - now - self.onward_s
+        slack_s = min([each.earliest_due for each in levels]) - now - self._onward_s
         if choice.batches == 1:
             until = self._worth_waiting_until(now, queue, self._units(queue, choice.requests), self.limit, slack_s)
             if until is not None:
@@ -125,7 +119,7 @@ class AdaptiveLengths(AdaptiveLearning):
         """Return the requests that could not be answered in time even alone."""
         cost = self._length_cost
         assert cost is not None
-        at = now + self.onward_s
+        at = now + self._onward_s
         if min([each.earliest_due for each in levels]) - at >= cost.seconds(1, cost.longest):
             return []
         known = _KNOWN_LENGTH * cost.longest  # what is longer is served, to find out what it costs
@@ -137,7 +131,7 @@ class AdaptiveLengths(AdaptiveLearning):
         cost = self._length_cost
         assert cost is not None
         last = max(hopeless, key=lambda request: request.due)
-        if last.due - last.arrived >= cost.seconds(1, last.length) + self.onward_s:
+        if last.due - last.arrived >= cost.seconds(1, last.length) + self._onward_s:
             return Decision(drop=hopeless)
         hopeless.remove(last)
         return Decision(drop=hopeless, take=1, reason="probe", chosen=[last])

@@ -13,10 +13,11 @@ about to be late.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
 from math import inf
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView, checked_slo
+from carpool.policy.base import NOTHING, Decision, DoneBatch, Policy, View, checked_slo
 from carpool.request import Request
 
 GROWTH = 1.0
@@ -51,23 +52,25 @@ class AIMD(Policy):
         """How much may share a batch now."""
         return min(int(self._cap), self.limit)
 
-    def arrived(self, now: float, request: Request) -> None:
-        budget_s = request.due - request.arrived
-        if budget_s < self._budget_s:
-            self._budget_s = budget_s
-        elif budget_s < inf:
-            self._budget_s += 0.01 * (budget_s - self._budget_s)  # there has been no tighter one for a while
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
+        for request in requests:
+            budget_s = request.due - request.arrived
+            if budget_s < self._budget_s:
+                self._budget_s = budget_s
+            elif budget_s < inf:
+                self._budget_s += 0.01 * (budget_s - self._budget_s)  # there has been no tighter one for a while
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        if not ok:
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if not done.ok or done.is_warm_up:
             return
-        if busy_s > self.objective_s:
+        if done.busy_s > self.objective_s:
             self._cap = max(1.0, self._cap * BACK_OFF)
-        elif size >= self.cap:
+        elif done.size >= self.cap:
             self._cap = min(self._cap + GROWTH, float(self.limit))
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        if not free or not len(queue):
+    def decide(self, view: View) -> Decision:
+        queue, now = view.queue, view.now
+        if not view.free or not len(queue):
             return NOTHING
         drop = list(takewhile(lambda request: request.due <= now, queue))
         waiting = queue.size - sum([request.size for request in drop])

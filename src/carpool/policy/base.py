@@ -1,15 +1,22 @@
-"""What a batching policy is: told what happens, asked what to do. No clock, no IO.
+"""What a batching policy is: five calls, and one view with all that it may know. No clock, no IO.
+
+    decide(view) -> Decision     what to do now
+    arrived(now, requests)       these have joined the queue
+    left(now, request)           this one leaves the queue without being taken
+    learn(now, done)             a batch is done: all that is known of it is written on it
+    explain(now) -> dict         why it decides as it does
 
 A policy decides *when* to go and *with how many*; the order is the queue's, the deadlines are the
 batcher's. It may be asked at any time and any number of times: `decide` must not change what the
-next `decide` would say. It is the one call that every policy must have. `decide_ahead` is for
-policies that know when a batch cannot get any better by waiting for its worker.
+next `decide` would say. It is the one call that every policy must have. Two attributes are read
+between the calls, `limit` and `lone_slack_s`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -134,11 +141,108 @@ class Decision(NamedTuple):
 NOTHING = Decision()
 
 
+@dataclass(slots=True, eq=False)
+class View:
+    """All that a policy may know of its stage.
+
+    A stage has one, which it fills in anew for each question. A policy may keep it: what does not
+    belong to a question (from `running` to `runs_ahead`) holds between the questions, too.
+
+    Attributes:
+        queue: What waits, without the keys that may get no more workers; it must not be changed.
+        now: The time.
+        free: How many idle workers may take a batch.
+        busy: How many workers run one.
+        free_in_s: None where the question is about an idle worker. Else it is about one that is
+            busy, and should be free in so many seconds, by what the stage's batches took. To take
+            something then makes sense where waiting for that worker could not make the batch any
+            better. Only `take` and `reason` count. A batch that takes all that waits, and is below
+            the limit, goes as late as it may.
+        warm_keys: The keys that the idle workers have served last.
+        safe_padded_size: The most that a batch's count times its longest length may be which is
+            known to fit into memory, or is worth a try; infinity while nothing has run out of it.
+        running: How many requests the workers have, those of the batch included that is just done.
+        onward_s: Seconds that a request will still need once it has left this stage: waits and
+            batches of the stages behind it. A policy that plans for due times leaves `hop_s +
+            onward_s` of them.
+        spare_s: Seconds for which an answer can wait here without being later, as another branch
+            of its request takes that much longer; 0 in a line of stages.
+        hop_s: Smoothed seconds that a batch spends on its way to the worker and back, on top of
+            `busy_s`.
+        gap_s: Smoothed seconds that a worker is idle between two batches unless one goes ahead;
+            0 where none may.
+        runs_ahead: Whether a batch may go to a worker that is still busy.
+    """
+
+    queue: QueueView
+    now: float = 0.0
+    free: int = 1
+    busy: int = 0
+    free_in_s: float | None = None
+    warm_keys: Collection[Hashable] = ()
+    safe_padded_size: float = inf
+    running: int = 0
+    onward_s: float = 0.0
+    spare_s: float = 0.0
+    hop_s: float = 0.0
+    gap_s: float = 0.0
+    runs_ahead: bool = False
+
+
+class DoneBatch(Protocol):
+    """A batch that is done, or a call of a warm-up, for a policy to learn from.
+
+    It must not be kept.
+
+    Attributes:
+        started: When its worker got to it.
+        n: How many requests it had.
+        size: The sum of their sizes.
+        longest: The longest of their lengths; 0 where requests have none.
+        busy_s: Seconds that the worker spent on it. In services with workers that includes decoding
+            and encoding, but not in a warm-up, where only user code is timed.
+        hop_s: Seconds that it spent on its way to the worker and back besides.
+        ok: Whether none of its requests failed.
+        is_switch: Whether its worker had served another key before.
+        is_alone: Whether it is a lone request that went by `lone_slack_s`, with no request to look
+            at: neither `arrived` nor `decide` was called for it.
+        is_warm_up: Whether it is a call of a warm-up. These come before the first request, for each
+            worker once per size. Where the stage has `length=`, others come besides, which have
+            run one example of the length `longest` over and over.
+    """
+
+    started: float
+    n: int
+    size: int
+    longest: int
+    busy_s: float
+    hop_s: float
+    ok: bool
+    is_switch: bool
+
+    @property
+    def is_alone(self) -> bool: ...
+
+    @property
+    def is_warm_up(self) -> bool: ...
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """Return those that it still had when its last part was answered."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it was the first one of about its size, and length, on its worker.
+
+        It may have been slow for that reason. Only those count that a policy has asked this of.
+        """
+
+
 class Policy(ABC):
     """Base of all policies.
 
-    `decide` is the policy; the other calls tell it what it may learn from, or ask for its reasons.
-    No request is to be kept once it has left the queue: when it has been answered, it may be used
+    `decide` is the policy; the other calls say what it may learn from, or ask for its reasons. No
+    request is to be kept once it has left the queue: when it has been answered, it may be used
     again for another item.
 
     Args:
@@ -147,30 +251,12 @@ class Policy(ABC):
             stage's.
 
     Attributes:
-        hop_s: Smoothed seconds that a batch spends on its way to the worker and back, on top of
-            `busy_s`; the batcher keeps it.
-        last_hop_s: The same of the batch that was completed last, not smoothed.
-        gap_s: Smoothed seconds that batches spend on their way which did not lie with a busy worker
-            before: about what a worker is idle between two batches unless one goes ahead. The
-            batcher keeps it where batches may go ahead.
-        running: How many requests the workers have been handed, as of the last `completed` or
-            `decide_ahead`; the batcher keeps it.
-        runs_ahead: Whether a batch may go to a worker that is still busy; the batcher keeps it.
-        is_first_call: Whether the batch that is reported by `served` and `completed` was the first
-            one of about its size on its worker, or was it in a stage of steps what `started` or
-            `stepped` reports. It may have been slow for that reason. The batcher keeps it.
-        onward_s: Seconds that a request will still need once it has left this stage: waits and
-            batches of the stages behind it; the pipeline keeps it. A policy that plans for due
-            times leaves `hop_s + onward_s` of them.
         allowed_batch_sizes: If given, smaller batches are padded up to the next of these, so they
             cost as much; rising, the last one is the stage's limit.
         max_padded_size: The most that the count of a batch times its longest length may be;
             infinity for no limit.
-        safe_padded_size: The most of that product which is known to fit into memory, or is worth a
-            try; infinity while nothing has run out of it. The batcher keeps it.
         allowed_lengths: If given, the lengths of batches are padded up to the next of these, which
             rise.
-        warm_keys: The keys that the idle workers have served last; the batcher keeps it.
         overload: What matters while more comes than can be served: "goodput" (answer as many as
             possible in time) or "latency" (answer those that are served soon). Filled in with the
             service's setting.
@@ -180,32 +266,40 @@ class Policy(ABC):
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
         self.max_batch_size = max_batch_size
         self.max_queue_delay_s = max_queue_delay_s
-        self.hop_s = self.last_hop_s = self.gap_s = 0.0
-        self.running = 0
-        self.runs_ahead = self.is_first_call = False
-        self.onward_s = 0.0
         self.allowed_batch_sizes: Sequence[int] | None = None
-        self.max_padded_size = self.safe_padded_size = inf
+        self.max_padded_size = inf
         self.allowed_lengths: Sequence[int] | None = None
-        self.warm_keys: Collection[Hashable] = ()
         self.overload = "goodput"
         self.slo_s: float | None = None
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Have lone requests go step by step if a class changes the rule that let them go alone."""
+        super().__init_subclass__(**settings)
+        if "lone_slack_s" not in vars(cls) and not _RULE.isdisjoint(vars(cls)):
+            cls.lone_slack_s = inf  # type: ignore[method-assign, assignment]
+
     @property
-    def most_padded(self) -> float:
-        """The most that the count of a batch times its longest length may be now."""
-        return min(self.max_padded_size, self.safe_padded_size)
+    def limit(self) -> int:
+        """Most that one batch may hold, in units of the requests' sizes."""
+        return self.max_batch_size or 1
 
-    def arrived(self, now: float, request: Request) -> None:
-        """Note that a request has joined the queue."""
+    @property
+    def lone_slack_s(self) -> float:
+        """How much time a lone request must have to go at once, without a question.
 
-    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
-        """Note that several requests have joined the queue at one moment.
-
-        This is what batchers call. It is the same as `arrived` for each of them.
+        A request of size 1 that finds the queue empty and all workers idle goes alone if it is due
+        in no less than this; afterwards `learn` gets a batch with `is_alone`. Infinity, which is
+        the default, has `decide` asked in any case. It may change in `learn` and `arrived` only. A
+        class that overrides `decide`, `arrived`, `learn` or `limit`, and not this, has the default.
         """
-        for request in requests:
-            self.arrived(now, request)
+        return inf
+
+    @abstractmethod
+    def decide(self, view: View) -> Decision:
+        """Return what to do with `view.queue`."""
+
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
+        """Note that requests have joined the queue at one moment."""
 
     def left(self, now: float, request: Request) -> None:
         """Note that a request leaves the queue without being taken, or has just left it.
@@ -214,144 +308,40 @@ class Policy(ABC):
         policy's own decision.
         """
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        """Note that a batch of `n` requests, with sizes summing to `size`, has run for `busy_s`.
+    def learn(self, now: float, done: DoneBatch) -> None:
+        """Learn from a batch, or from a call of a warm-up."""
 
-        In services with workers `busy_s` includes decoding and encoding; that of `trained` does
-        not.
+    def cost_s(self, size: int) -> float | None:
+        """Return the learned seconds of a batch of `size`, with its way; None if it has none."""
+        return None
+
+    def explain(self, now: float) -> dict[str, Any]:
+        """Return why it decides as it does, for people, `stats()` and metrics.
+
+        These keys mean the same everywhere: `rule` (the word for what decided last), `cost_s`
+        (learned seconds of a batch, by size), `arrival_rate` (units per second) and
+        `expected_batch_size` (the largest batch that is made on purpose). Others are the policy's
+        own. `stats()` adds `hop_s`, see `View`.
         """
+        return {"policy": name_of(self), "max_batch_size": self.limit}
 
-    def served(
-        self,
-        now: float,
-        n: int,
-        longest: int,
-        requests: Sequence[Request],
-        busy_s: float,
-        ok: bool,
-        is_switch: bool = False,
-    ) -> None:
-        """Note that a batch of `n` requests that have lengths has run for `busy_s`.
-
-        It comes just before `completed` for the same batch, where the stage has `length=` or
-        `key=`.
-
-        Args:
-            now: The time.
-            n: How many requests it had.
-            longest: The longest of their lengths.
-            requests: Those that it still had when its last part was answered.
-            busy_s: As for `completed`.
-            ok: Likewise.
-            is_switch: Whether its worker had served another key before.
-        """
-
-    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
-        """Note that a worker's warm-up ran `n` times an example of length `longest` in `busy_s`.
-
-        It comes besides `trained`, where the stage has `length=`.
-        """
-
-    def trained(self, n: int, size: int, busy_s: float) -> None:
-        """Note that a worker's warm-up ran `n` examples with sizes summing to `size` in `busy_s`.
-
-        It comes before the first request. Only user code was timed, neither decoding nor encoding;
-        each worker reports once per size.
-        """
-
-    @abstractmethod
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        """Return what to do with `queue`.
-
-        Args:
-            now: The time.
-            queue: What waits; it must not be changed.
-            free: How many idle workers may take a batch.
-            busy: How many workers run one.
-        """
-
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        """Return what to hand to a worker that is still busy.
-
-        That makes sense where waiting for the worker could not make the batch any better. Only
-        `take` and `reason` count. A batch that takes all that waits, and is below the limit, goes
-        as late as it may. By default all waits until a worker is free.
-
-        Args:
-            now: The time.
-            queue: What waits; all of it has one priority, key and bucket.
-            free_in_s: When the worker should be free, by what its stage's batches took.
-        """
-        return NOTHING
+    def most_padded(self, view: View) -> float:
+        """Return the most that the count of a batch times its longest length may be now."""
+        return min(self.max_padded_size, view.safe_padded_size)
 
     def _full_ahead(self, queue: QueueView) -> Decision:
-        """Return what `decide_ahead` says where a full batch is as good as a batch can be.
+        """Return what goes to a busy worker where a full batch is as good as a batch can be.
 
         Where lengths vary, a better one may still come together.
         """
         limit = self.limit
         return Decision(take=limit, reason="full") if queue.size >= limit and not queue.lengths_vary else NOTHING
 
-    def lets_go(self, slack_s: float) -> bool:
-        """Report whether a lone request of size 1 would go at once if it came now.
 
-        It is due in `slack_s`, and finds the queue empty and all workers idle. If so, `decide` need
-        not be asked, and `went_alone` reports it afterwards.
-
-        For policies that can tell quickly. It changes nothing, as `decide` does not. By default it
-        is False, and a class that overrides `decide`, `arrived`, `completed` or `limit` is not
-        asked unless it overrides this and `went_alone` too.
-        """
-        return False
-
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Note that a request came when `lets_go` said so, went at once, and is done.
-
-        It is the same as `arrived` and `decide` at `began`, and `completed` now.
-        """
-
-    @property
-    def limit(self) -> int:
-        """Most that one batch may hold, in units of the requests' sizes."""
-        return self.max_batch_size or 1
-
-    def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
-        """Return the seconds until a worker takes up what has `waiting` units queued ahead of it.
-
-        What runs already is not included. None, if the policy knows no better than the batcher,
-        which goes by the smoothed time of recent batches.
-        """
-        return None
-
-    def explain(self, now: float) -> dict[str, Any]:
-        """Return why it decides as it does, for people, `stats()` and metrics.
-
-        These keys mean the same everywhere: `rule` (the word for what decided last), `hop_s`,
-        `cost_s` (learned seconds of a batch, by size), `arrival_rate` (units per second) and
-        `expected_batch_size` (the largest batch that is made on purpose). Others are the policy's
-        own.
-        """
-        return {"policy": name_of(self), "max_batch_size": self.limit, "hop_s": self.hop_s}
+_RULE = frozenset(("decide", "arrived", "learn", "limit"))
 
 
 def name_of(policy: Policy) -> str:
     """Return a policy's name as users write it: as a stage names it, or the name of their class."""
-    kind = type(policy)
+    kind = type(getattr(policy, "former", policy))
     return kind.__name__.removesuffix("Steps").lower() if kind.__module__.startswith(__package__) else kind.__name__
-
-
-_LONE_CALLS = ("lets_go", "went_alone")
-_RULE_CALLS = ("decide", "arrived", "arrived_together", "completed", "limit")
-
-
-def knows_lone_requests(kind: type[Policy]) -> bool:
-    """Report whether what a class says of lone requests is meant for the rule that it follows.
-
-    A class that overrides the rule, and not what its base says of lone requests, is to be asked
-    step by step.
-    """
-    if kind.lets_go is Policy.lets_go:
-        return False
-    calls = (*_LONE_CALLS, *_RULE_CALLS)
-    depth = {name: next(i for i, base in enumerate(kind.__mro__) if name in vars(base)) for name in calls}
-    return max(depth[name] for name in _LONE_CALLS) <= min(depth[name] for name in _RULE_CALLS)

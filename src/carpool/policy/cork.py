@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView, checked_slo
+from carpool.policy.base import NOTHING, Decision, DoneBatch, Policy, QueueView, View, checked_slo
 from carpool.request import Request
 
 TICK_S = 0.001
@@ -86,6 +86,7 @@ class Cork(Policy):
         self.slo_s = checked_slo(slo_s)
         self._account: Account | None = None
         self._newest = -inf
+        self._view: View | None = None
         self._trained = 0
         self._waits: list[float] = []  # of the batches that run, in the order in which they were sent
 
@@ -101,19 +102,26 @@ class Cork(Policy):
             self._account = Account(self.max_latency_s)
         return self._account
 
-    def arrived(self, now: float, request: Request) -> None:
-        self._newest = max(self._newest, request.arrived)
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
+        self._newest = max(self._newest, *[request.arrived for request in requests])
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if done.is_warm_up:
+            return
         wait_s = self._waits.pop(0) if self._waits else 0.0
-        if ok:
-            self.account.add(now, n, busy_s + self.hop_s, wait_s)
+        if done.ok:
+            hop_s = 0.0 if self._view is None else self._view.hop_s
+            self.account.add(now, done.n, done.busy_s + hop_s, wait_s)
         if self._trained < TRAINING:
             self._trained += 1
             if self._trained >= LESSONS[0].batches + 1:
                 self.account.refresh()
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        if view.free_in_s is not None:
+            return NOTHING
+        self._view = view
+        now, queue, free, busy = view.now, view.queue, view.free, view.busy
         self._forget_wait(busy)
         if not len(queue):
             return NOTHING
@@ -132,7 +140,7 @@ class Cork(Policy):
     def _forget_wait(self, busy: int) -> None:
         """Forget the wait that was noted for a batch which was decided on and has not gone.
 
-        Only `completed` reads the waits, and only of batches that run, of which there are `busy`.
+        Only `learn` reads the waits, and only of batches that run, of which there are `busy`.
         So however often `decide` is asked before a batch goes, what it says and what is learned
         from the batch are the same.
         """

@@ -36,6 +36,7 @@ class CostModel(CostLevel):
         version: Counts the refreshes of the tables.
         shape: Relative times by size.
         longest_s: Expected time of the largest batch.
+        shortest_s: That of a batch of 1.
     """
 
     def __init__(self, limit: int) -> None:
@@ -48,7 +49,7 @@ class CostModel(CostLevel):
         self.samples = 0
         self.version += 1
         self.shape = Shape(self.limit)
-        self.longest_s = 1e-6
+        self.longest_s = self.shortest_s = 1e-6
         self._measured = self._expected = 0.0
         self._was_long = False  # whether the last sample of a size hardly known was far longer than expected
         self._doubted: set[int] = set()  # knots at which a sample was doubted, which happens once
@@ -190,7 +191,7 @@ class CostModel(CostLevel):
         self.version += 1
         level = self._level_fitted = self.level
         at = self._at = [y * level for y in self.shape.at]
-        self.longest_s = at[-1]
+        self.shortest_s, self.longest_s = at[0], at[-1]
         knots = self._knots
         self._rise = [(at[i + 1] - at[i]) / (knots[i + 1] - knots[i]) for i in range(len(at) - 1)]
         self._rise.append(self.shape.slope * level)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.base import NOTHING, Decision, DoneBatch, Policy, View
 from carpool.request import Request
 
 FORGET = 0.95  # weight of the past at each new batch: about twenty batches count
@@ -41,23 +41,22 @@ class Deadline(Policy):
         super().__init__(max_batch_size, max_queue_delay_s)
         self._learned = LineFit() if cost_s is None else None
         self._cost_s = self._learned or cost_s
+        self._hop_s = 0.0
 
-    def trained(self, n: int, size: int, busy_s: float) -> None:
-        if self._learned is not None:
-            self._learned.add(size, busy_s)
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if self._learned is not None and done.ok and not (done.is_warm_up and done.longest):
+            self._learned.add(done.size, done.busy_s)
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        if self._learned is not None and ok:
-            self._learned.add(size, busy_s)
-
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        queue, now = view.queue, view.now
         size = queue.size
-        if not free or not size:
+        if not view.free or not size:
             return NOTHING
+        self._hop_s = view.hop_s
         drop: list[Request] = []
         take = 0
         for request in queue:
-            due = request.due - self.onward_s
+            due = request.due - view.onward_s
             take = min(size, self._most_within(due - request.arrived))
             if now + self.time_s(take) <= due:
                 break
@@ -71,7 +70,7 @@ class Deadline(Policy):
     def time_s(self, n: int) -> float:
         """Return the seconds from sending a batch of `n` to having its answers."""
         assert self._cost_s is not None
-        return self._cost_s(n) + self.hop_s
+        return self._cost_s(n) + self._hop_s
 
     def _most_within(self, budget_s: float) -> int:
         """Return the largest batch of which two in a row fit into `budget_s`; at least 1."""

@@ -11,36 +11,33 @@ from __future__ import annotations
 
 from math import inf
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.base import NOTHING, Decision, Policy, View
 from carpool.policy.nearest import nearest
 
 
 class Greedy(Policy):
     """Take all that is queued, up to the batch limit, whenever a worker is free."""
 
-    def lets_go(self, slack_s: float) -> bool:
-        return True
+    lone_slack_s = -inf
 
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Do nothing, as nothing is learned."""
-
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        queue = view.queue
+        if view.free_in_s is not None:
+            return self._full_ahead(queue)
         waiting = queue.size
-        if not free or not waiting:
+        if not view.free or not waiting:
             return NOTHING
         limit = self.limit
-        if queue.lengths_vary and (waiting > limit or self.most_padded < inf) and queue.levels:
-            return self._of_like_length(queue)
+        if queue.lengths_vary and (waiting > limit or self.most_padded(view) < inf) and queue.levels:
+            return self._of_like_length(view)
         if waiting >= limit:
             return Decision(take=limit, reason="full")
         return Decision(take=waiting, reason="free")
 
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        return self._full_ahead(queue)
-
-    def _of_like_length(self, queue: QueueView) -> Decision:
+    def _of_like_length(self, view: View) -> Decision:
         """Take the head and those nearest to it in length, where not all can go together."""
+        queue = view.queue
         (head,) = queue.peek(1)
-        chosen = nearest(queue.levels[0].rising(), head, self.limit, self.most_padded)
+        chosen = nearest(queue.levels[0].rising(), head, self.limit, self.most_padded(view))
         reason = "full" if len(chosen) == self.limit else "free" if len(chosen) == len(queue) else "length"
         return Decision(take=len(chosen), reason=reason, chosen=chosen)

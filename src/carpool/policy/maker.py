@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Literal
 
+from carpool.policy.adapted import adapted
 from carpool.policy.adaptive import Adaptive
 from carpool.policy.aimd import AIMD
 from carpool.policy.base import Policy
@@ -61,6 +62,9 @@ def new_policy(
         overload: The service's setting, which always counts.
         slo_s: The service's SLO, for policies that must know it beforehand and have none; all
             others see it in the dues of the requests.
+
+    Raises:
+        TypeError: Its class mixes the present interface with the former one; see `adapted`.
     """
     made = BY_NAME[policy or "adaptive"]() if policy is None or isinstance(policy, str) else copy.deepcopy(policy)
     limit(made, max_batch_size)
@@ -73,7 +77,7 @@ def new_policy(
     made.overload = overload
     if made.slo_s is None:
         made.slo_s = slo_s
-    return made
+    return adapted(made)
 
 
 def limit(policy: Policy, max_batch_size: int) -> None:

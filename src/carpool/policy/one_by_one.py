@@ -8,7 +8,9 @@ work, shared out evenly among the free workers.
 
 from __future__ import annotations
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from math import inf
+
+from carpool.policy.base import NOTHING, Decision, DoneBatch, Policy, View
 
 HOP_BUDGET_S = 0.001  # of work in one frame, about, so that no item waits long behind its frame-mates
 MOST_IN_A_HOP = 128
@@ -23,6 +25,8 @@ class OneByOne(Policy):
             item, so it is worked out when an item has run.
     """
 
+    lone_slack_s = -inf
+
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
         self.item_s: float | None = None
@@ -32,27 +36,21 @@ class OneByOne(Policy):
     def limit(self) -> int:
         return self.per_hop
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        item_s = busy_s / n
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if done.is_warm_up:
+            return
+        item_s = done.busy_s / done.n
         if self.item_s is None or item_s > self.item_s:
             self.item_s = item_s  # slower than thought: believe it at once, others wait behind it in the frame
         else:
             self.item_s += 0.2 * (item_s - self.item_s)
         self.per_hop = max(1, min(MOST_IN_A_HOP, int(HOP_BUDGET_S / max(self.item_s, 1e-9))))
 
-    def lets_go(self, slack_s: float) -> bool:
-        return True
-
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Fast path of `decide` and `completed`; see tests/drive/test_lending.py."""
-        self.completed(now, 1, 1, busy_s, ok)
-
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        waiting = len(queue)
+    def decide(self, view: View) -> Decision:
+        if view.free_in_s is not None:
+            return self._full_ahead(view.queue)
+        waiting, free = len(view.queue), view.free
         if not free or not waiting:
             return NOTHING
         share = -(-waiting // free)
         return Decision(take=min(share, self.per_hop), reason="free")
-
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        return self._full_ahead(queue)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from carpool.policy.base import FULL, NOTHING, TOO_LATE, Decision, Policy, QueueView
+from carpool.policy.base import FULL, NOTHING, TOO_LATE, Decision, DoneBatch, Policy, QueueView, View
 from carpool.request import Request
 
 _MOST_WORKERS = 1024  # with more of them, some delays count from too early, and less is held back
@@ -73,8 +73,8 @@ class Static(Policy):
         self.from_idle = from_idle
         self._ended: deque[float] = deque(maxlen=_MOST_WORKERS)  # when the last batches ended; only with `from_idle`
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        if self.from_idle:
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if self.from_idle and not done.is_warm_up:
             self._ended.append(now)
 
     @property
@@ -82,7 +82,10 @@ class Static(Policy):
         limit = self.max_batch_size or 1
         return min(limit, self._round_down(limit))
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        queue, free = view.queue, view.free
+        if view.free_in_s is not None:
+            return self._full_ahead(queue)
         waiting = queue.size
         if not waiting:
             return NOTHING
@@ -96,13 +99,10 @@ class Static(Policy):
         if self.from_idle:
             since = min(since, self._idle_since(free))
         due = since + (self.max_queue_delay_s or 0.0)
-        if now < due:
+        if view.now < due:
             return Decision(wake_at=due)
         take = min(waiting, self._round_down(waiting)) if self.padding == "down" else waiting
         return Decision(take=take, reason="delay")
-
-    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        return self._full_ahead(queue)
 
     def explain(self, now: float) -> dict[str, Any]:
         counts_from = "a worker fell idle, or the oldest arrival" if self.from_idle else "the oldest arrival"

@@ -1,7 +1,8 @@
 """What a policy of steps is: told what starting and stepping cost, asked who may join a set.
 
 A policy of steps decides *when* the next requests of the queue join a running set, and with how
-many. The order is the queue's, and limits, deadlines and pauses are the stepper's
+many; so it has `join` in the place of `decide`, and learns from steps. All else is as in
+`policy/base.py`. The order is the queue's, and limits, deadlines and pauses are the stepper's
 (`core/stepper.py`), whatever the policy says. As with all policies there is no clock and no IO, and
 a question changes nothing.
 """
@@ -10,9 +11,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.base import NOTHING, Decision, Policy, View
 from carpool.policy.cost_line import CostLine
 from carpool.request import Request
 
@@ -49,6 +50,27 @@ class SetView(Protocol):
         Infinity if none is due: before the first parts, and of streams that pause or whose parts
         are collected.
         """
+
+
+class Stepped(NamedTuple):
+    """What a worker, or its warm-up, says of its last step: for a policy to learn from.
+
+    Attributes:
+        rows: How many streams were stepped; 0 if none was.
+        step_s: Seconds that the step took, with what lies between two steps.
+        length: The sum of the lengths of the streams that were started before it; 0 if none was.
+        start_s: Seconds that starting them took.
+        is_first_step: Whether it was the first step of about so many streams on its worker. It may
+            have been slow for that reason.
+        is_first_start: The same of the start, by the sum of lengths.
+    """
+
+    rows: int
+    step_s: float
+    length: int
+    start_s: float
+    is_first_step: bool = False
+    is_first_start: bool = False
 
 
 _LEAST_PACE_S: Final = 0.01  # a hundred parts a second
@@ -117,16 +139,15 @@ class StepPolicy(Policy):
         pace_s = self.part_slo_s or max(_LEAST_PACE_S, 2 * self.step.seconds(self.rows))
         return pace_s if pace_s > alone_s else 2 * alone_s
 
-    def started(self, length: int, seconds: float) -> None:
-        """Note that starting streams of `length` in sum has taken `seconds`."""
-        self.start.learn(length, seconds, self.is_first_call)
+    def learn(self, now: float, done: Stepped) -> None:  # type: ignore[override]
+        """Learn from a step, or from a step of a warm-up."""
+        if done.length:
+            self.start.learn(done.length, done.start_s, done.is_first_start)
+        if done.rows:
+            self.active = done.rows
+            self.step.learn(done.rows, done.step_s, done.is_first_step)
 
-    def stepped(self, n: int, seconds: float) -> None:
-        """Note that a step of `n` streams has taken `seconds`, with what lies between two steps."""
-        self.active = n
-        self.step.learn(n, seconds, self.is_first_call)
-
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
         """Return nothing: a stage of steps has no batches, and nobody asks."""
         return NOTHING
 

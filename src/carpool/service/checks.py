@@ -7,6 +7,8 @@ named `check_...` return nothing.
 from __future__ import annotations
 
 import operator
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from numbers import Real
@@ -15,6 +17,7 @@ from typing import Any
 from carpool.forms import Form
 from carpool.model import Traits
 from carpool.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
+from carpool.policy.adapted import is_former
 from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 
 MOST_WORKERS = 10_000
@@ -320,10 +323,25 @@ def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None
     if isinstance(policy, Policy):
         if not hasattr(policy, "slo_s"):
             raise TypeError(f"{type(policy).__name__}.__init__ must call super().__init__()")
+        warn_if_former(policy)
         if policy.max_batch_size is not None:
             at_least("max_batch_size of the policy", policy.max_batch_size, 1)
         optional_delay("max_queue_delay_s of the policy", policy.max_queue_delay_s)
         optional_finite_seconds("slo_s of the policy", policy.slo_s)
+
+
+def warn_if_former(policy: object) -> None:
+    """Warn, at the line of its `decide`, of a policy of the former interface."""
+    if not isinstance(policy, Policy) or not is_former(type(policy)):
+        return
+    kind: Any = type(policy)
+    code = getattr(kind.decide, "__code__", warn_if_former.__code__)
+    text = (
+        f"{kind.__name__}.decide takes (now, queue, free, busy), which will not work in the next version: a policy has"
+        " decide(view) now, and learn(now, done), see carpool.Policy"
+    )
+    registry = vars(sys.modules[kind.__module__]).setdefault("__warningregistry__", {})  # so that it is told once
+    warnings.warn_explicit(text, DeprecationWarning, code.co_filename, code.co_firstlineno, kind.__module__, registry)
 
 
 def check_parts(

@@ -23,7 +23,7 @@ try:
 except ImportError:
     raise ImportError("the oracles need numpy: pip install 'carpool[simulate]'") from None
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.base import NOTHING, Decision, Policy, View
 
 _TOLERANCE = 1e-7  # relative change of the mean latency when the longest queue is doubled
 _LONGEST_QUEUE = 2048  # beyond it the equations take minutes
@@ -62,9 +62,10 @@ class Optimal(Policy):
         super().__init__(max_batch_size, max_queue_delay_s)
         self._batch_sizes = batch_sizes
 
-    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def decide(self, view: View) -> Decision:
+        now, queue = view.now, view.queue
         waiting = len(queue)
-        if not free or not waiting:
+        if not view.free or not waiting:
             return NOTHING
         n = self._batch_sizes[min(waiting, len(self._batch_sizes) - 1)]
         if n:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from carpool.policy import BY_NAME, Policy, limit
+from carpool.policy import BY_NAME, Policy, adapted, limit
 from carpool.policy.base import name_of
+from carpool.service.checks import warn_if_former
 from carpool.simulate import specs
 
 EXAMPLE = "static:10ms"
@@ -28,7 +29,8 @@ def policy_of(
 
     Raises:
         ValueError: There is no such policy or parameter.
-        TypeError: `policy` is none of these, or the function returns something else.
+        TypeError: `policy` is none of these, or the function returns something else, or its class
+            mixes the present interface with the former one.
     """
     if isinstance(policy, str):
         given = {"max_batch_size": max_batch_size, "cost_s": cost_s}
@@ -42,7 +44,8 @@ def policy_of(
     if not isinstance(policy, Policy):
         raise TypeError(f"policy must be a spec such as {EXAMPLE!r}, a Policy or a function that makes one: {policy!r}")
     limit(policy, max_batch_size)
-    return policy
+    warn_if_former(policy)
+    return adapted(policy)
 
 
 def label_of(policy: PolicyLike) -> str:

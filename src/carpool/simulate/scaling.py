@@ -97,7 +97,8 @@ class StageScaling:
         self._batcher = driver.pipeline.batchers[stage]
         self._places = list(range(workers.least))  # of those that are there or on their way, and are to stay
         self._leaving: set[int] = set()
-        self._scaler = Scaler(workers.least, workers.most, limit, slo_s)
+        self._batcher.learn_costs()
+        self._scaler = Scaler(workers.least, workers.most, limit, slo_s, self._batcher.cost_s)
         self._steady = Steady(workers.least, workers.most)
         self._busy_s = 0.0
         self._looks: deque[tuple[float, float]] = deque(maxlen=_BUSY_OVER)  # the seconds that workers had, and used
@@ -105,9 +106,8 @@ class StageScaling:
         self._is_over = False
 
     def completed(self, batch: Batch, busy_s: float) -> None:
-        """Learn from a batch."""
+        """Count the time of a batch."""
         self._busy_s += busy_s
-        self._scaler.completed(batch.n, batch.size, busy_s + self._batcher.policy.hop_s)
 
     def drained(self, place: int) -> None:
         """Note that a worker that was to go has gone."""
@@ -137,7 +137,8 @@ class StageScaling:
         rule, batcher = self._rule, self._batcher
         if isinstance(rule, Load):
             wait_s = batcher.predicted_wait_s(now, batcher.queue.size)
-            return self._scaler.wanted(now, self._driver.pipeline.offered(self._stage), wait_s, have)
+            offered, unit = self._driver.pipeline.offered(self._stage), batcher.times.unit
+            return self._scaler.wanted(now, offered, unit, wait_s, have)
         if isinstance(rule, Ongoing):
             return self._steady.settled(now, math.ceil((batcher.queue.count + batcher.running) / rule.target), have)
         self._looks.append((have * EVERY_S, self._busy_s))

@@ -18,8 +18,9 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import Overloaded
-from carpool.policy import Decision, Policy, QueueView
+from carpool.policy import Decision, Policy, QueueView, View, adapted
 from carpool.request import DONE, Lane, Request
+from carpool.service.checks import warn_if_former
 
 MakePolicy = Callable[[int, float | None], Policy]
 """Makes a policy from a `max_batch_size` and a `max_queue_delay_s`; a policy class can do so."""
@@ -132,7 +133,9 @@ def play(make: MakePolicy, schedule: Schedule) -> Played:
     Raises:
         PolicyError: A decision breaks the contract, or requests are left over.
     """
-    policy = _examine(make(schedule.limit, schedule.max_queue_delay_s))
+    made = make(schedule.limit, schedule.max_queue_delay_s)
+    warn_if_former(made)
+    policy = _examine(adapted(made))
     pipeline = Pipeline([Batcher("stage", policy, Queue(), runs_ahead=True)])
     batches = count()
 
@@ -209,27 +212,22 @@ def _examine(policy: Policy) -> Policy:
     decide = policy.decide
     asked = count(1)
 
-    def examined(now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        _require(next(asked) < _MOST_QUESTIONS, "the policy asks to be asked again and again")
+    def examined(view: View) -> Decision:
+        queue = view.queue
         before = list(queue)
-        decision, again = decide(now, queue, free, busy), decide(now, queue, free, busy)
-        _require(again == decision, f"asked twice, the policy decides {decision} and {again}")
+        decision = decide(view)
+        if view.free_in_s is not None:
+            most = min(queue.size, policy.limit)
+            _require(0 <= decision.take <= most, f"the policy takes {decision.take} ahead, of at most {most}")
+        else:
+            _require(next(asked) < _MOST_QUESTIONS, "the policy asks to be asked again and again")
+            again = decide(view)
+            _require(again == decision, f"asked twice, the policy decides {decision} and {again}")
+            _check(decision, view.now, queue, view.free, policy.limit)
         _require(list(queue) == before, "the policy changes the queue")
-        _check(decision, now, queue, free, policy.limit)
-        return decision
-
-    decide_ahead = policy.decide_ahead
-
-    def examined_ahead(now: float, queue: QueueView, free_in_s: float) -> Decision:
-        before = list(queue)
-        decision = decide_ahead(now, queue, free_in_s)
-        _require(list(queue) == before, "the policy changes the queue")
-        most = min(queue.size, policy.limit)
-        _require(0 <= decision.take <= most, f"the policy takes {decision.take} ahead, of at most {most}")
         return decision
 
     policy.decide = examined  # type: ignore[method-assign]
-    policy.decide_ahead = examined_ahead  # type: ignore[method-assign]
     return policy
 
 
