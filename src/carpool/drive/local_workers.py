@@ -258,6 +258,7 @@ class LoopWorker(_LocalWorker):
 
         link = _LoopLink(self._inbox, self._news, self._hear)
         fatal_errors = (GeneratorExit, asyncio.CancelledError)
+        beside = TasksBeside(link.news)
         try:
             await serve(
                 link,
@@ -265,7 +266,7 @@ class LoopWorker(_LocalWorker):
                 lambda: self._model,
                 fatal_errors,
                 is_ending=is_ending,
-                beside=TasksBeside(link.news),
+                beside=beside,
                 same_process=True,
             )
             why = "it ended"
@@ -273,6 +274,8 @@ class LoopWorker(_LocalWorker):
             raise
         except BaseException as error:  # some kinds would end the loop, if they left the task
             why = f"it ended with {type(error).__name__}: {text_of(error)}"
+        finally:
+            beside.end()
         _call_soon(self._loop, self._end, why)
 
     def _done(self, task: asyncio.Task[None]) -> None:

@@ -21,10 +21,16 @@ class TasksBeside:
 
     def __init__(self, news: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._news = news
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def apart(self, generator: Any, own: Own) -> Apart:
         """Return what runs a generator in a task of its own."""
-        return Apart(generator, own)
+        return Apart(generator, own, self._tasks)
+
+    def end(self) -> None:
+        """Cancel what generators await, and have them closed: their worker has ended."""
+        for task in self._tasks:
+            task.cancel()
 
     async def first_of(self, asked: Sequence[tuple[Any, Any]]) -> None:
         """Ask generators to go on, and wait until one of them has yielded, or an order has come.
@@ -40,10 +46,6 @@ class TasksBeside:
         watching = asyncio.ensure_future(self._news())
         try:
             await asyncio.wait((*coming, watching), return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            for each, _ in apart:
-                each.give_up()
-            raise
         finally:
             watching.cancel()
 
@@ -54,11 +56,13 @@ class Apart:
     Args:
         generator: The generator.
         own: Copies what it yields, since others run before that is taken.
+        tasks: Those of its worker, to which its own is added for as long as it lives.
     """
 
-    def __init__(self, generator: Any, own: Own) -> None:
+    def __init__(self, generator: Any, own: Own, tasks: set[asyncio.Task[None]]) -> None:
         self._generator = generator
         self._own = own
+        self._tasks = tasks
         self._told: Any = None
         self._asked = asyncio.Event()
         self._coming: asyncio.Future[Any] | None = None
@@ -74,7 +78,10 @@ class Apart:
         if self._coming is None:
             loop = asyncio.get_running_loop()
             self._coming, self._told = loop.create_future(), told
-            self._task = self._task or loop.create_task(self._live())
+            if self._task is None:
+                self._task = loop.create_task(self._live())
+                self._tasks.add(self._task)
+                self._task.add_done_callback(self._tasks.discard)
             self._asked.set()
         return self._coming
 
@@ -99,11 +106,6 @@ class Apart:
         await self._generator.aclose()  # unless its task has never begun, it is closed already
         if self._failure is not None:
             raise self._failure
-
-    def give_up(self) -> None:
-        """Cancel what it awaits, as the worker itself is cancelled."""
-        if self._task is not None:
-            self._task.cancel()
 
     async def _live(self) -> None:
         """Go on whenever it is asked. Nothing is raised, since some kinds would end the loop."""
