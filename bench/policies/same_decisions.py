@@ -1,6 +1,6 @@
 """Whether two trees decide alike: the working tree and a revision, decision by decision.
 
-    python -m bench policies.same_decisions main              all cases, in ten minutes on two cores
+    python -m bench policies.same_decisions main              all cases, in a quarter of an hour
     python -m bench policies.same_decisions main --quick      a tenth of each duration
     python -m bench policies.same_decisions HEAD~3 --only "knee|keys" --policies adaptive,cork
 
@@ -218,7 +218,9 @@ def compare(cases: Sequence[Case], here: Tree, there: Tree, jobs: int) -> int:
     bunches = [cases[i : i + AT_ONCE] for i in range(0, len(cases), AT_ONCE)]
     with ThreadPoolExecutor(jobs) as pool:
         sides = [(pool.submit(here.ask, bunch), pool.submit(there.ask, bunch)) for bunch in bunches]
-        for bunch, (ours, theirs) in zip(bunches, sides, strict=True):
+        for i, (bunch, (ours, theirs)) in enumerate(zip(bunches, sides, strict=True)):
+            if sys.stderr.isatty():
+                print(f"\r{i * AT_ONCE} of {len(cases)} cases", end="", file=sys.stderr, flush=True)
             for case, own, other in zip(bunch, ours.result(), theirs.result(), strict=True):
                 decisions += own["count"]
                 if own != other:
