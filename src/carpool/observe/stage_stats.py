@@ -281,5 +281,6 @@ def explained(policy: Policy, now: float, hop_s: float = 0.0) -> dict[str, Any]:
         told = dict(policy.explain(now))
     except BaseException as error:  # the policy may be the user's; a look at it must do no harm
         return {"policy": name_of(policy), "error": f"{type(error).__name__}: {text_of(error)}"}
-    told.setdefault("hop_s", hop_s)
+    if "policy" in told:
+        told.setdefault("hop_s", hop_s)
     return told

@@ -321,7 +321,7 @@ class Policy(ABC):
         These keys mean the same everywhere: `rule` (the word for what decided last), `cost_s`
         (learned seconds of a batch, by size), `arrival_rate` (units per second) and
         `expected_batch_size` (the largest batch that is made on purpose). Others are the policy's
-        own. `stats()` adds `hop_s`, see `View`.
+        own. `stats()` adds `hop_s`, see `View`, beside `policy`.
         """
         return {"policy": name_of(self), "max_batch_size": self.limit}
 
