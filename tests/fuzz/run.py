@@ -56,6 +56,7 @@ _KIND = re.compile("|".join([*KINDS, "Boom"]))
 _LOOK_S = 0.1
 _IDLE_S = 20.0  # for a program in which no call is under way, and which does not end
 _SETTLE_S = 5.0
+_FORGOTTEN = re.compile(r"ResourceWarning: unclosed (transport <(_Selector)?\w*Transport |<socket)")
 _SAYS_SO = "its workers are ended"
 _START_S = 30.0
 _STOP_S = 6.0  # workers have 5 s to end
@@ -513,6 +514,8 @@ class Run:
             return
         if origin == "warning" and getattr(self.program.subject, "abandon", False) and _SAYS_SO in text:
             return
+        if origin == "warning" and self.program.has_client and self.program.in_tasks and _FORGOTTEN.search(text):
+            return  # httpcore closes those that a server has closed one by one, and forgets the rest if it is cancelled
         if origin.startswith("log asyncio") and self.facts.breaks_loop:
             return  # of what the loop has left when it ended
         lines = text.strip().splitlines() or [""]

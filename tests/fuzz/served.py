@@ -38,6 +38,7 @@ class Serving:
         self.stopped: Future[None] = Future()
         self._stopping: asyncio.Task[None] | None = None
         self._speaks = threading.Event()
+        self._is_up = False
         self._pid = os.getpid()
         self._thread = LoopThread("fuzz server", loop)
 
@@ -64,8 +65,12 @@ class Serving:
         self._thread.post(lambda: self._begin_stop(drain))
 
     def fall_silent(self) -> None:
-        """Have the server do nothing any more, with all its connections open, until it is stopped."""
-        self._thread.post(lambda: self._speaks.wait(_MOST_SILENT_S))
+        """Have a server that has started do nothing any more, with all its connections open, until it is stopped."""
+        self._thread.post(self._be_silent)
+
+    def _be_silent(self) -> None:
+        if self._is_up:
+            self._speaks.wait(_MOST_SILENT_S)
 
     def _begin_start(self, started: Future[None]) -> None:
         if self._stopping is not None:
@@ -81,6 +86,7 @@ class Serving:
             self.stop(drain=False)
             started.set_exception(error)
         else:
+            self._is_up = True
             started.set_result(None)
 
     def _begin_stop(self, drain: bool) -> None:
