@@ -476,13 +476,14 @@ class Child:
             os._exit(code)
 
     def _try(self, run: Run, step: Fork) -> int:
+        tried = TRIED[step.then]
         try:
             if run.program.in_tasks:
-                asyncio.run(InTask(run).take(TRIED[step.then]))
+                asyncio.run(InTask(run).take(tried))
             else:
-                InThread(run).take(TRIED[step.then])
+                InThread(run).take(tried)
         except BaseException as error:
-            if not run.may_raise(step, error):
+            if not (run.may_raise(step, error) or run.may_raise(tried, error)):
                 raise
         return 0
 
