@@ -56,7 +56,9 @@ _KIND = re.compile("|".join([*KINDS, "Boom"]))
 _LOOK_S = 0.1
 _IDLE_S = 20.0  # for a program in which no call is under way, and which does not end
 _SETTLE_S = 5.0
-_FORGOTTEN = re.compile(r"ResourceWarning: unclosed (transport <(_Selector)?\w*Transport |<socket)")
+_FORGOTTEN = re.compile(
+    r"ResourceWarning: unclosed (transport <_SelectorSocket|(resource|transport) <TCPTransport |<socket)"
+)
 _SAYS_SO = "its workers are ended"
 _START_S = 30.0
 _STOP_S = 6.0  # workers have 5 s to end

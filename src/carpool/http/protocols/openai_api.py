@@ -200,7 +200,8 @@ def _respond_with_vectors(
 ) -> HttpResponse:
     written = [_vector(result, asked) for result in results]
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(written)]
-    n = sum(map(partial(count_tokens, counter_of(model)), inputs))
+    counter = counter_of(model)
+    n = sum([count_tokens(counter, value) for value in inputs])  # `map` would end at its StopIteration
     usage = {"prompt_tokens": n, "total_tokens": n}
     return with_id(request, as_response({"object": "list", "data": data, "model": model.name, "usage": usage}))
 
