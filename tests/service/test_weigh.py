@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any
 
@@ -174,3 +176,21 @@ def test_most_stages_weigh_nothing() -> None:
     sized = weigher_of(Stage(models.scale, max_batch_size=8, size=abs))
     assert sized is not None
     assert sized.of(-3) == 3
+
+
+def test_one_thread_at_a_time_asks_for_a_size() -> None:
+    """Functions of users, such as tokenizers, need not bear several threads, in which large bodies are read."""
+    inside, most = 0, 0
+
+    def size(x: int) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.001)
+        inside -= 1
+        return x
+
+    weigher = Weigher(size, "stage f", int)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(weigher.of, range(1, 21))) == [*range(1, 21)]
+    assert most == 1

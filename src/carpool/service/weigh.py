@@ -8,6 +8,7 @@ be told fails alone, before it joins a queue.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -55,6 +56,7 @@ class Weigher:
         self._opens = size is not None or length is not None or self._key is not None
         self._name = name
         self._input_type = input_type
+        self._asking = threading.RLock()  # large bodies are read in threads, and a tokenizer may bear one at a time
         self._readers = schema.MadeWhenNeeded(
             {OBJECT: payload.load, RAW: schema.raw_reader(input_type)},
             {JSON: lambda: schema.json_reader(input_type), MSGPACK: lambda: schema.msgpack_reader(input_type)},
@@ -104,9 +106,10 @@ class Weigher:
         self.weigh(request, self._opened(item, format) if self._opens else None)
 
     def _told(self, function: Callable[[Any], Any], setting: str, x: Any) -> Any:
-        """Return what a user's function says of an item."""
+        """Return what a user's function says of an item. One thread at a time calls it."""
         try:
-            return function(x)
+            with self._asking:
+                return function(x)
         except CarpoolError:
             raise
         except BaseException as error:  # nothing that user code raises may break the loop
