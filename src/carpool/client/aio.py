@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar, overload
 import anyio._backends._asyncio  # noqa: F401 # as httpcore
 import httpcore  # noqa: F401 # httpx imports it at its first use; a fork meanwhile would have the child wait for ever
 import httpx
+import sniffio  # noqa: F401 # as httpcore; where it is missing each request looks for it several times
 
 from carpool.client.app_transport import AppTransport
 from carpool.client.budget import RetryBudget, is_retried, retry_after_s, wait_s
