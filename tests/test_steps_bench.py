@@ -9,6 +9,7 @@ import pytest
 
 from bench.policies.step_rules import Counters, Padded, chunked, static
 from bench.policies.steps import cell, loads
+from carpool.policy.steps import Stepped
 from carpool.request import Request, Stream
 from carpool.simulate.steps import StepCost, run_steps
 
@@ -75,9 +76,9 @@ def test_counters() -> None:
     assert policy.join(0.0, heads, SetStub()) == 2
     assert policy.join(0.0, heads[:2], SetStub()) == 0
     for _ in range(20):
-        policy.stepped(10, 0.1)
+        policy.learn(0.0, Stepped(10, 0.1, 0, 0.0))
     assert policy.join(0.0, heads[:2], SetStub()) == 2
-    policy.started(1, 0.1)
+    policy.learn(0.0, Stepped(0, 0.0, 1, 0.1))
     assert policy.join(0.0, heads[:2], SetStub()) == 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from carpool.clock import VirtualClock
 from carpool.policy import SetView, StepPolicy
+from carpool.policy.steps import Stepped
 from carpool.request import Request
 from carpool.simulate.steps import Reading, StepCost, StepReport, report_on, run_steps, traffic_of
 
@@ -32,13 +33,12 @@ class Counters(StepPolicy):
         super().__init__(rows, part_slo_s)
         self._steps = 0
 
-    def started(self, length: int, seconds: float) -> None:
-        super().started(length, seconds)
-        self._steps = 0
-
-    def stepped(self, n: int, seconds: float) -> None:
-        super().stepped(n, seconds)
-        self._steps += 1
+    def learn(self, now: float, done: Stepped) -> None:  # type: ignore[override]
+        super().learn(now, done)
+        if done.length:
+            self._steps = 0
+        if done.rows:
+            self._steps += 1
 
     def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
         if self._steps < self.most_steps and len(heads) < ceil(self.served_ratio * len(running)):

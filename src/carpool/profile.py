@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from carpool.policy import Greedy
+from carpool.policy.base import DoneBatch
 from carpool.service.overrides import changed
 from carpool.service.service import Service
 from carpool.service.stage import Stage
@@ -41,9 +42,9 @@ class _Noting(Greedy):
     def __deepcopy__(self, memo: object) -> _Noting:
         return self  # a stage copies its policy, and this one is to be read afterwards
 
-    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        if ok:
-            self.batches.append((n, busy_s))
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if done.ok and not done.is_warm_up:
+            self.batches.append((done.n, done.busy_s))
 
 
 async def profile(

@@ -12,7 +12,6 @@ from carpool.core.reply import Reply
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import Decision, Greedy, OneByOne, Static, View
 from carpool.request import DONE, Request
-from tests.policy.view import done
 from tests.support.pipelines import (
     Scripted,
     ask,
@@ -25,6 +24,7 @@ from tests.support.pipelines import (
     stage,
     state_of,
 )
+from tests.support.view import done
 
 
 def answers(to: Pipeline, now: float) -> list[object]:

@@ -14,8 +14,8 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, OneByOne, Policy, Static
 from carpool.request import DEFAULT_LANE, Request
-from tests.policy.view import done
 from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
+from tests.support.view import done
 
 POLICIES = [Greedy, Static, AIMD, Cork, Deadline, Adaptive]
 

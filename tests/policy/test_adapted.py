@@ -16,7 +16,7 @@ from carpool.policy.base import NOTHING, name_of
 from carpool.request import Request
 from carpool.simulate import run
 from carpool.testing import PolicyError, check_policy
-from tests.policy.view import ahead_of, done, view_of, waiting, warm_up
+from tests.support.view import ahead_of, done, view_of, waiting, warm_up
 
 FORMER = r"decide takes \(now, queue, free, busy\)"
 

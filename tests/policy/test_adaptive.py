@@ -20,8 +20,8 @@ from carpool.simulate import Affine, Closed, Cost, Knee, Report, run
 from carpool.simulate.costs import BatchShape
 from tests.effort import examples
 from tests.policy.learned import FIXED, KNEE, TILES
-from tests.policy.view import ahead_of, done, view_of, warm_up
 from tests.support.pipelines import pipeline_of, stage
+from tests.support.view import ahead_of, done, view_of, warm_up
 
 BALANCED = Affine(0.002, 0.001)
 NOW = 100.0

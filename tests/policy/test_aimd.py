@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from carpool.policy import AIMD, Decision
 from carpool.policy.base import NOTHING
-from tests.policy.view import done, view_of, waiting
 from tests.support.pipelines import ask
 from tests.support.properties import PROPERTY
+from tests.support.view import done, view_of, waiting
 
 
 def after(policy: AIMD, *batches: tuple[int, float]) -> AIMD:

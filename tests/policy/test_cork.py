@@ -10,8 +10,8 @@ from carpool.core.queue import Queue
 from carpool.policy import Cork, Decision
 from carpool.policy.base import NOTHING
 from carpool.policy.cork import DECAY, TICK_S, TRAINING, Account
-from tests.policy.view import done, view_of, waiting
 from tests.support.properties import PROPERTY
+from tests.support.view import done, view_of, waiting
 
 
 def trained(

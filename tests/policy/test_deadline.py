@@ -10,8 +10,8 @@ from carpool.core.queue import Queue
 from carpool.policy import Deadline, Decision
 from carpool.policy.base import NOTHING
 from carpool.policy.deadline import LineFit
-from tests.policy.view import done, view_of, waiting, warm_up
 from tests.support.properties import PROPERTY
+from tests.support.view import done, view_of, waiting, warm_up
 
 
 def profiled(limit: int = 8) -> Deadline:

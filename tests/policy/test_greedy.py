@@ -6,7 +6,7 @@ import pytest
 
 from carpool.policy import Decision, Greedy
 from carpool.policy.base import NOTHING
-from tests.policy.view import view_of, waiting
+from tests.support.view import view_of, waiting
 
 
 @pytest.mark.parametrize(

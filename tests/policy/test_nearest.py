@@ -13,8 +13,8 @@ from carpool.core.queue import Queue
 from carpool.policy import Greedy
 from carpool.policy.nearest import nearest
 from carpool.request import Request
-from tests.policy.view import view_of
 from tests.support.properties import PROPERTY
+from tests.support.view import view_of
 
 
 def waiting(*lengths: int) -> Queue:

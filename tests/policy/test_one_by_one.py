@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from carpool.policy import Decision, OneByOne
 from carpool.policy.base import NOTHING
 from carpool.policy.one_by_one import HOP_BUDGET_S, MOST_IN_A_HOP
-from tests.policy.view import done, view_of, waiting
 from tests.support.properties import PROPERTY
+from tests.support.view import done, view_of, waiting
 
 
 def learned(*item_s: float) -> OneByOne:

@@ -20,8 +20,8 @@ from carpool.policy import (
     Static,
     new_step_policy,
 )
-from tests.policy.view import done, view_of, waiting
 from tests.support.properties import PROPERTY
+from tests.support.view import done, view_of, waiting
 
 arrivals = st.lists(st.integers(0, 50).map(float), max_size=12)
 delays = st.one_of(st.none(), st.integers(0, 20).map(float))

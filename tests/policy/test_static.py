@@ -9,8 +9,8 @@ import pytest
 from carpool.core.queue import Queue
 from carpool.policy import Decision, Static
 from carpool.policy.base import FULL, NOTHING
-from tests.policy.view import done, view_of, waiting
 from tests.support.pipelines import ask, items
+from tests.support.view import done, view_of, waiting
 
 
 @pytest.mark.parametrize("n", [4, 5, 100])

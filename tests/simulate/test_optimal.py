@@ -13,7 +13,7 @@ from carpool.policy.base import NOTHING, Decision
 from carpool.request import Request
 from carpool.simulate.optimal import Optimal, optimal_mean_latency
 from tests.effort import examples, slow_where
-from tests.policy.view import view_of
+from tests.support.view import view_of
 
 COSTS_MS = {
     "fixed": lambda n: 8 + 0.25 * n,

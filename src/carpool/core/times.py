@@ -96,7 +96,7 @@ class Times:
         """Learn what a batch, or the first part of a stream, usually takes."""
         self.usual_s += (took_s - self.usual_s) * (0.2 if self.usual_s else 1.0)
         if took_s < self.fastest_s or not self.fastest_s:
-            self.fastest_s = took_s
+            self.fastest_s = min(took_s, self.usual_s)  # which may be less, after batches of no time at all
         else:
             self.fastest_s += 0.01 * (took_s - self.fastest_s)  # the stage may have become slower
 
