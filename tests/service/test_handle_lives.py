@@ -27,6 +27,7 @@ from carpool.drive import loop_thread
 from carpool.drive.batches import BatchPool
 from carpool.policy import Decision, DoneBatch, View
 from carpool.service import thread_handle
+from carpool.service.handle import AsyncHandle
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.loops import on_a_loop
@@ -461,6 +462,31 @@ def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeyp
     finally:
         go_on.set()
         closer.join()
+
+
+def test_a_child_that_is_forked_before_its_parent_s_loop_has_begun_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A child that is forked once a service has a thread, and before its life has begun there, does not wait for it."""
+    begun, go_on = threading.Event(), threading.Event()
+    start = AsyncHandle.start
+
+    async def start_late(handle: AsyncHandle) -> AsyncHandle:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        return await start(handle)
+
+    monkeypatch.setattr(AsyncHandle, "start", start_late)
+    s = THREADED.run()
+    starter = threading.Thread(target=s.start)
+    starter.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        assert in_a_child(s.stats) == 2  # the error says that the service does not run
+    finally:
+        go_on.set()
+        starter.join()
+        s.close()
 
 
 def test_a_handle_that_was_made_before_a_fork_can_be_started_in_the_child() -> None:

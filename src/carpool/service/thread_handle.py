@@ -254,7 +254,7 @@ class Handle:
             RuntimeError: The service has not been started, or was started by another process.
             DeadlineExceeded: The service's loop was blocked for longer than its `timeout_s`.
         """
-        if self._thread is None or self._inner.state is LifeState.FORKED:
+        if self._thread is None or self._thread.is_parents or self._inner.state is LifeState.FORKED:
             raise self._inner._life.refusal()
         most_s = self.service.timeout_s + GRACE_S
         try:
