@@ -20,6 +20,7 @@ import carpool
 from carpool.http.protocols.rows import table_of, tensors_of
 from carpool.http.protocols.tensors import elements_of
 from carpool.testing import served
+from carpool.type_hints import meant
 from tests.http.oip import infer, tensor
 from tests.support.http.served import ask, fetched, posted
 
@@ -48,6 +49,7 @@ PROGRAM = """
 import sys
 import carpool, httpx
 from carpool.testing import served
+from carpool.type_hints import meant
 from tests.http.test_odd_results import Parameters, TEXT
 
 service = carpool.Service(carpool.Stage(Parameters, max_batch_size=4), name="m", timeout_s=120)
@@ -191,7 +193,7 @@ def test_metadata_says_what_is_answered() -> None:
 )
 def test_results_fit_their_hint(kind: Any, results: list[Any], shape: list[int], data: list[Any]) -> None:
     """Tensors of results have the datatype and the axes of their hint."""
-    table = table_of(kind, "output")
+    table = table_of(meant(kind), "output")
     (found,) = tensors_of(table, results)
     assert found.datatype == table.columns[0].datatype and found.shape == shape
     assert list(elements_of(found)) == data
@@ -213,7 +215,7 @@ def test_results_fit_their_hint(kind: Any, results: list[Any], shape: list[int],
 def test_results_that_do_not_fit_their_hint(kind: Any, results: list[Any]) -> None:
     """Results that a hint does not mean are `bad_result`, as they are in JSON."""
     with pytest.raises(carpool.ModelError) as caught:
-        tensors_of(table_of(kind, "output"), results)
+        tensors_of(table_of(meant(kind), "output"), results)
     assert caught.value.code == "bad_result"
 
 
