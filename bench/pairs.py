@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import get_args
 
 from bench import ROOT
-from bench.peers.contestants import Launch, launch
+from bench.peers.contestants import MODELS, Launch, serving
 from bench.protocols import bulk
 from bench.tools import closed_loop, options, stopwatch, wrk
 from bench.tools.comparison import compare, one_table, take_turns
@@ -135,8 +135,7 @@ def turn_of_server(server: Server, case: str, seconds: float) -> Turn:
 
 def launch_of(tree: Path) -> Launch:
     """Return how the server of a tree is started."""
-    ours = launch("carpool", "echo")
-    assert ours is not None
+    ours = serving(f"{MODELS}:echo")
     return replace(ours, name=f"carpool of {tree}", env={**ours.env, **path_of(tree)})
 
 

@@ -441,6 +441,19 @@ def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> No
         assert s.predict(2) == 2
 
 
+@contextlib.contextmanager
+def meanwhile(act: Callable[[], object], has_begun: threading.Event, go_on: threading.Event) -> Iterator[None]:
+    """Around what happens between two events in a thread that does something: it has begun, and may go on."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        assert has_begun.wait(PATIENCE_S)
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
 def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is forked while the handle is closed already, but its loop still has work, does
     not wait for that loop.
@@ -453,15 +466,9 @@ def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeyp
 
     monkeypatch.setattr(loop_thread, "_end_tasks", linger)
     s = THREADED.start()
-    closer = threading.Thread(target=s.close)
-    closer.start()
-    try:
-        assert ending.wait(PATIENCE_S)
+    with meanwhile(s.close, ending, go_on):
         assert in_a_child(s.stats) == 8
         assert in_a_child(s.close) == 7
-    finally:
-        go_on.set()
-        closer.join()
 
 
 def test_a_child_that_is_forked_before_its_parent_s_loop_has_begun_does_not_wait_for_it(
@@ -478,15 +485,9 @@ def test_a_child_that_is_forked_before_its_parent_s_loop_has_begun_does_not_wait
 
     monkeypatch.setattr(AsyncHandle, "start", start_late)
     s = THREADED.run()
-    starter = threading.Thread(target=s.start)
-    starter.start()
-    try:
-        assert begun.wait(PATIENCE_S)
+    with meanwhile(s.start, begun, go_on):
         assert in_a_child(s.stats) == 2  # the error says that the service does not run
-    finally:
-        go_on.set()
-        starter.join()
-        s.close()
+    s.close()
 
 
 def test_a_handle_that_was_made_before_a_fork_can_be_started_in_the_child() -> None:

@@ -59,7 +59,7 @@ live_functions: weakref.WeakSet[Bindable] = weakref.WeakSet()
 
 
 class ThisProcess:
-    """What is another thing in a forked child than in its parent.
+    """Holds a mark of this process, which a forked child replaces.
 
     Attributes:
         mark: An object of this process.

@@ -93,7 +93,7 @@ def run_now(awaitable: Awaitable[T]) -> T:
 
 
 class Asked(NamedTuple):
-    """What a call is asked for, in words for the error when it returns something else.
+    """The words of the error about a call that returns another number of results than it must.
 
     Attributes:
         text: A sentence with the places `given` and `wanted`.

@@ -16,7 +16,7 @@ def server_key(key_file: Path | None) -> str:
 
 
 def server_url(url: str | None, *, admin: bool = True) -> str:
-    """Return where to ask a server: where the settings here have one listen, if nobody says it.
+    """Return the address of the server to ask; by default the one that the settings here give it.
 
     Args:
         url: What the command was given; None for nothing.

@@ -29,7 +29,7 @@ async def end(task: asyncio.Future[Any]) -> None:
             task.cancel()
             cancelled = error
     if not task.cancelled():
-        task.exception()  # of a task that nobody asks for it, asyncio would log it
+        task.exception()  # asyncio logs an exception that is never retrieved
     if cancelled is not None:
         raise cancelled
 

@@ -39,7 +39,7 @@ class Earliest(Generic[T]):
         """Note a new thing, or that the time of one may have become earlier."""
         if not self.is_kept:
             return
-        if len(self._heap) > self._most:  # nobody has asked for long
+        if len(self._heap) > self._most:  # it was not read for long
             self.forget()
             return
         self._n += 1

@@ -2,7 +2,7 @@
 
 The policy of a stage may be the user's, and is guarded here, once: what it raises goes to
 `on_fault`, and from then on the stage is served greedily, until its service ends. So nothing has to
-be undone, and nobody has to find out whose error it was.
+be undone, and no code has to find out whose error it was.
 """
 
 from __future__ import annotations
