@@ -80,8 +80,7 @@ def launches(task: Task, batch: int, right: np.ndarray[Any, Any]) -> Iterator[tu
     of_raw = Exchange(body=raw[0], answer=answer, content_type="application/octet-stream")
     for workers, title, service, exchange, bodies in (
         (1, ".npy", task.name, of_arrays, arrays),
-        (1, "raw", f"{task.name}_raw", of_raw, raw),
-        (2, "raw", f"{task.name}_raw", of_raw, raw),
+        *((workers, "raw", f"{task.name}_raw", of_raw, raw) for workers in task.workers),
     ):
         command = [sys.executable, "-m", "carpool", "serve", f"bench.gpu.services:{service}", "--port", "{port}"]
         more = {"BENCH_GPU_WORKERS": str(workers)}
@@ -90,15 +89,14 @@ def launches(task: Task, batch: int, right: np.ndarray[Any, Any]) -> Iterator[tu
     exchange = replace(of_raw, path="/inference")
     address = ["--address", "127.0.0.1", "--port", "{port}", "--timeout", "60000"]
     command = [sys.executable, str(folder / "mosec_tensors.py"), task.name, *address]
-    for wait, workers in ((5, 1), (5, 2)):
-        more = {"MAX_WAIT_TIME_MS": str(wait), "BENCH_GPU_WORKERS": str(workers)}
-        yield f"mosec, {wait} ms, {workers} w", launch("mosec", command, exchange, more), raw
+    for workers in task.workers:
+        more = {"MAX_WAIT_TIME_MS": "5", "BENCH_GPU_WORKERS": str(workers)}
+        yield f"mosec, 5 ms, {workers} w", launch("mosec", command, exchange, more), raw
     bodies = [form(item) for item in items]
     exchange = Exchange(body=bodies[0], answer=answer, content_type=f"multipart/form-data; boundary={_BOUNDARY}")
     command = [sys.executable, str(folder / "litserve_tensors.py"), task.name, "{port}"]
-    for wait, fronts in ((5, 4),):
-        more = {"MAX_WAIT_TIME_MS": str(wait), "LITSERVE_FRONTS": str(fronts)}
-        yield f"LitServe, {wait} ms, {fronts} fronts", launch("litserve", command, exchange, more), bodies
+    more = {"MAX_WAIT_TIME_MS": "5", "LITSERVE_FRONTS": "4"}
+    yield "LitServe, 5 ms, 4 fronts", launch("litserve", command, exchange, more), bodies
 
 
 @contextmanager
