@@ -118,7 +118,7 @@ async def listen(heard: list[Frame], accepts: Sequence[int] = (OBJECT,) * N) -> 
     for request, accept in zip(requests, accepts, strict=True):
         request.answers = 0
         request.accept = accept
-    driver.submit(requests)
+    driver.submit_all(requests)
     driver.poll()
     assert [frame.ids for frame in worker.frames] == [[1, 2, 3]]
     taken = []

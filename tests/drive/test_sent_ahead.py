@@ -78,7 +78,7 @@ def pool(idempotent: bool = True) -> tuple[BatchPool, Driver, Recorder]:
 
 def asked(driver: Driver, nbytes: int) -> Request:
     request = Request(b"x" * nbytes, float("inf"), nbytes=nbytes)
-    driver.submit([request])
+    driver.submit(request)
     driver.poll()
     return request
 

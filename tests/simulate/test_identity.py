@@ -268,12 +268,12 @@ def on_a_loop(setting: Setting, recording: Recording, think_s: float | None = No
     def again(now: float, request: Request) -> None:
         after = now + (think_s or 0.0)
         following = request_of(request.item, (after, inf, 0), caller)  # type: ignore[arg-type]
-        loop.happen(after, lambda: driver.submit([following]))
+        loop.happen(after, lambda: driver.submit(following))
 
     caller = Heard(decisions, loop.time, None if think_s is None else again)
     for i, entry in enumerate(recording):
         request = request_of(i, entry, caller)
-        loop.happen(entry[0], lambda request=request: driver.submit([request]))  # type: ignore[misc]
+        loop.happen(entry[0], lambda request=request: driver.submit(request))  # type: ignore[misc]
     loop.run_until(end_of(recording))
     return decisions
 

@@ -185,7 +185,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         request._loop = driver.loop
         if self._shares is not None:
             _set_shares([request], self._shares([x]))
-        driver.submit([request])
+        driver.submit(request)
         try:
             await request
         except asyncio.CancelledError:
@@ -221,7 +221,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             request.patient = True
             request.wakeup = None
             request._loop = driver.loop
-        driver.submit(requests)
+        driver.submit_all(requests)
         try:
             for request in requests:  # whichever comes last, all of them are waited for
                 await request

@@ -157,7 +157,7 @@ class Queue:
                 lane_queue = self._lanes.get(lane) or self._open(lane, request.arrived)
                 entries = lane_queue.entries
                 append, before, size_before = entries.append, len(entries), size
-                latest_deadline = lane_queue.latest_deadline
+                latest_deadline, is_watched = lane_queue.latest_deadline, lane_queue.is_watched
                 if entries:
                     latest = entries[-1].due
                 else:
@@ -176,7 +176,7 @@ class Queue:
                 lane_queue.watch_deadline(deadline)
                 self.deadlines.note(lane_queue)
                 latest_deadline = lane_queue.latest_deadline
-            if lane_queue.is_watched:
+            if is_watched:
                 lane_queue.note(request)
             request.state = QUEUED
             nbytes += request.nbytes

@@ -119,8 +119,14 @@ class Driver(LoopTurn):
         if not self._is_poll_due and not self.loop.is_closed():
             self._poll_soon()
 
-    def submit(self, requests: Sequence[Request], alike: bool = False) -> None:
-        """Take new requests, in their order; answers and refusals come in later turns of the loop.
+    def submit(self, request: Request) -> None:
+        """Take a new request; its answer, or its refusal, comes in a later turn of the loop."""
+        self._arrivals.append(request)
+        if not self._is_poll_due:
+            self._poll_soon()
+
+    def submit_all(self, requests: Sequence[Request], alike: bool = False) -> None:
+        """Take several new requests, in their order.
 
         Args:
             requests: None of them was submitted before.

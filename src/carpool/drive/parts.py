@@ -94,7 +94,7 @@ class AsyncParts(AsyncIterator[T]):
             raise RuntimeError("this stream of parts has been used: ask for a new one")
         self._has_entered = True
         self._request.caller = self
-        self._driver.submit([self._request])
+        self._driver.submit(self._request)
         return self
 
     async def __aexit__(
@@ -196,7 +196,7 @@ class ThreadParts(Iterator[T]):
             raise RuntimeError("this stream of parts has been used: ask for a new one")
         self._has_entered = True
         self._request.caller = self
-        self._thread.post(partial(self._driver.submit, [self._request]))
+        self._thread.post(partial(self._driver.submit, self._request))
         return self
 
     def __exit__(

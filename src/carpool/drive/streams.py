@@ -200,7 +200,7 @@ class AsyncStream:
         if self._has_large_items:
             self._window.narrow(request.nbytes)
         if request.state != DONE:
-            self._driver.submit([request])
+            self._driver.submit(request)
         if self._consumer is not None and len(self._requests) == 1:
             _wake(self._consumer)
 
@@ -434,7 +434,7 @@ class ThreadStream:
             requests.append(request)
         self._has_large_items = largest >= LARGE
         self._requests += requests
-        self._driver.submit(requests)
+        self._driver.submit_all(requests)
         self._harvest()
 
     def answered(self, request: Request) -> None:

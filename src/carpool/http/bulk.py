@@ -196,9 +196,9 @@ class BulkItems(ExchangeItems):
             new = self._items_of(lines)
             inside += new
             if self._ask.endpoint.weigher is None:
-                self._driver.submit(new, alike=True)
+                self._driver.submit_all(new, alike=True)
             else:
-                self._driver.submit([item for item in new if self._is_weighed(item)])
+                self._driver.submit_all([item for item in new if self._is_weighed(item)])
         elif self._lines and not inside and not self._is_timed:
             self._is_timed = True
             self._later(_NO_ROOM_S, self._flush_in_time)  # no answer of this request will have it called

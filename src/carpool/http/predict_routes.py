@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from carpool.drive.aio import Driver
 from carpool.drive.streams import StreamWindow
 from carpool.errors import CarpoolError
 from carpool.http.bulk import BulkItems, feed_bulk
@@ -21,6 +20,7 @@ from carpool.http.exchange import Ask, ErrorResponder, Exchange, Head, HttpRespo
 from carpool.http.many import ItemList, split
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.streaming import HttpStream
+from carpool.service.weigh import Weigher
 
 _LINES_INSIDE = 1024
 
@@ -54,8 +54,8 @@ class PredictRoutes:
         self._protocols = protocols
         self._is_patient = is_patient
 
-    def predict(self, exchange: Exchange) -> None:
-        """Hand a request to its model's driver.
+    def predict(self, exchange: Exchange, is_weighed: bool = False) -> None:
+        """Hand a request to its model's driver, once it is noted on it what it counts for.
 
         Only the deadline is set here. By when the SLO wants it answered, the pipeline says.
         """
@@ -63,27 +63,27 @@ class PredictRoutes:
         assert ask is not None
         driver, weigher = ask.endpoint.driver, ask.endpoint.weigher
         assert driver is not None
-        exchange.format = ask.format
-        exchange.accept = ask.accept
-        exchange.lane = ask.lane
-        if weigher is None:
-            self._submit(driver, exchange)
-            return
-        body = exchange.body
-        self._with(
-            exchange,
-            lambda: weigher.weigh_encoded(exchange, body, exchange.format),
-            lambda _: self._submit(driver, exchange),
-        )
-
-    def _submit(self, driver: Driver, exchange: Exchange) -> None:
-        ask = exchange.head.ask
-        assert ask is not None
+        if not is_weighed:
+            exchange.format = ask.format
+            exchange.accept = ask.accept
+            exchange.lane = ask.lane
+            if weigher is not None:
+                self._weigh(weigher, exchange)
+                return
         exchange.deadline = driver.clock() + ask.timeout_s
         exchange.patient = self._is_patient
         if ask.framing is not None:
             _ask_for_parts(exchange, ask, driver.clock())
-        driver.submit([exchange])
+        driver.submit(exchange)
+
+    def _weigh(self, weigher: Weigher, exchange: Exchange) -> None:
+        """Note on an item what it counts for, and hand it over then."""
+        body = exchange.body
+        self._with(
+            exchange,
+            lambda: weigher.weigh_encoded(exchange, body, exchange.format),
+            lambda _: self.predict(exchange, is_weighed=True),
+        )
 
     def predict_whole_request(self, exchange: Exchange) -> None:
         """Hand over a request to a model whose `decode` asks for the head beside the body."""
@@ -127,7 +127,7 @@ class PredictRoutes:
                 if isinstance(item.error, CarpoolError):
                     driver.refused(item.error)
             exchange.item = whole  # for `cancel`
-            driver.submit(whole.begin())
+            driver.submit_all(whole.begin())
 
         self._with(exchange, listed, submit)
 

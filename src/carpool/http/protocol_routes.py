@@ -251,7 +251,7 @@ class ProtocolRoutes:
 
         def begin(whole: SubmittedItems) -> None:
             exchange.item = whole
-            driver.submit(whole.begin())
+            driver.submit_all(whole.begin())
 
         if whole is not None:  # it watches the client from the start, which only the loop may
             begin(whole)

@@ -67,7 +67,7 @@ async def _answer(handle: AsyncHandle, request: Request, accept: int) -> None:
     """Wait for the answer to a request and read it. Raises why that cannot be done."""
     driver = handle.running_driver
     request.caller = caller = _Caller()
-    driver.submit([request])
+    driver.submit(request)
     try:
         await caller.done
     except asyncio.CancelledError:

@@ -308,7 +308,7 @@ class AsyncHandle:
         request = self.new_request(x, timeout_s, priority, self._memory)
         caller = FutureCaller(loop)
         request.caller = caller
-        driver.submit([request])
+        driver.submit(request)
         try:
             return await caller.future
         except asyncio.CancelledError:

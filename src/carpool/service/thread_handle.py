@@ -155,7 +155,7 @@ class Handle:
         try:
             come_of_it = NOT_RUN if loan is None or request.lane is not DEFAULT_LANE else loan.run(request)
             if come_of_it == NOT_RUN:
-                thread.post(partial(driver.submit, [request]))
+                thread.post(partial(driver.submit, request))
             if come_of_it != ANSWERED:
                 caller.wait(request, driver.clock)
         except BaseException:  # KeyboardInterrupt, for example: nobody waits for the answer any more
