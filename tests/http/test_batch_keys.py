@@ -114,8 +114,8 @@ def test_a_header_is_the_key_at_addresses_of_protocols_too() -> None:
     with serving(App(Service(stage, name="together"))) as running:
         driver = running.app.endpoints[0].driver
         assert driver is not None
-        submit = driver.submit
-        driver.submit = lambda requests: (keys.extend(each.lane.key for each in requests), submit(requests))  # type: ignore[method-assign,assignment,func-returns-value]
+        submit = driver.submit_all
+        driver.submit_all = lambda requests: (keys.extend(each.lane.key for each in requests), submit(requests))  # type: ignore[method-assign,assignment,func-returns-value]
         tensor = {"name": "input", "datatype": "INT64", "shape": [1], "data": [1]}
         asked = {"inputs": [tensor], "parameters": {"priority": 1}}
         assert ask(running.port, "/v2/models/together/infer", asked, "X-Adapter: a").status == 200

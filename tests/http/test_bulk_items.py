@@ -70,7 +70,7 @@ class World:
             pipeline=self.pipeline,
             loop=loop,
             clock=lambda: self.now,
-            submit=lambda requests, alike: self.pipeline.submit(self.now, requests, alike),
+            submit_all=lambda requests, alike: self.pipeline.submit(self.now, requests, alike),
             cancel=lambda request: self.pipeline.cancel(self.now, request),
         )
         self.items = BulkItems(exchange, ask, driver, StreamWindow(8, 8), 1000, self.due.append)
