@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -53,6 +54,8 @@ CHANGE_S = 3.0
 """How long streams may go on in a worker that goes."""
 CHILD_S = 6.0
 """A forked child that has not ended by then hangs."""
+CHILD_CALL_S = 1.0
+"""How long a forked child asks its parent's server."""
 
 
 class Wrong(Exception):
@@ -477,6 +480,9 @@ class Child:
 
     def _try(self, run: Run, step: Fork) -> int:
         tried = TRIED[step.then]
+        if run.program.has_client and isinstance(tried, Predict | Stream):
+            # Where the parent's server ends meanwhile, its socket listens on in this process, and nobody answers.
+            tried = replace(tried, timeout_s=CHILD_CALL_S)
         try:
             if run.program.in_tasks:
                 asyncio.run(InTask(run).take(tried))
