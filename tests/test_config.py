@@ -18,6 +18,7 @@ from carpool.cli.server_keys import server_url
 from carpool.config import read, values
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
 from carpool.settings import LISTS, NAMES, ServerSettings, SettingsByName
+from tests.effort import slow_where
 from tests.support import models
 from tests.support.sources import ROOT
 
@@ -309,6 +310,7 @@ def test_a_list_for_each_worker_says_how_many_there_are() -> None:
         assert changed([service], {}, {"many": changes})[0].stages[0].workers == 2
 
 
+@slow_where(lambda text: text in ("CARPOOL_LOG", "CARPOOL_DEBUG", "CARPOOL_PORT") or "slo_s" in text)
 @pytest.mark.parametrize(
     ("environ", "text"),
     [

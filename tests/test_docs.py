@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import slow_where
 from tests.support.serving import serve
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +43,7 @@ def write(page: str, folder: Path) -> None:
         (folder / name).write_text(text)
 
 
+@slow_where(lambda page, name: page == "coming_from.md" and name != next(iter(PROGRAMS[page])))
 @pytest.mark.parametrize(("page", "name"), [(page, name) for page, found in PROGRAMS.items() for name in found])
 def test_a_program_prints_what_it_says(page: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every `print` in a program of the docs has its output as a comment behind it, in the order in

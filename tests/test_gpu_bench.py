@@ -23,6 +23,7 @@ def rows_of(tmp_path: Path, *words: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_floor_times_each_way_of_a_batch(tmp_path: Path) -> None:
     """Each kind of item goes there, and there and back; a card's own steps need one."""
     rows = rows_of(tmp_path, "floor")

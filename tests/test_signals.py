@@ -61,6 +61,7 @@ def is_ready(served: Served) -> bool:
     return status == 200
 
 
+@slow_where(lambda number: number == signal.SIGINT)
 @BOTH
 def test_those_inside_are_answered(gate: Gate, number: signal.Signals) -> None:
     """After SIGTERM requests inside are answered; meanwhile the server is alive, not ready, and

@@ -380,6 +380,7 @@ def test_a_ticket_of_the_parent_is_refused_in_a_child() -> None:
     assert told[4:] == ["4 6 False", "2"]
 
 
+@slow_where(lambda form, filter: filter == "error" and form not in ("def", "async def"))
 @pytest.mark.parametrize("form", ["def", "method", "async def", "thread"])
 @pytest.mark.parametrize("filter", ["always", "error"])
 def test_a_function_that_ran_before_the_fork_warns_once_in_the_child(form: str, filter: str) -> None:

@@ -21,6 +21,7 @@ import pytest
 import carpool
 from carpool.policy import BY_NAME, DoneBatch, Static, View
 from carpool.policy.base import Decision
+from tests.effort import slow_where
 from tests.support import models
 from tests.support.waiting import wait_until
 
@@ -787,6 +788,7 @@ def test_what_cannot_be_held_is_refused_where_it_is_declared(lock: Any) -> None:
 # -- batches without a limit
 
 
+@slow_where(lambda policy: policy not in ("greedy", "adaptive"))
 @pytest.mark.parametrize("policy", BY_NAME)
 def test_a_batch_without_a_limit_holds_all_who_wait(policy: str) -> None:
     """Without a limit three hundred tickets are one call, whatever the policy, as soon as that has

@@ -20,7 +20,7 @@ CANNOT = {
     ("threads over processes", "a_caller_who_leaves_harms_nobody"): "a thread cannot be cancelled",
 }
 
-ALIKE = ("threads over processes", "thread stage", "loop stage", "batched tasks")
+ALIKE = ("threads over processes", "joined workers", "http", "thread stage", "loop stage", "batched tasks")
 """Their loop and pipeline are those of "processes", which tries what takes time in the quick run, too."""
 
 TAKES_TIME = (
@@ -30,12 +30,14 @@ TAKES_TIME = (
 )
 
 
-FIRST = ("each_caller_gets_its_own_answer", "an_item_that_raises_fails_alone", "a_caller_who_leaves_harms_nobody")
-"""Promises that are tried of workers that join in the quick run, too: each starts processes."""
+FIRST = ("each_caller_gets_its_own_answer", "an_item_that_raises_fails_alone")
+"""Promises that are tried in the quick run, too, of drivers of which each starts processes besides "processes"."""
+
+STARTS_PROCESSES = ("threads over processes", "joined workers")
 
 
 @slow_where(lambda driver, promise: driver in ALIKE and promise in TAKES_TIME)
-@slow_where(lambda driver, promise: driver == "joined workers" and promise not in FIRST)
+@slow_where(lambda driver, promise: driver in STARTS_PROCESSES and promise not in FIRST)
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_driver_keeps_its_promises(driver: str, promise: str) -> None:
@@ -45,7 +47,7 @@ def test_a_driver_keeps_its_promises(driver: str, promise: str) -> None:
     asyncio.run(PROMISES[promise](DRIVERS[driver]))
 
 
-@slow_where(lambda driver: driver in (*ALIKE, "http"))
+@slow_where(lambda driver: driver in ALIKE)
 @pytest.mark.parametrize("driver", [name for name in DRIVERS if not name.startswith(("batched", "joined"))])
 def test_workers_come_and_go_without_loss(driver: str) -> None:
     """With every driver that starts workers, each caller gets its own answer while their number changes."""

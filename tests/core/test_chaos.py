@@ -1,6 +1,6 @@
 """Virtual chaos: the core under many random schedules of everything that can happen, all invariants after each step.
 
-`CARPOOL_CHAOS_SCHEDULES` says how many (10,000 if not set, a quarter of them in a quick run), `CARPOOL_CHAOS_SEED`
+`CARPOOL_CHAOS_SCHEDULES` says how many (10,000 if not set, some hundred of them in a quick run), `CARPOOL_CHAOS_SEED`
 which one alone: a failure prints the seed that plays it again, and what had happened. What can happen, and what must
 hold, is in `world.py`.
 """
@@ -23,7 +23,8 @@ SCHEDULES = int(os.environ.get("CARPOOL_CHAOS_SCHEDULES", share(10_000)))
 SEED = os.environ.get("CARPOOL_CHAOS_SEED")
 STEPS = 24
 REACHING = 1500
-"""So many of the first schedules are played by the test that also looks at what they reach, and need not be twice."""
+"""So many of the first schedules are played by the test that also looks at what they reach, and need not be twice; a
+quick run plays a quarter of them, and the others only while something has not been reached."""
 
 
 @pytest.mark.timeout(300 + SCHEDULES / 20)  # 2 ms each on a machine that has nothing else to do
@@ -164,7 +165,13 @@ OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0.4, 0.6, 0.3]
 def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
     """The random schedules reach all outcomes and all policies, the rare ones too."""
     seen: set[str] = set()
+    expected = {"ok", "cancelled", "deadline_exceeded", "overloaded", "model_error", "worker_lost", "unavailable"}
+    expected |= {"too_large", "request_crashed_worker", "survived a crash"}
+    expected |= {"went ahead", "lay ahead when its worker was lost", "lay ahead when it was cancelled"}
+    expected |= {"lay ahead when it expired", "went ahead behind another", "drained"}
     for seed in range(REACHING):
+        if seed >= share(2 * REACHING) and seen >= expected:
+            break
         world = play(seed)
         for ask in world.asks:
             error = ask.request.error
@@ -172,10 +179,7 @@ def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
             if ask.request.error is None and any(ask.lost.values()):
                 seen.add("survived a crash")
         seen |= world.happened
-    expected = {"ok", "cancelled", "deadline_exceeded", "overloaded", "model_error", "worker_lost", "unavailable"}
-    assert seen >= expected | {"too_large", "request_crashed_worker", "survived a crash"}
-    assert seen >= {"went ahead", "lay ahead when its worker was lost", "lay ahead when it was cancelled"}
-    assert seen >= {"lay ahead when it expired", "went ahead behind another", "drained"}
+    assert seen >= expected
 
 
 def test_a_failing_schedule_tells_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def serve(policy: Policy, requests: Sequence[Request], slo_s: float | None = Non
 
 
 @slow_where(lambda rate: rate != 8_000)  # three times of what can be served
+@slow_where(lambda policy, patient: patient is (policy is Greedy))
 @pytest.mark.parametrize("policy", [Adaptive, Greedy])
 @pytest.mark.parametrize("rate", [2_000, 8_000, 40_000])
 @pytest.mark.parametrize("patient", [False, True])

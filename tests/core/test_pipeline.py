@@ -699,6 +699,30 @@ def test_trying_again_makes_sense_once_those_inside_are_served() -> None:
     assert pipeline.retry_after_s(4) == 2 + 4 * 3 / 2
 
 
+def test_without_a_worker_trying_again_makes_sense_after_a_second_at_least() -> None:
+    """A worker that a stage lacks is not there in a moment: callers that are refused meanwhile, on
+    arrival or from the queue, are told to wait for a second, or for the predicted wait if it is
+    longer.
+    """
+    pipeline = pipeline_of(stage(max_size=1), stage(), workers=0, slo_s=3)
+    late, refused = asks("ab")
+    pipeline.submit(0, [late, refused])
+    pipeline.poll(0)
+    pipeline.poll(9)
+    seconds = [request.error.retry_after_s for request in (late, refused) if isinstance(request.error, Overloaded)]
+
+    pipeline.worker_ready(0, 0)
+    lacks_one = pipeline.retry_after_s(9)
+    pipeline.worker_ready(1, 0)
+    lacks_none = pipeline.retry_after_s(9)
+
+    assert (seconds, lacks_one, lacks_none) == ([1.0, 1.0], 1.0, 0.1)
+    pipeline.submit(9, asks("a"))
+    reply(pipeline, 13, pipeline.poll(9).run[0], busy_s=4)
+    pipeline.worker_lost(13, 1, 0)
+    assert pipeline.retry_after_s(13) == 4
+
+
 # -- admission
 
 

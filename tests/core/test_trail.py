@@ -9,6 +9,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, Overloaded
 from carpool.policy import Adaptive, Greedy, Policy, Static
 from carpool.request import Request
+from tests.effort import slow_where
 from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
 
 
@@ -171,6 +172,7 @@ def test_who_may_have_killed_a_worker_is_told_so() -> None:
     assert found == [False, True]
 
 
+@slow_where(lambda policy, patient: patient is (policy is Adaptive))
 @pytest.mark.parametrize("policy", [Greedy, Static, Adaptive])
 @pytest.mark.parametrize("patient", [True, False])
 def test_expired_work_reaches_no_worker(policy: type[Policy], patient: bool) -> None:

@@ -24,6 +24,7 @@ from carpool.drive.steps import _parts_of, _plain_parts
 from carpool.wire import order as wire
 from carpool.wire.frame import Frame, FrameKind
 from carpool.worker import step_loop
+from tests.effort import slow_where
 from tests.support.parts import (
     Counting,
     Held,
@@ -224,6 +225,7 @@ def test_leaving_the_block_frees_the_place() -> None:
         wait_for(lambda: log[-1] == ("stop", 3))
 
 
+@slow_where(lambda form, timeout_s: (timeout_s is None) is ([*HELD].index(form) % 2 == 0))
 @pytest.mark.parametrize("timeout_s", [None, 0.3], ids=["leaves", "is late"])
 @pytest.mark.parametrize("form", HELD)
 def test_the_next_request_is_not_sent_behind_a_part_for_nobody(

@@ -49,11 +49,13 @@ def test_a_stream_keeps_order(collect: Collect) -> None:
     assert collect(DOUBLE, range(5000)) == [2 * x for x in range(5000)]
 
 
+@slow_where(lambda collect: collect is from_asyncio)
 def test_an_empty_stream_ends(collect: Collect) -> None:
     """A stream of nothing ends at once."""
     assert collect(DOUBLE, []) == []
 
 
+@slow_where(lambda collect: collect is from_asyncio)
 @slow_where(lambda window: window != 3)
 @pytest.mark.parametrize("window", [1, 2, 3, 1000])
 def test_any_window_works(collect: Collect, window: int) -> None:
@@ -61,6 +63,7 @@ def test_any_window_works(collect: Collect, window: int) -> None:
     assert collect(DOUBLE, range(300), max_in_flight=window) == [2 * x for x in range(300)]
 
 
+@slow_where(lambda collect: collect is from_asyncio)
 def test_an_error_is_raised_in_its_place(collect: Collect) -> None:
     """A stream raises the error of an item in its place, after the results of the items before it."""
     got: list[Any] = []
@@ -76,6 +79,7 @@ def test_an_error_is_raised_in_its_place(collect: Collect) -> None:
     assert got == [1.0, 0.5]
 
 
+@slow_where(lambda collect: collect is from_asyncio)
 def test_errors_can_be_returned(collect: Collect) -> None:
     """With `return_exceptions=True` a stream gives the error of an item in its place and goes on."""
     answers = collect(Service(models.RaisesInPredict), [1, 0, 2], return_exceptions=True)
@@ -104,6 +108,7 @@ def test_an_input_that_raises_ends_the_stream_after_what_it_gave(collect: Collec
     assert seen == [0, 2, 4, 6, 8]
 
 
+@slow_where(lambda collect: collect is from_asyncio)
 def test_an_item_that_cannot_be_sent_is_an_error(collect: Collect) -> None:
     """An item that cannot be pickled, such as a generator, is an error and no hang."""
     with pytest.raises((TypeError, carpool.CarpoolError)):
@@ -245,6 +250,7 @@ def until_quiet(made: list[int], pause: Callable[[], None]) -> int:
     return seen
 
 
+@slow_where(lambda settings, taken: bool(settings) is (taken == 1))
 @pytest.mark.parametrize("taken", [1, 40], ids=["at once", "after some answers"])
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"max_in_flight": 100}, marks=pytest.mark.slow)], ids=["by itself", "as the user says"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.effort import share
 from tests.fuzz.program import (
     Actor,
     Batch,
@@ -21,7 +24,7 @@ from tests.fuzz.program import (
 )
 from tests.fuzz.runner import Runner
 
-_TIMES = 3
+_TIMES = share(48) // 16  # three, and one in a quick run
 
 FOUND = {
     "a loop that ends cancels its workers, and no new ones are started on it": Program(
@@ -68,12 +71,18 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("rule", FOUND)
-def test_what_was_found_stays_mended(rule: str) -> None:
-    """Each program in which a fault was found once runs without a finding; its name is the rule."""
-    runner = Runner(grace_s=3.0)
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    """One process in which the programs run one after the other; after a finding it is another one."""
+    one = Runner(grace_s=3.0)
     try:
-        findings = [finding for _ in range(_TIMES) for finding in runner.run(FOUND[rule])]
+        yield one
     finally:
-        runner.close()
+        one.close()
+
+
+@pytest.mark.parametrize("rule", FOUND)
+def test_what_was_found_stays_mended(runner: Runner, rule: str) -> None:
+    """Each program in which a fault was found once runs without a finding; its name is the rule."""
+    findings = [finding for _ in range(_TIMES) for finding in runner.run(FOUND[rule])]
     assert not findings, "\n\n".join(f"{finding.kind}: {finding.what}\n{finding.text}" for finding in findings)

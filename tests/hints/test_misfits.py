@@ -406,6 +406,10 @@ def test_details_that_a_worker_makes_up_do_no_harm(details: Any) -> None:
     error = unpack_error(Outcome.INVALID_ITEM, msgspec.msgpack.encode(["x", "", "", details]))
     assert isinstance(error, ValidationError)
     assert error.details == ()
+
+
+def test_details_that_a_worker_makes_up_are_bounded() -> None:
+    """Of any number of details that a worker makes up, of any length, few and short ones are kept."""
     many = [{"loc": [0] * 1000, "msg": "m" * 10**5, "type": "t" * 10**5}] * 1000
     bounded = unpack_error(Outcome.INVALID_ITEM, msgspec.msgpack.encode(["x", "", "", many]))
     assert isinstance(bounded, ValidationError)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ class Load:
                     self.versions.append(json.loads(answer.body))
                 else:
                     self.bad.append(answer)
+                time.sleep(0.002)
         except BaseException as error:
             self.bad.append(error)
         finally:

@@ -18,6 +18,7 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.http.bodies import Bodies
 from carpool.http.server_state import Limits
+from tests.effort import slow_where
 from tests.http.bulk_by_hand import Bulk, bulk, lines
 from tests.http.streamed import Reply
 from tests.support.http import models
@@ -172,7 +173,9 @@ def test_a_client_that_does_not_read_is_not_read_from(doors: Any) -> None:
     for door in doors:
         with bulk(door.port) as asking:
             asking.sock.settimeout(0.3)
-            piece = lines(*([1.25] * 2000))
+            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                asking.sock.setsockopt(socket.SOL_SOCKET, buffer, 65_536)
+            piece = lines(*([1 / 3] * 500))  # long lines: of short ones the system takes a million
             assert sent_until_held_back(asking, piece) < 10_000
             assert predict(door.port, 3).body == b"6.0"
             asking.sock.settimeout(PATIENCE_S)
@@ -382,6 +385,7 @@ def test_a_line_of_many_small_pieces_takes_hardly_more_than_its_bytes() -> None:
         running.wait_until(lambda: bodies_of(running).held == 0)
 
 
+@slow_where(lambda settings: bool(settings))
 @pytest.mark.parametrize("settings", [{}, {"max_batch_size": 4}], ids=["single items", "batches"])
 def test_few_large_answers_are_made_for_a_client_that_does_not_read(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]

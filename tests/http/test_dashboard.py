@@ -19,6 +19,7 @@ from carpool.http.app import App
 from carpool.observe.durations import DURATION_BOUNDS
 from carpool.observe.figures import in_words, problems
 from carpool.observe.past_figures import PastFigures
+from tests.effort import slow_where
 from tests.support import chromium, joining
 from tests.support.http import models
 from tests.support.http.both_fronts import asked, both_fronts
@@ -70,6 +71,7 @@ def test_the_figures_are_those_of_metrics(port: int) -> None:
     assert data_of(port)["problems"] == []
 
 
+@slow_where(lambda port: port == 1)
 def test_figures_come_as_events(port: int) -> None:
     """The figures come at once and then each second, and a viewer that leaves is forgotten."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as viewer:

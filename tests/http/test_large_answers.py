@@ -18,6 +18,7 @@ from carpool.http.app import App
 from carpool.http.compression import Compression
 from carpool.http.exchange import LARGE, Exchange
 from carpool.testing import served
+from tests.effort import slow_where
 from tests.support.waiting import PATIENCE_S
 
 _LARGE = 20_000
@@ -44,6 +45,7 @@ def _filled(shape: Any, n: int) -> Any:
     return shape.replace("{n}", str(n)) if isinstance(shape, str) else shape
 
 
+@slow_where(lambda way: way in ("V1", "SageMaker", "OpenAI"))
 @pytest.mark.parametrize("way", WAYS)
 def test_a_large_answer_is_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """By each way a large answer is made and compressed in a thread, and a small one on the loop."""
@@ -126,6 +128,7 @@ def _echoing(**settings: Any) -> Any:
     return served(*stages, **settings)
 
 
+@slow_where(lambda way: way in ("V1", "SageMaker", "a weighed list"))
 @pytest.mark.parametrize("way", READ)
 def test_a_large_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """By each way a large body is read in threads, and a small one on the loop."""

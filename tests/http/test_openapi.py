@@ -47,6 +47,7 @@ def resolve(doc: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "components": doc["components"]}
 
 
+@slow_where(lambda services: services is not TYPED)
 @pytest.mark.parametrize(
     "services", [TYPED, (models.scale,), (models.csv, models.reverse, models.two_steps, models.echo)]
 )

@@ -65,11 +65,16 @@ def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
             assert probe(running, "/models/scale/ready").status == 200
             assert predict(running.port, 1.0).status == 200
             of_slow = predict(running.port, 1.0, "/models/slow/predict")
-            assert (of_slow.status, code_of(of_slow)) == (503, "starting")
+            assert (of_slow.status, code_of(of_slow), models_of(of_slow)) == (
+                503,
+                "starting",
+                {"slow": "slow is starting"},
+            )
             by_protocol = [
                 predict(running.port, {"instances": [1.0]}, f"/v1/models/{name}:predict") for name in ("scale", "slow")
             ]
             assert [answer.status for answer in by_protocol] == [200, 503]
+            assert b"slow is starting" in by_protocol[1].body
             gate.open()
             start.result(PATIENCE_S)
         assert probe(running, "/readyz").status == 200

@@ -56,6 +56,13 @@ def running() -> Iterator[RunningServer]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def unchanged() -> Iterator[RunningServer]:
+    """One like `running`, for orders that change nothing."""
+    with serving(App(models.scale)) as one:
+        yield one
+
+
 def ordered(running: RunningServer, change: str, **order: Any) -> Answer:
     """Send an order to the admin address, and return the answer."""
     with Client(running.port) as client:
@@ -126,11 +133,12 @@ def test_the_first_address_goes_to_whoever_is_added_when_it_is_free(running: Run
     ],
 )
 def test_what_goes_wrong_leaves_everything_as_it_was(
-    running: RunningServer, change: str, order: Any, status: int, text: str, tmp_path: Path, monkeypatch: Any
+    unchanged: RunningServer, change: str, order: Any, status: int, text: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """An order that cannot be carried out is answered with the reason, and changes nothing."""
     (tmp_path / "raises_at_import.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
+    running = unchanged
     before = running.pids, page(running, "/openapi.json")
     answer = ordered(running, change, **order)
     assert (answer.status // 100, text in answer.body.decode()) == (status // 100, True), answer.body
@@ -149,7 +157,7 @@ def test_what_goes_wrong_leaves_everything_as_it_was(
     ],
 )
 def test_an_order_that_fails_for_any_reason_is_told_the_reason(
-    running: RunningServer, raised: BaseException, text: str, monkeypatch: Any, caplog: Any
+    unchanged: RunningServer, raised: BaseException, text: str, monkeypatch: Any, caplog: Any
 ) -> None:
     """An order that fails in a way of which nobody has thought is a 500 that names the error, and
     the log has its traceback; the server goes on.
@@ -159,13 +167,13 @@ def test_an_order_that_fails_for_any_reason_is_told_the_reason(
         raise raised
 
     monkeypatch.setattr(AsyncHandle, "scale", fails)
-    with Client(running.port) as client:
+    with Client(unchanged.port) as client:
         answer = client.ask(post(b'{"workers": 2}', "/admin/scale", JSON))
     told = json.loads(answer.body)["error"]
     assert (answer.status, told["code"], told["message"]) == (500, "internal_error", text)
     assert told["workers"] == {"scale": {"Scale": 1}}
     assert "an order could not be carried out" in caplog.text
-    assert predict(running.port, 1.0).status == 200
+    assert predict(unchanged.port, 1.0).status == 200
 
 
 def test_an_order_is_told_that_the_server_ends(running: RunningServer, monkeypatch: Any) -> None:

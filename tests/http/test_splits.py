@@ -196,7 +196,8 @@ async def test_a_large_body_is_cut_anywhere(name: str) -> None:
 
     whole = await answer(stream, [stream.data], False)
     check(stream, whole[2], whole[0])
-    for cut in sorted(c for c in cuts if 0 < c < size):
+    places = sorted(c for c in cuts if 0 < c < size)
+    for cut in Random(name).sample(places, share(len(places))):  # the quick run leaves most of them out
         seen, received, _ = await answer(stream, [stream.data[:cut], stream.data[cut:]], True)
         assert (seen, received) == whole[:2], cut
     thirds = [stream.data[i : i + 1000] for i in range(0, size, 1000)]

@@ -243,7 +243,7 @@ def test_when_full_wait(gate: Gate) -> None:
             client.close()
 
 
-@slow_where(lambda status, when_full: (status, when_full) == (408, "wait"))
+@slow_where(lambda status, when_full: (status == 408) is (when_full == "wait"))
 @pytest.mark.parametrize("when_full", ["refuse", "wait"])
 @pytest.mark.parametrize("status", [504, 408])
 def test_504_or_408(gate: Gate, status: int, when_full: str) -> None:
@@ -276,7 +276,9 @@ def test_the_service_s_own_time_out(gate: Gate) -> None:
 
 
 def test_503_while_starting(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server answers 503 before its models are ready, and serves them as soon as they are."""
+    """A server answers 503 before its models are ready, and names the one that is asked; it serves
+    them as soon as they are.
+    """
     monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
     running = RunningServer(App(models.slow_to_load))
     running.listen()
@@ -286,6 +288,11 @@ def test_503_while_starting(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None
             gate.knocked()
             answer = predict(running.port, 1.0)
             assert outcome(answer) == (503, "starting")
+            told = json.loads(answer.body)["error"]
+            assert (told["message"], told["models"]) == (
+                "The service is starting: slow is starting",
+                {"slow": "slow is starting"},
+            )
             assert int(answer.headers["retry-after"]) >= 1
             gate.open()
             start.result(PATIENCE_S)

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,13 @@ def leave(port: int, item: Any, after: int, how: str) -> None:
             read += data
         if how == "RST":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[dict[str, int]]:
+    """The ports of both doors of one service that counts."""
+    with counting() as (ports, _):
+        yield ports
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
@@ -123,13 +131,12 @@ def test_other_methods_start_no_stream(method: str) -> None:
         (",,;q=,", "application/json"),
     ],
 )
-def test_the_first_type_that_the_model_writes_counts(accept: str, expected: str) -> None:
+def test_the_first_type_that_the_model_writes_counts(ports: dict[str, int], accept: str, expected: str) -> None:
     """Of several types the first one that there is counts; one of quality 0 is not wanted."""
-    with counting() as (ports, _):
-        for port in ports.values():
-            with asked(port, request(2, accept)) as reply:
-                assert (reply.status, reply.headers["content-type"]) == (200, expected)
-                assert reply.body()
+    for port in ports.values():
+        with asked(port, request(2, accept)) as reply:
+            assert (reply.status, reply.headers["content-type"]) == (200, expected)
+            assert reply.body()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from carpool import Service, Stage
 from carpool.http import streaming
 from carpool.http.app import App
 from carpool.http.connection import Connection
+from tests.effort import slow_where
 from tests.http.streamed import DOORS, Reply, asked, counting, message, request
 from tests.support.http.both_fronts import both_fronts
 from tests.support.http.net import serving
@@ -106,6 +107,7 @@ def test_what_fails_later_is_told_and_never_looks_whole() -> None:
                 assert lines == [{"part": 1}, {"part": 2}] and list(last) == ["error"]
 
 
+@slow_where(lambda door: door == DOORS[1])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_client_may_bound_the_whole_stream(door: str) -> None:
     """`X-Request-Timeout-Ms` bounds all of the answer: what is late is told, and the place is free."""
@@ -260,10 +262,10 @@ def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"carpool.http.{module}.SILENCE_S", 0.1)
     with counting() as (ports, _):
         for port in ports.values():
-            with asked(port, request({"n": 2, "at": 1, "hang": 0.8})) as reply:
+            with asked(port, request({"n": 2, "at": 1, "hang": 0.4})) as reply:
                 events = list(reply.events())
                 assert [each for each in events if each[0]] == message(2) and ("", "alive") in events
-            with asked(port, request({"n": 2, "at": 0, "hang": 0.8})) as reply:
+            with asked(port, request({"n": 2, "at": 0, "hang": 0.4})) as reply:
                 events = list(reply.events())
                 assert events[0] == ("", "alive") and [each for each in events if each[0]] == message(2)
 

@@ -24,7 +24,7 @@ from carpool.policy.compose import Composer
 from carpool.policy.length_cost import LengthCost
 from carpool.request import Request
 from carpool.simulate import run
-from tests.effort import examples
+from tests.effort import examples, slow_where
 
 
 def padded_cost(batch: Batch, now: float) -> float:
@@ -229,6 +229,7 @@ def policy_of(driver: VirtualDriver) -> Any:
     return driver.pipeline.batchers[0].policy
 
 
+@slow_where(lambda slo_s, length: (slo_s is None) is (length == 1))
 @pytest.mark.parametrize("slo_s", [None, 0.15])
 @pytest.mark.parametrize("length", [1, 37])
 def test_equal_lengths_are_decided_as_if_there_were_none(slo_s: float | None, length: int) -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from carpool.policy.inside import Inside
+from tests.effort import share
 
 
 def test_clients_that_come_back_at_once_are_known_to_be_inside() -> None:
@@ -39,7 +40,7 @@ def test_other_traffic_is_never_known_to_be_inside(mean: int, workers: int) -> N
     """
     dice = random.Random(mean)
     inside = Inside()
-    for _ in range(1000 * workers):
+    for _ in range(share(1000) * workers):
         count = sum(dice.random() < mean / 4000 for _ in range(4000))
         assert not inside.are_all(count)
         inside.note(count, workers)

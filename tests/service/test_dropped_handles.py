@@ -22,6 +22,7 @@ import uvloop
 
 import carpool
 from carpool import Service, Stage
+from tests.effort import slow_where
 from tests.service.dropped import Diary, Slow, echo
 from tests.support import models
 from tests.support.loops import on_a_loop
@@ -282,6 +283,7 @@ def test_closed_while_the_interpreter_ends() -> None:
 # -- in asyncio
 
 
+@slow_where(lambda new_loop: new_loop is uvloop.new_event_loop)
 @LOOPS
 def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
     """An async handle that is dropped while its loop goes on leaves no task and no worker behind; a
@@ -307,6 +309,7 @@ def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
         runner.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+@slow_where(lambda new_loop: new_loop is uvloop.new_event_loop)
 @LOOPS
 def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
     """When an async handle is dropped in another thread than its loop's, the loop hears of it."""
@@ -323,6 +326,7 @@ def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
         runner.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+@slow_where(lambda new_loop, inside: inside is (new_loop is uvloop.new_event_loop))
 @LOOPS
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, caplog: pytest.LogCaptureFixture) -> None:
@@ -348,6 +352,7 @@ def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, cap
     assert [record.getMessage() for record in caplog.records] == []  # of tasks that were destroyed, say
 
 
+@slow_where(lambda new_loop: new_loop is uvloop.new_event_loop)
 @LOOPS
 def test_when_its_loop_ends(new_loop: Any) -> None:
     """The workers of an async handle end with its loop, whoever still holds it, and dropping it
@@ -372,6 +377,7 @@ def test_when_its_loop_ends(new_loop: Any) -> None:
         held.clear()
 
 
+@slow_where(lambda new_loop: new_loop is uvloop.new_event_loop)
 @LOOPS
 def test_after_its_loop_has_been_closed(new_loop: Any) -> None:
     """A loop that is closed by `close` alone tells nobody: the workers of its handle end when that
@@ -395,6 +401,7 @@ async def ended(pids: list[int]) -> None:
             await asyncio.sleep(0.01)
 
 
+@slow_where(lambda new_loop, goes_on: goes_on is (new_loop is uvloop.new_event_loop))
 @LOOPS
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_while_its_loop_does_not_run(new_loop: Any, goes_on: bool, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_calls_that_meet_the_end_are_answered(drain: bool) -> None:
                     if s.predict(1) != 1:
                         wrong.append("another's answer")
                 except carpool.Unavailable:
-                    if closed.is_set():
+                    if closed.wait(0.001):
                         return
                 except BaseException as error:
                     wrong.append(error)

@@ -162,7 +162,7 @@ def test_max_padded_size_bounds_count_times_longest() -> None:
     for policy in ("greedy", "adaptive", "static"):
         stage = Stage(Padded, max_batch_size=16, length=len, max_padded_size=180, policy=policy, run_in="thread")
         with Service(stage).run() as s:
-            for _ in range(2):
+            for _ in range(1 if policy == "static" else 2):  # which learns nothing
                 found = outcomes(s)
                 assert all(n == 1 or n * longest <= 180 for n, longest in found), policy
 

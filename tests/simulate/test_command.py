@@ -19,6 +19,7 @@ from carpool.simulate import Report, run
 from carpool.simulate.command import simulate
 from carpool.simulate.options import Options
 from carpool.simulate.table import table_of
+from tests.effort import slow_where
 
 add_simulator()
 
@@ -163,6 +164,7 @@ def test_a_trace_is_replayed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFi
     assert requests[2][0] > 2000 and requests[2][1] == 30
 
 
+@slow_where(lambda ending: ending == ".html")
 @pytest.mark.parametrize("ending", [".png", ".html"])
 def test_a_picture(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A picture is drawn of fifteen loads, and the table is printed too."""

@@ -14,9 +14,10 @@ from carpool.simulate import Affine, Closed, Noisy, Pareto, Poisson, Report, Tra
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
-from tests.effort import examples
+from tests.effort import examples, slow_where
 
 
+@slow_where(lambda rho: rho == 0.8)
 @pytest.mark.parametrize("rho", [0.6, 0.8])
 def test_greedy_on_poisson_has_the_latency_of_theory(rho: float) -> None:
     """On Poisson arrivals `Greedy` has the latency of theory, for affine cost and large batches
@@ -31,6 +32,7 @@ def test_greedy_on_poisson_has_the_latency_of_theory(rho: float) -> None:
     assert report.mean_batch_size == pytest.approx(rate * a / (1 - x), rel=0.03)
 
 
+@slow_where(lambda rho: rho == 0.7)
 @pytest.mark.parametrize("rho", [0.3, 0.7])
 def test_single_items_are_an_m_d_1_queue(rho: float) -> None:
     """With single items the mean latency is that of Pollaczek and Khinchine, W = D + ρD / 2(1-ρ),
@@ -54,6 +56,7 @@ def test_clients_of_a_closed_loop_split_into_two_groups() -> None:
     assert report.fairness is not None and report.fairness > 0.999
 
 
+@slow_where(lambda workers: workers == 4)
 @pytest.mark.parametrize(("workers", "clients"), [(2, 16), (4, 64)])
 def test_clients_of_a_closed_loop_are_shared_by_all_workers(workers: int, clients: int) -> None:
     """With several workers clients that come back together are as many groups: N / (w + a + bN/m) per second."""

@@ -86,7 +86,7 @@ def test_it_misbehaves_with_one_batch_only() -> None:
     assert [reply.batch_id for reply in replies] == [7, 1_000_007, 7]
 
 
-QUICK = (Misbehaviour.SILENCE, Misbehaviour.GARBAGE, Misbehaviour.MISSING_ITEM)
+QUICK = (Misbehaviour.SILENCE, Misbehaviour.GARBAGE, Misbehaviour.FOREIGN_ID)
 """One of each sort, for the quick run; what the others send is tried above, and in `test_hostile_workers.py`."""
 
 

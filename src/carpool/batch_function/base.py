@@ -396,20 +396,15 @@ class Bindable:
         method._instance, method._attribute = instance, self._attribute
         method._ran_in = self._ran_in
 
-    def _note_run(self) -> Warning | None:
-        """Note that the function runs in this process, and warn if it ran before the fork.
+    def _note_process(self) -> None:
+        """Note that the function runs in this process, and warn once if it ran before the fork.
 
-        Returns:
-            The warning, if filters of the program make it an error.
+        Raises:
+            RuntimeWarning: The warning, if filters of the program make it an error.
         """
         before, self._ran_in[0] = self._ran_in[0], ThisProcess.mark
-        if before is None:
-            return None
-        try:
+        if before is not None and before is not ThisProcess.mark:
             warnings.warn(_RAN_BEFORE_FORK.format(name=self.__name__), RuntimeWarning, stacklevel=2)
-        except Warning as warning:
-            return warning
-        return None
 
     def _global_name(self) -> str:
         """Return the name, with dots if need be, by which its module has it. Raises TypeError."""

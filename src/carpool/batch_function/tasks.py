@@ -17,7 +17,7 @@ from math import inf
 from threading import get_ident
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-from carpool.batch_function.base import Bindable, Settings, Shares, ThisProcess, invoker_of, live_functions
+from carpool.batch_function.base import Bindable, Settings, Shares, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import ExecutionLock, execution_lock, is_async_lock
@@ -295,7 +295,13 @@ class AsyncBatch(Bindable, Generic[A, B]):
         return driver
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Driver:
-        """Make a driver for a loop that has none, and forget those of loops that are closed."""
+        """Make a driver for a loop that has none, and forget those of loops that are closed.
+
+        Raises:
+            RuntimeWarning: The function was called before the fork of this process, and filters of
+                the program make warnings errors.
+        """
+        self._note_process()  # a forked child has no drivers, so its first call comes here
         drivers = self._drivers
         lost = drivers.drop_closed()
         if lost:
@@ -322,8 +328,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
     async def _run(self, items: list[Any]) -> BatchOutcome:
         """Run a batch on this loop, once the model is set up."""
-        if self._ran_in[0] is not ThisProcess.mark and (warning := self._note_run()) is not None:
-            return for_all(warning, len(items))
         if self._needs_setup:
             await self._set_up()
         trouble: list[Trouble] = []
@@ -332,8 +336,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
     async def _run_in_thread(self, items: list[Any]) -> BatchOutcome:
         """Run a batch in a thread of this loop's default executor."""
-        if self._ran_in[0] is not ThisProcess.mark and (warning := self._note_run()) is not None:
-            return for_all(warning, len(items))
         async with self._lock:
             return await asyncio.to_thread(self._run_in_this_thread, items)
 

@@ -16,7 +16,7 @@ from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
 from carpool.call.results import Trouble, run_now
-from carpool.drive.failures import BatchOutcome, as_outcome, for_all
+from carpool.drive.failures import BatchOutcome, as_outcome
 from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
@@ -297,8 +297,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     def _run(self, items: list[Any]) -> BatchOutcome:
         """Call the function for a batch, in this thread."""
-        if self._ran_in[0] is not ThisProcess.mark and (warning := self._note_run()) is not None:
-            return for_all(warning, len(items))
+        if self._ran_in[0] is not ThisProcess.mark:
+            self._note_process()
         trouble: list[Trouble] = []
         return as_outcome(self._invoker.run_now(items, trouble), trouble)
 

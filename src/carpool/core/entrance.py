@@ -20,8 +20,8 @@ from carpool.core.journal import Journal
 from carpool.core.queue import Queue
 from carpool.core.stage_requests import is_late_unserved
 from carpool.core.trail import AT_THE_DOOR
-from carpool.errors import CarpoolError
-from carpool.policy.admission import DISPLACED, Admission, overloaded, retry_after_s
+from carpool.errors import CarpoolError, Overloaded
+from carpool.policy.admission import DISPLACED, UNSERVED_RETRY_S, Admission, overloaded, retry_after_s
 from carpool.policy.base import TOO_LATE
 from carpool.request import NEW, QUEUED, RUNNING, Request
 
@@ -204,7 +204,7 @@ class Entrance:
         units_before += max(0, outside)
         if len(lot) > 1:
             units_before += sum([request.size for request in lot]) - last.size
-        return self._admission.refusal(
+        refusal = self._admission.refusal(
             now,
             lot,
             queued=queue.count + outside,
@@ -213,6 +213,9 @@ class Entrance:
             wait_s=first.predicted_wait_s(now, units_before),
             fastest_s=self._fastest_s(),
         )
+        if isinstance(refusal, Overloaded) and refusal.retry_after_s is not None:
+            refusal.retry_after_s = self._if_served(refusal.retry_after_s)
+        return refusal
 
     def _displace(self, now: float, request: Request) -> None:
         """Have a request of the first queue make room: it is refused, or waits at the door."""
@@ -284,7 +287,12 @@ class Entrance:
     def retry_after_s(self, now: float) -> float:
         """Return after how many seconds a caller that is refused now should try again."""
         wait_s = self._first.predicted_wait_s(now, self._first.queue.size + self.door.count)
-        return retry_after_s(wait_s, self._fastest_s())
+        return self._if_served(retry_after_s(wait_s, self._fastest_s()))
+
+    def _if_served(self, again_s: float) -> float:
+        """Return these seconds, or `UNSERVED_RETRY_S` if that is more and a stage has no worker."""
+        is_served = all(batcher.has_worker for batcher in self._batchers)
+        return again_s if is_served else max(again_s, UNSERVED_RETRY_S)
 
     def _fastest_s(self) -> float:
         """Return the least time from the first queue's head to the answer."""

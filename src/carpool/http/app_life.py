@@ -151,7 +151,10 @@ class AppLife:
         if self.refusing is None or self._draining:
             return self.refusing
         asked = self.endpoints if endpoint is None else [endpoint]
-        return self.refusing if all(each.driver is None for each in asked) else None
+        if any(each.driver is not None for each in asked):
+            return None
+        problems = self.problems()
+        return NotReady("starting", {each.name: problems[each.name] for each in asked if each.name in problems})
 
     @property
     def is_elsewhere(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Self
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
@@ -117,7 +117,7 @@ class Refusal(CarpoolError):
 
 
 class NotReady(Unavailable):
-    """Requests should not be sent to the server now, as `/readyz` tells.
+    """Models of the server do not answer now; the text names them, where clients may know them.
 
     Args:
         code: One of `MESSAGES`.
@@ -127,6 +127,9 @@ class NotReady(Unavailable):
     def __init__(self, code: str, models: Mapping[str, str] | None = None) -> None:
         self.models = dict(models or {})
         super().__init__("; ".join(self.models.values()) or MESSAGES[code], code=code)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, Mapping[str, str]]]:
+        return type(self), (self.code, self.models)  # for copies, of which each is raised once
 
 
 class _Error(msgspec.Struct):
@@ -174,6 +177,8 @@ def error_response(
     if isinstance(error, Refusal):
         message = text_of(error)
         headers += error.headers
+    if isinstance(error, NotReady) and error.models:
+        message = f"{MESSAGES[code].removesuffix('.')}: {text_of(error)}"
     if isinstance(error, HTTPError):
         headers += [(name.lower().encode(), value.encode()) for name, value in error.headers]
     retry_after_s = getattr(error, "retry_after_s", None)

@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from carpool.errors import CarpoolError, InvalidRequest, Unavailable
+from carpool.errors import CarpoolError, InvalidRequest
 from carpool.foreign import as_model_error, traceback_of
 from carpool.http.codec import (
     TYPES_OF_ENTRIES,
+    NotReady,
     Refusal,
     allow,
     as_routes_are,
@@ -230,7 +231,7 @@ class ProtocolRoutes:
             exchange.head = copy.copy(exchange.head)
             exchange.head.model = model
         if driver is None:
-            starting = Unavailable(f"{model.name} is starting", code="starting")
+            starting = NotReady("starting", {model.name: f"{model.name} is starting"})
             exchange.respond(self._responder.error(exchange.head, starting))
             return
         try:

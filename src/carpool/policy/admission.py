@@ -19,6 +19,7 @@ from carpool.policy.base import FULL, TOO_LATE
 from carpool.request import Request
 
 LEAST_RETRY_S = 0.1  # even if nothing was learned or the queue is all but empty: callers must not spin
+UNSERVED_RETRY_S = 1.0  # while a stage has no worker: starting one and loading its model takes at least about as long
 MOST_RETRY_S = 60.0  # a prediction beyond this means nothing any more
 DISPLACED = "the queue is full, and others have a higher priority"
 _PAST_DEADLINE = "the request would not be answered by its deadline"
