@@ -434,6 +434,25 @@ def test_a_broken_bulk_answer_never_looks_whole(body: bytes) -> None:
             list(client.predict_many([1, 2]))
 
 
+def test_an_answer_that_ends_before_its_items_do_is_not_whole() -> None:
+    """A server that has answered all items so far, and no more, raises where others are to come."""
+    going_on = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        going_on.wait(PATIENCE_S)
+        yield 2
+
+    with scripted(LINES + b"2\r\n1\n\r\n0\r\n\r\n") as server, carpool.Client(server.url) as client:
+        results = client.predict_many(items())
+        try:
+            assert next(results) == 1
+            with pytest.raises(carpool.Unavailable, match="broke off"):
+                next(results)
+        finally:
+            going_on.set()
+
+
 def test_a_server_that_gives_up_says_so() -> None:
     """A line beyond the answers is the error for which there are no more."""
     body = json.dumps(error("draining") | {}).encode()

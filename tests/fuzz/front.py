@@ -50,8 +50,9 @@ _LIES = (
     ("/invocations", b"application/msgpack", b"\xdd\xff\xff\xff\xff"),
     ("/predict", b"application/json", b"[" * 100_000),
 )
-"""Bodies that claim to be huge: by address, type and bytes. None of them reaches a queue."""
-_REFUSED = {400, 404, 413, 503}
+"""Bodies that claim to be huge: by address, type and bytes. None of them becomes items; a body of
+msgpack at /invocations waits as the one item that it says to be, so that an SLO may refuse it."""
+_REFUSED = {400, 404, 413, 429, 503}
 
 _PAGES = ("/", "/livez", "/readyz", "/metrics", "/openapi.json")
 

@@ -337,7 +337,7 @@ class AsyncClient:
                     yield bunch
                 if last is not None:
                     raise last
-        if lines.has_rest or items.n_answered < items.n:
+        if lines.has_rest or items.n_answered < items.n or not items.has_ended:
             raise broken("the answer")
 
     async def _answer_to(self, items: _SentItems, priority: int | None) -> AsyncGenerator[bytes, None]:
@@ -485,6 +485,7 @@ class _SentItems:
     Attributes:
         n: How many were read.
         n_answered: How many of them have their answers.
+        has_ended: Whether there are no more, and the server has been told so.
         wait: The wait for the answer that is under way, or the last one.
     """
 
@@ -492,13 +493,13 @@ class _SentItems:
         self._xs = xs
         self.limit_s = limit_s
         self.n = self.n_answered = 0
-        self._has_ended = False
+        self.has_ended = False
         self.wait: Wait | None = None
 
     @property
     def is_owed(self) -> bool:
         """Whether the server has something to say."""
-        return self._has_ended or self.n > self.n_answered
+        return self.has_ended or self.n > self.n_answered
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield lines, several at a time where they come quickly. Raises `InputFailed`."""
@@ -512,7 +513,7 @@ class _SentItems:
             raise
         except BaseException as error:  # an input is the user's
             raise InputFailed(error) from error
-        self._has_ended = True
+        self.has_ended = True
         self._owe(0)
 
     def _owe(self, n: int) -> None:

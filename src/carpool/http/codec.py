@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
+from math import ceil
 from typing import Final, Self
 from urllib.parse import quote, unquote_to_bytes
 
@@ -183,7 +184,7 @@ def error_response(
         headers += [(name.lower().encode(), value.encode()) for name, value in error.headers]
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(retry_after_s + 0.5))).encode()))
+        headers.append((b"retry-after", str(max(1, ceil(retry_after_s))).encode()))
     details: list[Detail] | msgspec.UnsetType = msgspec.UNSET
     if isinstance(error, ValidationError):
         details = sanitized(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
