@@ -49,6 +49,8 @@ class Server:
         self._ending = ending
         self.heads: list[bytes] = []
         self._kept: list[socket.socket] = []
+        self._keeping = threading.Lock()
+        self._is_closed = False
         self._sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
         threading.Thread(target=self._run, daemon=True).start()
@@ -57,7 +59,10 @@ class Server:
         with suppress(OSError):
             while True:
                 connection, _ = self._sock.accept()
-                self._kept.append(connection)
+                with self._keeping:
+                    self._kept.append(connection)
+                    if self._is_closed:  # a client had come just before
+                        connection.close()
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -76,8 +81,10 @@ class Server:
                     pass
 
     def close(self) -> None:
-        for sock in (self._sock, *self._kept):
-            sock.close()
+        with self._keeping:
+            self._is_closed = True
+            for sock in (self._sock, *self._kept):
+                sock.close()
 
 
 @pytest.fixture
