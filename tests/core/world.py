@@ -16,13 +16,12 @@ from math import inf
 import pytest
 
 from carpool.core import ahead
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.lane_order import Suspect
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
-from carpool.core.reply import Reply
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
@@ -459,7 +458,7 @@ class World:
 
     def _dispatched(self, batch: Batch) -> None:
         worker, stage = (batch.place, batch.stage)[::-1], batch.stage
-        limit = self.stages[stage].policy.limit
+        limit = self.stages[stage].lobby.policy.limit
         assert worker in self.ready
         assert worker not in self.leaving
         assert not (self._is_held and not stage)
@@ -601,17 +600,17 @@ class World:
             if not stage.idle or not len(queue) or (self._is_held and not index):
                 continue
             room, roomiest = self._room_after(index)
-            most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
+            most = min(stage.lobby.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
             if room < (1 if queue.next_is_suspect else min(len(queue), most, roomiest)):
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue
             assert not queue.next_is_suspect
             assert self.specs[index].policy in HOLDING_BACK
             assert not self._is_last_call(index)
-            assert stage.wake_at is not None
-            needed.append(stage.wake_at)
+            assert stage.lobby.wake_at is not None
+            needed.append(stage.lobby.wake_at)
             if self.specs[index].policy.startswith("static"):
-                assert queue.size < stage.policy.limit
+                assert queue.size < stage.lobby.policy.limit
                 needed.append(queue.oldest_arrival + self.specs[index].delay_s)
         assert min(needed, default=inf) > self.now
         assert self.now < self.wake_at <= min(needed, default=inf)
