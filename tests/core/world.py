@@ -49,6 +49,9 @@ HOLDING_BACK = {"static", "static from idle", "cork", "adaptive"}
 
 LATE = ("slo", "deadline")
 
+LONE = 2**62
+"""Ids from here on are those of lone calls."""
+
 
 class Ask:
     """One caller, and what it has heard."""
@@ -56,6 +59,7 @@ class Ask:
     def __init__(self, number: int, now: float, spec: AskSpec) -> None:
         self.number = number
         self.spec = spec
+        self.came = now
         self.deadline = now + spec.timeout
         self.request = Request((number,), self.deadline, caller=self, nbytes=spec.nbytes)
         self.request.lane = spec.lane
@@ -154,6 +158,8 @@ class World:
     finished: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # size and seconds of batches, per stage
     happened: set[str] = field(default_factory=set)  # that is rare
     leaving: set[tuple[int, int]] = field(default_factory=set)
+    lent: dict[tuple[int, int], Ask | None] = field(default_factory=dict)  # with the lone call under way, if one is
+    lone: int = 0  # how many lone calls were made
     held: bool = False
     closed: bool = False
     wake_at: float = inf
@@ -213,6 +219,7 @@ class World:
         worker = self._gone(pick)
         if worker is None:
             return
+        self._take_back(worker)
         stage, blamed = worker[0], False
         self._lose_ahead(worker)
         sent = self._forget(worker)
@@ -228,6 +235,7 @@ class World:
         worker = self._gone(pick)
         if worker is None:
             return
+        self._take_back(worker)
         self._lose_ahead(worker)
         sent = self._forget(worker)
         for id in sent.items if sent else ():
@@ -242,6 +250,70 @@ class World:
             worker = staying[pick % len(staying)]
             self.leaving.add(worker)
             self.pipeline.drain(*worker)
+
+    def lend(self) -> None:
+        """The only stage lends a worker, if a lone request would go at once."""
+        if len(self.stages) > 1 or self.closed:
+            return
+        (batcher,) = self.stages
+        assert isinstance(batcher, Batcher)
+        place = batcher.lend(self.now, inf, self.pipeline.slo_s)
+        if place is not None:
+            assert not self.sent and not self.lent and not self.pipeline.waiting
+            assert (0, place) in self.ready - self.leaving
+            self.lent[0, place] = None
+            self.happened.add("lent")
+
+    def lone_call(self, timeout: float) -> None:
+        """A thread begins a call with the worker that is lent."""
+        for worker, under_way in self.lent.items():
+            if under_way is None:
+                self.lone += 1
+                self.lent[worker] = Ask(-self.lone, self.now, AskSpec(timeout=timeout))
+
+    def lone_done(self, busy_s: float, ok: bool) -> None:
+        """It has its answer; the core comes to know of it now."""
+        for worker, ask in self.lent.items():
+            if ask is not None:
+                ask.request.id = LONE + self.lone
+                ask.request.state = DONE
+                ask.request.stage = worker[0]
+                ask.told = 1
+                if not ok:
+                    ask.request.error = ModelError("lone")
+                self.asks.append(ask)
+                self.finished.setdefault(0, []).append((1, self.now - ask.came))
+                self.lent[worker] = None
+                batcher = self.stages[0]
+                assert isinstance(batcher, Batcher)
+                self.pipeline.lone_done(batcher, worker[1], ask.came, self.now, busy_s, ok)
+                self.happened.add("answered alone")
+
+    def take_back(self) -> None:
+        """The worker that is lent is taken back, whatever it has."""
+        for worker in list(self.lent):
+            self._take_back(worker)
+
+    def _take_back(self, worker: tuple[int, int]) -> None:
+        """A call under way becomes a batch of a worker that may have gone meanwhile."""
+        if worker not in self.lent:
+            return
+        ask = self.lent.pop(worker)
+        batcher = self.stages[0]
+        assert isinstance(batcher, Batcher)
+        if ask is None:
+            assert self.pipeline.take_back(batcher, worker[1]) is None
+            return
+        self.asks.append(ask)
+        id = LONE + self.lone
+        self.by_id[id] = ask
+        batch = self.pipeline.take_back(batcher, worker[1], ask.request, ask.came, id)
+        assert batch is not None
+        assert (batch.id, batch.ids, batch.requests) == (id, [id], [ask.request])
+        ask.tries[0] = 1
+        self.happened.add("taken back amid a call")
+        self._takes_up(worker, batch)
+        self.sent[worker].call_started = self.sent[worker].heard = ask.came
 
     def hold(self, pick: int) -> None:
         """The first stage is to start nothing for now, or to go on."""
@@ -365,6 +437,7 @@ class World:
         self.pipeline.close(Unavailable("closed"))
 
     def abort(self) -> None:
+        self.take_back()
         self.closed = True
         for ask in self.asks:
             if ask.inside:
@@ -415,6 +488,7 @@ class World:
             sent.killed = True
         for worker in todo.drained:
             assert worker not in self.sent
+            assert worker not in self.lent
             self.leaving.remove(worker)
             self.ready.remove(worker)
             self.happened.add("drained")
@@ -422,6 +496,14 @@ class World:
             request.tell()
             self._answered(request)
         self.wake_at = todo.wake_at
+        if todo.recall:
+            for worker in todo.recall:
+                self._take_back(worker)
+            self.poll()
+            return
+        if self.lent:
+            assert not self.closed and not self.leaving & self.lent.keys()
+            assert self.stages[0].idle or not len(self.stages[0].queue)
         self.check_after_poll()
 
     def _given_up_at(self, stage: int, sent: Sent) -> float:
@@ -575,7 +657,7 @@ class World:
             }
             assert stage.running == len(owed[index])
             assert running[index] <= set(owed[index])
-            unused = [worker for worker in self.ready - self.leaving if worker not in self.sent]
+            unused = [worker for worker in self.ready - self.leaving - self.lent.keys() if worker not in self.sent]
             assert stage.idle == sum(1 for at, _ in unused if at == index)
             new = [r for r in waiting[index] if self.by_id[r.id].tries.get(index, 0) == 0]
             assert len(new) <= stage.queue.max_size
@@ -643,6 +725,7 @@ class World:
     def settle(self) -> None:
         """With workers that work, everybody is answered, in a bounded number of steps."""
         self.hold(0)
+        self.take_back()
         self.poll()
         for _ in range(20 + 20 * len(self.asks)):
             for worker in set(self.workers) - self.ready:

@@ -128,7 +128,10 @@ class Batch:
 
 
 class LoneBatch(Batch):
-    """A lone request that went without a question and is done; one object stands for all."""
+    """A lone request that went without a question.
+
+    Of those that are done when the core is told of them there is one object, without requests.
+    """
 
     __slots__ = ()
     is_alone = True
@@ -241,18 +244,20 @@ class Todo:
         wake_at: When to poll again although nothing happens; infinity for never.
         drained: (stage, place) of each worker that was to go and has nothing left: it is to be
             ended.
+        recall: (stage, place) of each worker that is lent and should come back: poll again then.
         orders: What to tell workers of a stage of steps; do this first, too.
         parts: Requests, each with a part of its answer to hand on: do this after `orders`, and
             before `answer`, where those follow that have ended.
     """
 
-    __slots__ = ("answer", "drained", "kill", "orders", "parts", "run", "wake_at")
+    __slots__ = ("answer", "drained", "kill", "orders", "parts", "recall", "run", "wake_at")
 
     def __init__(self) -> None:
         self.run: list[Batch] = []
         self.answer: list[Request] = []
         self.kill: list[tuple[int, int]] = []
         self.drained: Sequence[tuple[int, int]] = ()
+        self.recall: Sequence[tuple[int, int]] = ()
         self.orders: list[Order] = []
         self.parts: list[tuple[Request, object]] = []
         self.wake_at = inf

@@ -59,6 +59,7 @@ class Batcher:
         ahead: The batches that lie with a busy worker already, behind the one that it runs, by its
             place and in their order; at least one for each place that is named.
         running: How many requests workers have been handed and have not answered.
+        lent: The places of the workers that are lent to callers' threads.
         leaving: The places of the workers that are about to go; see `core/places.py`.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
@@ -94,6 +95,7 @@ class Batcher:
         self.times = Times(max_batch_time_s, patience_s, watches_gaps=self.runs_ahead)
         self.in_flight: dict[int, Batch] = {}
         self.ahead: dict[int, list[Batch]] = {}
+        self.lent: set[int] = set()
         self.running = 0
         self.stray_replies = 0
         self.late_results = 0
@@ -133,8 +135,8 @@ class Batcher:
 
     @property
     def has_worker(self) -> bool:
-        """Whether there is a worker, busy or idle. Slots of a function count as there."""
-        return bool(self._idle or self.in_flight) or self._places.are_slots
+        """Whether there is a worker, busy, idle or lent. Slots of a function count as there."""
+        return bool(self._idle or self.in_flight or self.lent) or self._places.are_slots
 
     @property
     def busy(self) -> int:
@@ -170,7 +172,7 @@ class Batcher:
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take batches from now on."""
-        if place in self._idle or place in self.in_flight or place in self.leaving:
+        if place in self._idle or place in self.in_flight or place in self.lent or place in self.leaving:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self._idle.append(place)
 
@@ -183,6 +185,7 @@ class Batcher:
             blames: Whether one of its requests may be to blame.
         """
         self._places.gone(place)
+        self.lent.discard(place)
         if self.keyed is not None:
             self.keyed.lost(place)
         batch = self.in_flight.pop(place, None)
@@ -202,7 +205,7 @@ class Batcher:
 
     def take_drained(self) -> list[int]:
         """Return, once, the places of workers that were to go and have nothing left to do."""
-        return self._places.take_drained(self.in_flight)
+        return self._places.take_drained(self.in_flight.keys() | self.lent)
 
     def _taken_back(self, batch: Batch) -> list[Request]:
         """Note that a batch which lay ahead will not be run; return its requests."""
@@ -427,19 +430,7 @@ class Batcher:
         """Return what else to tell a caller whose time is up, and whose request started then."""
         return "" if started is None else self.times.hint(now - started)
 
-    @property
-    def lone_place(self) -> int | None:
-        """The place of the worker that a request would get now; None if not all are idle."""
-        if self.in_flight or self.queue.count or not self._idle:
-            return None
-        return self._idle[-1]
-
-    @property
-    def next_id(self) -> int:
-        """The id of the next batch."""
-        return self._batch_ids + 1
-
-    # -- a request that no other shares the stage with
+    # -- lone requests, which need no decision
 
     def lets_go(self, now: float, deadline: float, slo_s: float) -> bool:
         """Report whether a lone request of size 1 that came now would be admitted and go at once.
@@ -458,28 +449,71 @@ class Batcher:
             due = now + slo_s
         return due - now >= slack_s
 
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+    def lone_done(self, place: int, began: float, now: float, busy_s: float, ok: bool) -> None:
         """Note that a request was let go by `lets_go`, and is done.
 
         Fast path of `enter`, `next_batch` and `completed`: the same outcome, see
         tests/batch_function/test_alone.py.
+
+        Args:
+            place: Where it was run: at a worker that is lent, or in a slot.
+            began: When that began with it.
+            now: When it was done.
+            busy_s: Seconds that were spent on it.
+            ok: Whether it has not failed.
         """
         self._batch_ids += 1
         hop_s = self.times.learn(now - began, busy_s, 1, 1, went_ahead=False)
         if self.lobby.learns:
-            lone, idle = self._lone, self._idle
-            lone.place, lone.started, lone.ok = idle[-1] if idle else 0, began, ok
+            lone = self._lone
+            lone.place, lone.started, lone.ok = place, began, ok
             lone.busy_s, lone.hop_s = busy_s, hop_s
             self._learn(now, lone, 1)
 
-    def start_lone(self, now: float) -> Batch:
-        """Make a batch of the only request in the queue, which a worker has been handed already.
+    # -- a worker that is lent to callers' threads
 
-        The policy has let it go before (`lets_go`). It is asked once more, as it keeps accounts of
-        what it decides, but it is too late to hold anything back.
+    def lend(self, now: float, deadline: float, slo_s: float) -> int | None:
+        """Take out the worker that would be next, for lone requests that go at once by `lets_go`.
+
+        While it is away, all is as with one worker less, and `lone_done` may be called at any time
+        later. Once something waits that no other worker is free for, it should come back
+        (`wanted_back`).
+
+        Returns:
+            The worker's place; None if a lone request would have to wait.
         """
-        decision = self._decide(now, self.queue, len(self._idle))
-        return self._start(now, 1, decision.reason if decision.take else "free")
+        if self.in_flight or self.lent or self.queue.count or not self._idle or not self.lets_go(now, deadline, slo_s):
+            return None
+        place = self._idle.pop()
+        self.lent.add(place)
+        return place
+
+    @property
+    def wanted_back(self) -> Collection[int]:
+        """The places of the lent workers that something waits for, or that are to go."""
+        if self.queue.count and not self._idle:
+            return self.lent
+        return self.lent & self.leaving
+
+    def take_back(self, place: int, request: Request | None = None, began: float = 0.0) -> Batch | None:
+        """Have a worker back that was lent; the call that it is at work on becomes a batch.
+
+        Args:
+            place: The worker's.
+            request: What it is at work on; None if on nothing.
+            began: When it began with that.
+        """
+        self.lent.remove(place)
+        if request is None:
+            if place not in self.leaving:
+                self._idle.append(place)
+            return None
+        self._batch_ids += 1
+        self.running += 1
+        self.lobby.entered += 1
+        batch = self.in_flight[place] = LoneBatch(request.id, self.lobby.stage, place, [request], 1, "free", began)
+        self._look_at(min(request.deadline, began + self.times.least_s))
+        return batch
 
     # -- what to do
 
@@ -562,7 +596,7 @@ class Batcher:
         """Return what the policy says, if that is possible."""
         view, times = self._view, self.times
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
-        view.busy, view.running = len(self.in_flight), self.running
+        view.busy, view.running = len(self.in_flight) + len(self.lent), self.running
         view.hop_s, view.gap_s = times.hop_s, times.gap_s
         return self.lobby.decide()
 
@@ -736,7 +770,7 @@ class Batcher:
         limit, usual_s = self._limit, self.times.usual_s
         if self._idle and units_before < limit:
             return 0.0
-        workers = max(1, len(self._idle) + len(self.in_flight) - len(self.leaving))
+        workers = max(1, len(self._idle) + len(self.in_flight) + len(self.lent) - len(self.leaving))
         wait_s = self.lobby.predicted_wait_s(int(units_before), workers)
         if wait_s is None:
             wait_s = units_before // limit * usual_s / workers

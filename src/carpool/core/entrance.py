@@ -166,11 +166,12 @@ class Entrance:
                 for request in lot:
                     self._journal.record(now, "waits for room" if waits else "admitted", request.id)
 
-    def admit_lone(self, now: float, request: Request) -> None:
-        """Admit a request that a worker has had since `now`: it is not refused any more."""
-        self._stamp(now, (request,))
-        self._number((request,))
-        self._first.enter(now, (request,))
+    def admit_lone(self, began: float, request: Request, id: int) -> None:
+        """Admit a request that a worker has had since it `began`, under this id."""
+        self._stamp(began, (request,))
+        self.admitted += 1
+        request.id = id
+        request.state = RUNNING
 
     def _stamp(self, now: float, lot: Sequence[Request]) -> None:
         """Write on requests when they came, and when they are due."""

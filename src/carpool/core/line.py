@@ -308,8 +308,7 @@ class Line:
         """
         lone, self.lone = self.lone, None
         assert lone is not None
-        self.pipeline.went_alone(ok)
-        self._batcher.went_alone(lone.began, now, busy_s, ok)
+        self.pipeline.lone_done(self._batcher, 0, lone.began, now, busy_s, ok)
 
     # -- the end
 

@@ -23,7 +23,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from math import inf
 
-from carpool.core.batch import Reply, Todo
+from carpool.core.batch import Batch, Reply, Todo
+from carpool.core.batcher import Batcher
 from carpool.core.endings import Endings
 from carpool.core.entrance import Entrance
 from carpool.core.journal import Journal, parts_so_far, record_batches, record_orders, record_report
@@ -186,23 +187,35 @@ class Pipeline:
         if self._journal is not None:
             self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.batchers[-1].name)
 
-    def went_alone(self, ok: bool) -> None:
-        """Count a lone request that `Batcher.lets_go` let run without `submit`, and that is done.
+    def lone_done(self, batcher: Batcher, place: int, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """Note that a lone request, which was let run without `submit`, is done; see `Batcher`.
 
-        It can only be a pipeline of one stage.
+        It can only be a pipeline of one stage, which is the batcher's.
         """
         self._entrance.admitted += 1
         self.alone += 1
         if not ok:
             self._endings.failed += 1
+        batcher.lone_done(place, began, now, busy_s, ok)
 
-    def take_over(self, now: float, request: Request) -> None:
-        """Admit a lone request that a worker has had since `now`; `Batcher.start_lone` follows.
+    def take_back(
+        self, batcher: Batcher, place: int, request: Request | None = None, began: float = 0.0, id: int = 0
+    ) -> Batch | None:
+        """Have a worker back that `Batcher.lend` took out; poll then.
 
-        `Batcher.lets_go` allowed it, and the worker is the one at `Batcher.lone_place`. It can only
-        be a pipeline of one stage.
+        Args:
+            batcher: Of the only stage.
+            place: The worker's.
+            request: What it is at work on; None if on nothing.
+            began: When it began with that.
+            id: What the worker has been told that the ids of this request and of its batch are.
+
+        Returns:
+            The batch that the request is in, as if the worker had been given it when it began.
         """
-        self._entrance.admit_lone(now, request)
+        if request is not None:
+            self._entrance.admit_lone(began, request, id)
+        return batcher.take_back(place, request, began)
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from now on; those inside go on.
@@ -367,6 +380,9 @@ class Pipeline:
                 todo.wake_at = lobby.wake_at
             if batcher.leaving:
                 todo.drained = [*todo.drained, *[(lobby.stage, place) for place in batcher.take_drained()]]
+            if batcher.lent:
+                places = batcher.wanted_back if self.closed_because is None else batcher.lent
+                todo.recall = [*todo.recall, *[(lobby.stage, place) for place in places]]
         endings = self._endings
         todo.answer, endings.answers = endings.answers, todo.answer
         self._todo = Todo()

@@ -26,7 +26,7 @@ The calls, which `core/pipeline.py` makes for drivers (events first, then what t
     worker_ready(place)                           # Pipeline.worker_ready(stage, place)
     worker_gone(place, unsent) -> Gone            # Pipeline.worker_lost, Pipeline.worker_left
     drain(place), is_empty(place)                 # Pipeline.drain(stage, place); see `Todo.drained`
-    trained_steps(now, rows, step_s, length, start_s)  # Pipeline.trained_steps(...); a warm-up
+    trained_steps(now, rows, step_s, length, start_s)  # a warm-up, by the pool itself
     poll(now, room, todo, refuse)                 # Pipeline.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
@@ -125,8 +125,10 @@ class Stepper:
     """
 
     in_flight: Final[Mapping[int, Batch]] = {}
-    """There are no batches."""
+    """There are no batches, and no worker is lent."""
 
+    lent: Final[Collection[int]] = ()
+    wanted_back: Final[Collection[int]] = ()
     limits_padded: Final = False
     busy: Final = 0
     """Newcomers do not wait for what runs: they join it."""

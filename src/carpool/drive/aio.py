@@ -22,7 +22,7 @@ from carpool.drive.trouble import learn, learn_from_warm_up
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe.snapshot import ServiceSnapshot
 from carpool.observe.stats import Stats
-from carpool.request import Request
+from carpool.request import NEW, Request
 
 
 class Driver(LoopTurn):
@@ -62,11 +62,11 @@ class Driver(LoopTurn):
             timeout_s: How long that may take; None or `inf` for any time. Then the rest fails.
             grace_s: How long the workers may take for their teardown.
         """
-        self.recall()
         if self._arrivals:
             self.poll()  # these came before
         if self.pipeline.closed_because is None:
             self.pipeline.close(Unavailable("the service is stopping", code="draining"))
+        self.recall()  # a call under way is one of those inside
         if drain and self.pipeline.unanswered and not self.loop.is_closed():
             if self._drained is None:
                 self._drained = self.loop.create_future()
@@ -115,7 +115,6 @@ class Driver(LoopTurn):
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from the next turn on, and hold no batch back."""
-        self.recall()
         self.pipeline.close(error)
         if not self._is_poll_due and not self.loop.is_closed():
             self._poll_soon()
@@ -131,7 +130,6 @@ class Driver(LoopTurn):
         if not alike:
             self._arrivals += requests
         else:
-            self.recall()
             try:
                 self.pipeline.submit(self.clock(), requests, alike=True)
             except BaseException as error:
@@ -141,7 +139,8 @@ class Driver(LoopTurn):
 
     def cancel(self, request: Request) -> None:
         """Cancel a request, whose caller has gone."""
-        self.recall()
+        if request.state == NEW:  # perhaps a thread was interrupted in its lone call
+            self.recall()
         before = self.pipeline.cancelled
         self.pipeline.cancel(self.clock(), request)
         if self.pipeline.cancelled > before:
@@ -178,7 +177,6 @@ class Driver(LoopTurn):
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Take note that a worker can take batches."""
-        self.recall()
         self.pipeline.worker_ready(stage, place)
         self._missing.discard((stage, place))
         if not self._missing and not self._started.done():
@@ -187,7 +185,6 @@ class Driver(LoopTurn):
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more; its executor is told once it has nothing left."""
-        self.recall()
         self.pipeline.drain(stage, place)
         self.poll()
 
@@ -202,14 +199,12 @@ class Driver(LoopTurn):
         Returns:
             Whether a request is to blame (see `Pipeline.worker_lost`).
         """
-        self.recall()
         blamed = self.pipeline.worker_lost(self.clock(), stage, place, unsent)
         self.poll()
         return blamed
 
     def worker_left(self, stage: int, place: int) -> None:
         """Take note that a worker that was ready is gone, for which no request is to blame."""
-        self.recall()
         self.pipeline.worker_left(self.clock(), stage, place)
         self.poll()
 
@@ -229,7 +224,6 @@ class Driver(LoopTurn):
 
         With `longest`, it was `n` times one example of that length.
         """
-        self.recall()
         batcher.trained(self.clock(), n, size, busy_s, longest)
 
     def troubled(self, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:

@@ -76,8 +76,7 @@ class LoopTurn:
     def poll(self) -> None:
         """Ask the pipeline what to do, and do it."""
         self._is_poll_due = False
-        if self.loan is not None:
-            self.recall()
+        self._settle()
         now = self.clock()
         arrivals: list[Request] = []
         try:
@@ -132,6 +131,8 @@ class LoopTurn:
             if self.stats.refusals.is_due:
                 self._refusal_log.tell()
             self._tell(todo.answer)
+        if todo.recall:
+            self.recall()
 
     def _tell(self, requests: Sequence[Request]) -> None:
         """Deliver answers to their callers."""
@@ -213,6 +214,7 @@ class LoopTurn:
         """
         batcher, stats, place = self.pipeline.batchers[reply.stage], self.stats.stages[reply.stage], reply.place
         before = batcher.in_flight.get(place)
+        self._settle()
         try:
             self.pipeline.completed(self.clock(), reply)
         except BaseException as error:
@@ -261,14 +263,16 @@ class LoopTurn:
             assert self.lender is not None
             self.lender.recall()
 
-    def settle(self) -> None:
-        """Make up the accounts of the calls that callers' threads have made with the worker."""
-        if self.lender is not None:
+    def _settle(self) -> None:
+        """Have the pipeline know of the calls that are done before it learns of what came later."""
+        if self.loan is not None:
+            assert self.lender is not None
             self.lender.settle()
 
-    def took_over(self, batch: Batch) -> None:
-        """Take note of a batch that its worker has had for a while."""
-        self.stats.stages[batch.stage].started(batch)
+    def took_back(self, batch: Batch | None) -> None:
+        """Take note that the worker is back, perhaps with a batch that it has had for a while."""
+        if batch is not None:
+            self.stats.stages[batch.stage].started(batch)
         if not self._is_poll_due:
             self._poll_soon()
 
