@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from carpool.core.journal import Journal
+from carpool.core.lobby import MOST_LOSSES
 from carpool.core.pipeline import Pipeline
-from carpool.core.quarantine import MOST_LOSSES
 from carpool.core.queue import Queue
 from carpool.core.running_set import Part, SetReport, stream_of
 from carpool.core.stepper import Stepper

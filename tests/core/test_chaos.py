@@ -8,7 +8,7 @@ hold, is in `world.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from random import Random
 from typing import Any
@@ -39,12 +39,13 @@ def test_the_core_under_random_schedules_of_everything() -> None:
 def play(seed: int) -> World:
     """One schedule, to its end. Raises with the seed and the story if a rule is broken."""
     dice = Random(seed)
-    crowded = seed % 3 == 0
-    world = a_crowded_world(dice) if crowded else a_world(dice)
+    crowded, lending = seed % 3 == 0, seed % 3 == 1 and seed % 2 == 1
+    world = a_crowded_world(dice) if crowded else a_lending_world(dice) if lending else a_world(dice)
+    often = OFTEN_WHERE_LENT if lending else OFTEN
     story: list[str] = []
     try:
         for step in range(STEPS):
-            happens, arguments = something(dice, world, step, crowded)
+            happens, arguments = something(dice, world, step, crowded, often)
             story.append(f"{world.now:g} {happens.__name__}{arguments}")
             happens(*arguments)
             world.check_always()
@@ -104,6 +105,23 @@ def a_crowded_world(dice: Random) -> World:
     return world
 
 
+def a_lending_world(dice: Random) -> World:
+    """One stage, in which there is so little to do that its workers are lent."""
+    spec = StageSpec(
+        policy=dice.choice(["greedy", "greedy", "one by one", "adaptive"]),
+        limit=dice.randint(1, 3),
+        max_batch_time_s=or_endless(dice, 4, 9),
+        patience_s=or_endless(dice, 1, 6),
+        idempotent=dice.random() < 0.75,
+        workers=dice.randint(1, 2),
+        ahead=dice.random() < 0.5,
+    )
+    world = World([spec], False, dice.choice([None, 2.0, 8.0]))
+    for _ in world.workers:
+        world.worker_ready(0)
+    return world
+
+
 def a_plain_ask(dice: Random) -> AskSpec:
     return AskSpec(timeout=or_endless(dice, 1, 12), patient=dice.random() < 0.8, cancelled=dice.random() < 0.05)
 
@@ -127,13 +145,15 @@ def or_endless(dice: Random, least: int, most: int) -> float:
     return inf if dice.random() < 0.5 else float(dice.randint(least, most))
 
 
-def something(dice: Random, world: World, step: int, crowded: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def something(
+    dice: Random, world: World, step: int, crowded: bool, often: Sequence[float]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The next thing to happen, and how."""
     new = a_plain_ask if crowded else an_ask
     pick = dice.randrange(10_000)
     busy_s = dice.choice([2**-14, 2**-20, 1.0])
     fail = () if dice.random() < 0.8 else (dice.randrange(4),)
-    kind = dice.choices(WHAT, OFTEN)[0]
+    kind = dice.choices(WHAT, often)[0]
     if kind == "submit":
         return world.submit, ([new(dice) for _ in range(dice.choice([1, 1, 2, 5, 9]) if len(world.asks) < 30 else 1)],)
     if kind == "reply":
@@ -145,6 +165,12 @@ def something(dice: Random, world: World, step: int, crowded: bool) -> tuple[Cal
         return world.stray_reply, (pick, dice.randrange(3))
     if kind in ("wait", "jump"):
         return getattr(world, kind), (dice.choice([2**-10, 2**-9, 2**-8, 1] if crowded else [0.125, 1, 3, 8, 64]),)
+    if kind == "lend":
+        return world.lend, ()
+    if kind == "lone":
+        if any(world.lent.values()):
+            return (world.lone_done, (busy_s, not fail)) if pick % 4 else (world.take_back, ())
+        return world.lone_call, (or_endless(dice, 1, 12),)
     if kind == "ran_out":
         return world.ran_out, (pick, dice.sample(range(6), dice.randint(1, 5)))
     if kind == "end":
@@ -156,9 +182,10 @@ def something(dice: Random, world: World, step: int, crowded: bool) -> tuple[Cal
 
 WHAT = [
     *("submit", "reply", "reply_oddly", "stray_reply", "cancel", "worker_ready", "worker_lost", "worker_left"),
-    *("call_started", "mistake", "wait", "jump", "end", "spare", "ran_out", "drain", "hold"),
+    *("call_started", "mistake", "wait", "jump", "end", "spare", "ran_out", "drain", "hold", "lend", "lone"),
 ]
-OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0.4, 0.6, 0.3]
+OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0.4, 0.6, 0.3, 1, 1]
+OFTEN_WHERE_LENT = [2, 6, 1, 1, 1, 4, 2, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0, 1.5, 0, 8, 8]
 
 
 @pytest.mark.timeout(300 + REACHING / 20)
@@ -169,6 +196,7 @@ def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
     expected |= {"too_large", "request_crashed_worker", "survived a crash"}
     expected |= {"went ahead", "lay ahead when its worker was lost", "lay ahead when it was cancelled"}
     expected |= {"lay ahead when it expired", "went ahead behind another", "drained"}
+    expected |= {"lent", "answered alone", "taken back amid a call"}
     for seed in range(REACHING):
         if seed >= share(2 * REACHING) and seen >= expected:
             break

@@ -93,6 +93,25 @@ class Core(RuleBasedStateMachine):
     def drain(self, pick: int) -> None:
         self.world.drain(pick)
 
+    @rule()
+    def lend(self) -> None:
+        self.world.lend()
+
+    @precondition(lambda self: self.world.lent)
+    @rule(timeout=or_endless(1, 12))
+    def lone_call(self, timeout: float) -> None:
+        self.world.lone_call(timeout)
+
+    @precondition(lambda self: self.world.lent)
+    @rule(busy_s=times_s, ok=st.booleans())
+    def lone_done(self, busy_s: float, ok: bool) -> None:
+        self.world.lone_done(busy_s, ok)
+
+    @precondition(lambda self: self.world.lent)
+    @rule()
+    def take_back(self) -> None:
+        self.world.take_back()
+
     @rule(pick=picks)
     def hold(self, pick: int) -> None:
         self.world.hold(pick)

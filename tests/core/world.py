@@ -16,13 +16,12 @@ from math import inf
 import pytest
 
 from carpool.core import ahead
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.lane_order import Suspect
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
-from carpool.core.reply import Reply
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
@@ -50,6 +49,9 @@ HOLDING_BACK = {"static", "static from idle", "cork", "adaptive"}
 
 LATE = ("slo", "deadline")
 
+LONE = 2**62
+"""Ids from here on are those of lone calls."""
+
 
 class Ask:
     """One caller, and what it has heard."""
@@ -57,6 +59,7 @@ class Ask:
     def __init__(self, number: int, now: float, spec: AskSpec) -> None:
         self.number = number
         self.spec = spec
+        self.came = now
         self.deadline = now + spec.timeout
         self.request = Request((number,), self.deadline, caller=self, nbytes=spec.nbytes)
         self.request.lane = spec.lane
@@ -155,6 +158,8 @@ class World:
     finished: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # size and seconds of batches, per stage
     happened: set[str] = field(default_factory=set)  # that is rare
     leaving: set[tuple[int, int]] = field(default_factory=set)
+    lent: dict[tuple[int, int], Ask | None] = field(default_factory=dict)  # with the lone call under way, if one is
+    lone: int = 0  # how many lone calls were made
     held: bool = False
     closed: bool = False
     wake_at: float = inf
@@ -214,6 +219,7 @@ class World:
         worker = self._gone(pick)
         if worker is None:
             return
+        self._take_back(worker)
         stage, blamed = worker[0], False
         self._lose_ahead(worker)
         sent = self._forget(worker)
@@ -229,6 +235,7 @@ class World:
         worker = self._gone(pick)
         if worker is None:
             return
+        self._take_back(worker)
         self._lose_ahead(worker)
         sent = self._forget(worker)
         for id in sent.items if sent else ():
@@ -243,6 +250,70 @@ class World:
             worker = staying[pick % len(staying)]
             self.leaving.add(worker)
             self.pipeline.drain(*worker)
+
+    def lend(self) -> None:
+        """The only stage lends a worker, if a lone request would go at once."""
+        if len(self.stages) > 1 or self.closed:
+            return
+        (batcher,) = self.stages
+        assert isinstance(batcher, Batcher)
+        place = batcher.lend(self.now, inf, self.pipeline.slo_s)
+        if place is not None:
+            assert not self.sent and not self.lent and not self.pipeline.waiting
+            assert (0, place) in self.ready - self.leaving
+            self.lent[0, place] = None
+            self.happened.add("lent")
+
+    def lone_call(self, timeout: float) -> None:
+        """A thread begins a call with the worker that is lent."""
+        for worker, under_way in self.lent.items():
+            if under_way is None:
+                self.lone += 1
+                self.lent[worker] = Ask(-self.lone, self.now, AskSpec(timeout=timeout))
+
+    def lone_done(self, busy_s: float, ok: bool) -> None:
+        """It has its answer; the core comes to know of it now."""
+        for worker, ask in self.lent.items():
+            if ask is not None:
+                ask.request.id = LONE + self.lone
+                ask.request.state = DONE
+                ask.request.stage = worker[0]
+                ask.told = 1
+                if not ok:
+                    ask.request.error = ModelError("lone")
+                self.asks.append(ask)
+                self.finished.setdefault(0, []).append((1, self.now - ask.came))
+                self.lent[worker] = None
+                batcher = self.stages[0]
+                assert isinstance(batcher, Batcher)
+                self.pipeline.lone_done(batcher, worker[1], ask.came, self.now, busy_s, ok)
+                self.happened.add("answered alone")
+
+    def take_back(self) -> None:
+        """The worker that is lent is taken back, whatever it has."""
+        for worker in list(self.lent):
+            self._take_back(worker)
+
+    def _take_back(self, worker: tuple[int, int]) -> None:
+        """A call under way becomes a batch of a worker that may have gone meanwhile."""
+        if worker not in self.lent:
+            return
+        ask = self.lent.pop(worker)
+        batcher = self.stages[0]
+        assert isinstance(batcher, Batcher)
+        if ask is None:
+            assert self.pipeline.take_back(batcher, worker[1]) is None
+            return
+        self.asks.append(ask)
+        id = LONE + self.lone
+        self.by_id[id] = ask
+        batch = self.pipeline.take_back(batcher, worker[1], ask.request, ask.came, id)
+        assert batch is not None
+        assert (batch.id, batch.ids, batch.requests) == (id, [id], [ask.request])
+        ask.tries[0] = 1
+        self.happened.add("taken back amid a call")
+        self._takes_up(worker, batch)
+        self.sent[worker].call_started = self.sent[worker].heard = ask.came
 
     def hold(self, pick: int) -> None:
         """The first stage is to start nothing for now, or to go on."""
@@ -366,6 +437,7 @@ class World:
         self.pipeline.close(Unavailable("closed"))
 
     def abort(self) -> None:
+        self.take_back()
         self.closed = True
         for ask in self.asks:
             if ask.inside:
@@ -416,6 +488,7 @@ class World:
             sent.killed = True
         for worker in todo.drained:
             assert worker not in self.sent
+            assert worker not in self.lent
             self.leaving.remove(worker)
             self.ready.remove(worker)
             self.happened.add("drained")
@@ -423,6 +496,14 @@ class World:
             request.tell()
             self._answered(request)
         self.wake_at = todo.wake_at
+        if todo.recall:
+            for worker in todo.recall:
+                self._take_back(worker)
+            self.poll()
+            return
+        if self.lent:
+            assert not self.closed and not self.leaving & self.lent.keys()
+            assert self.stages[0].idle or not len(self.stages[0].queue)
         self.check_after_poll()
 
     def _given_up_at(self, stage: int, sent: Sent) -> float:
@@ -459,7 +540,7 @@ class World:
 
     def _dispatched(self, batch: Batch) -> None:
         worker, stage = (batch.place, batch.stage)[::-1], batch.stage
-        limit = self.stages[stage].policy.limit
+        limit = self.stages[stage].lobby.policy.limit
         assert worker in self.ready
         assert worker not in self.leaving
         assert not (self._is_held and not stage)
@@ -576,7 +657,7 @@ class World:
             }
             assert stage.running == len(owed[index])
             assert running[index] <= set(owed[index])
-            unused = [worker for worker in self.ready - self.leaving if worker not in self.sent]
+            unused = [worker for worker in self.ready - self.leaving - self.lent.keys() if worker not in self.sent]
             assert stage.idle == sum(1 for at, _ in unused if at == index)
             new = [r for r in waiting[index] if self.by_id[r.id].tries.get(index, 0) == 0]
             assert len(new) <= stage.queue.max_size
@@ -601,17 +682,17 @@ class World:
             if not stage.idle or not len(queue) or (self._is_held and not index):
                 continue
             room, roomiest = self._room_after(index)
-            most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
+            most = min(stage.lobby.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
             if room < (1 if queue.next_is_suspect else min(len(queue), most, roomiest)):
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue
             assert not queue.next_is_suspect
             assert self.specs[index].policy in HOLDING_BACK
             assert not self._is_last_call(index)
-            assert stage.wake_at is not None
-            needed.append(stage.wake_at)
+            assert stage.lobby.wake_at is not None
+            needed.append(stage.lobby.wake_at)
             if self.specs[index].policy.startswith("static"):
-                assert queue.size < stage.policy.limit
+                assert queue.size < stage.lobby.policy.limit
                 needed.append(queue.oldest_arrival + self.specs[index].delay_s)
         assert min(needed, default=inf) > self.now
         assert self.now < self.wake_at <= min(needed, default=inf)
@@ -644,6 +725,7 @@ class World:
     def settle(self) -> None:
         """With workers that work, everybody is answered, in a bounded number of steps."""
         self.hold(0)
+        self.take_back()
         self.poll()
         for _ in range(20 + 20 * len(self.asks)):
             for worker in set(self.workers) - self.ready:

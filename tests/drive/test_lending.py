@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
+from carpool.core.batch import Reply
 from carpool.core.pipeline import Pipeline
-from carpool.core.reply import Reply
 from carpool.drive import lending
 from carpool.drive.aio import Driver
 from carpool.drive.lending import Lending, LentCall
@@ -109,6 +109,22 @@ def test_company_takes_the_worker_back(service: Handle, tmp_path: Path) -> None:
     for thread in (first, second):
         thread.join()
     assert [its_answer[0][0], other_answer[0][0]] == [item, "second"]
+
+
+def test_company_that_another_worker_can_serve_leaves_the_worker_lent(tmp_path: Path) -> None:
+    """A second caller is answered by the other worker, while the first one's call goes on."""
+    with carpool.Service(carpool.Stage(Counts, workers=2), timeout_s=10.0).run() as s:
+        loan = lent(s)
+        item = {"until": str(tmp_path / "go on")}
+        first, its_answer = asking(s, item)
+        wait_until(lambda: loan.slot)
+        assert s.predict("second")[0] == "second"
+        assert loan_of(s) is loan and not its_answer
+        (tmp_path / "go on").touch()
+        first.join()
+        assert its_answer[0][0] == item
+        assert loan_of(s) is loan
+        assert s.stats().outcomes["ok"] == s.stats().stages[0].batches
 
 
 @pytest.mark.parametrize("how", [{"timeout_s": 5.0}, {"priority": 1}])
@@ -302,9 +318,10 @@ def arm(loan: Any, step: str, act: Callable[[], None], monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("what", ["recalled", "asked again", "interrupted", "interrupted after a recall"])
+@pytest.mark.parametrize("what", ["recalled", "settled", "asked again", "interrupted", "interrupted after a recall"])
 def test_between_any_two_steps(service: Handle, step: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop takes the worker back, a signal handler calls the service, or the thread is interrupted.
+    """The loop takes the worker back, at once or having made up the accounts, a signal handler calls
+    the service, or the thread is interrupted.
 
     Each request is run once, has its own answer, and is counted; the worker lives.
     """
@@ -323,7 +340,9 @@ def test_between_any_two_steps(service: Handle, step: str, what: str, monkeypatc
     def act() -> None:
         if what == "asked again":
             asked.append(service.predict("again"))
-        if "recall" in what:
+        if what == "settled":
+            thread.ask(loan._settle, 5.0)
+        if "recall" in what or what == "settled":
             thread.ask(driver.recall, 5.0)
         if "interrupted" in what:
             raise KeyboardInterrupt
@@ -440,9 +459,11 @@ class Side:
         call = LentCall(Request(b"x", began + 5.0, nbytes=1), began)
         call.ended, call.busy_s, call.waited_s = ended, busy_s, 0.001
         lender: Any = Lending.__new__(Lending)
-        lender._pipeline, lender._driver, lender._pool = self.pipeline, self, self
+        lender._pipeline, lender._batcher, lender._driver, lender._pool = self.pipeline, self.batcher, self, self
         self.roster, self.count_calls = self, None
+        assert self.batcher.lend(began, began + 5.0, self.pipeline.slo_s) == 0
         lender._account_for(0, [call])
+        self.pipeline.take_back(self.batcher, 0)
 
     def finished_batch(self) -> None:
         """The roster's."""
@@ -451,7 +472,7 @@ class Side:
         batcher, stats = self.batcher, self.stats
         counts = [self.pipeline.admitted, self.pipeline.answered, self.pipeline.unanswered, batcher._batch_ids]
         times = [getattr(batcher.times, name) for name in batcher.times.__slots__]
-        learned = times, flat(batcher.policy), batcher.running, batcher.idle
+        learned = times, flat(batcher.lobby.policy), batcher.running, batcher.idle
         of_stage = {
             name: value for name, value in vars(stats.stages[0]).items() if type(value) in (int, dict, set, str)
         }
@@ -550,7 +571,7 @@ def test_what_has_gone_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None
         driver, thread = s._inner.driver, s._thread
         assert driver is not None
         assert thread is not None
-        policy = driver.pipeline.batchers[0].policy
+        policy = driver.pipeline.batchers[0].lobby.policy
 
         def act() -> None:
             policy.holds = True  # type: ignore[attr-defined]

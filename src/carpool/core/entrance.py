@@ -14,11 +14,11 @@ import copy
 from collections.abc import Sequence
 from math import inf
 
-from carpool.core.batcher import Batcher
 from carpool.core.endings import Endings
 from carpool.core.journal import Journal
+from carpool.core.lobby import is_late_unserved
 from carpool.core.queue import Queue
-from carpool.core.stage_requests import is_late_unserved
+from carpool.core.stepper import Crew
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import CarpoolError, Overloaded
 from carpool.policy.admission import DISPLACED, UNSERVED_RETRY_S, Admission, overloaded, retry_after_s
@@ -43,7 +43,7 @@ class Entrance:
         door: The requests that wait for room; it has no limit but the number of callers.
     """
 
-    def __init__(self, batchers: Sequence[Batcher], endings: Endings, slo_s: float, journal: Journal | None) -> None:
+    def __init__(self, batchers: Sequence[Crew], endings: Endings, slo_s: float, journal: Journal | None) -> None:
         self.admitted = 0
         self.door = Queue()
         self._batchers = batchers
@@ -123,7 +123,7 @@ class Entrance:
         is_hurried = False
         if soonest != inf:
             units = n if alike else sum([request.size for request in requests])
-            is_hurried = soonest - now < first.longest_wait_s(units) + first.view.onward_s
+            is_hurried = soonest - now < first.longest_wait_s(units) + first.lobby.view.onward_s
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
             _clear_ids(requests[: id - before])
             return False
@@ -166,11 +166,12 @@ class Entrance:
                 for request in lot:
                     self._journal.record(now, "waits for room" if waits else "admitted", request.id)
 
-    def admit_lone(self, now: float, request: Request) -> None:
-        """Admit a request that a worker has had since `now`: it is not refused any more."""
-        self._stamp(now, (request,))
-        self._number((request,))
-        self._first.enter(now, (request,))
+    def admit_lone(self, began: float, request: Request, id: int) -> None:
+        """Admit a request that a worker has had since it `began`, under this id."""
+        self._stamp(began, (request,))
+        self.admitted += 1
+        request.id = id
+        request.state = RUNNING
 
     def _stamp(self, now: float, lot: Sequence[Request]) -> None:
         """Write on requests when they came, and when they are due."""
@@ -209,7 +210,7 @@ class Entrance:
             lot,
             queued=queue.count + outside,
             queued_bytes=queue.nbytes + outside_bytes,
-            busy=len(first.in_flight),
+            busy=first.busy,
             wait_s=first.predicted_wait_s(now, units_before),
             fastest_s=self._fastest_s(),
         )
@@ -219,7 +220,7 @@ class Entrance:
 
     def _displace(self, now: float, request: Request) -> None:
         """Have a request of the first queue make room: it is refused, or waits at the door."""
-        self._first.displace(now, request)
+        self._first.lobby.displace(now, request)
         if not request.patient:
             self.drop(now, [(request, DISPLACED)])
             return
@@ -259,12 +260,12 @@ class Entrance:
         """
         since = again_at = inf
         for batcher in reversed(self._batchers):
-            since = min(since, batcher.unserved_since(now))
+            since = min(since, batcher.lobby.unserved_since(now, batcher.has_worker))
             if since < inf and batcher.queue.count:
                 late, due = batcher.late_unserved(now, since)
                 again_at = min(again_at, due)
                 if late:
-                    batcher.drop(now, late)
+                    batcher.lobby.drop(now, late)
                     self.drop(now, [(request, TOO_LATE) for request in late])
         if since < inf and self.door.count:
             late = [request for request in self.door if is_late_unserved(now, request, since)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from carpool.core import trail
-from carpool.core.batcher import Batcher
+from carpool.core.batch import Reply
 from carpool.core.endings import Endings
 from carpool.core.journal import Journal
-from carpool.core.quarantine import acquit
-from carpool.core.reply import Reply
+from carpool.core.lobby import acquit
+from carpool.core.stepper import Crew
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.request import DONE, RUNNING, Request
 
@@ -26,7 +26,7 @@ class Passage:
 
     def __init__(
         self,
-        batchers: Sequence[Batcher],
+        batchers: Sequence[Crew],
         endings: Endings,
         measure: Callable[[object], int],
         journal: Journal | None,
@@ -106,7 +106,7 @@ class Passage:
         try:
             if request.losses:
                 acquit(request)  # this restores its own key, before it gets that of the next stage
-            self._batchers[stage].weigh(request, result)
+            self._batchers[stage].lobby.weigh(request, result)
         except CarpoolError as error:
             self._endings.fail(now, request, error)
             return False

@@ -9,7 +9,7 @@ says what to do next. The invariants:
 * only the first stage refuses (`core/entrance.py`); a later one gives credits: stage k takes a
   batch only when stage k+1 has room for it;
 * late stages are asked first, so that the room they make can be used in the same poll;
-* whatever a policy raises, its stage goes on without it (`core/stage_requests.py`); `abort` answers
+* whatever a policy raises, its stage goes on without it (`core/lobby.py`); `abort` answers
   all that are inside.
 
 What becomes of results stands in `core/passage.py`, and what becomes of the requests of a worker
@@ -23,19 +23,16 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from math import inf
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply, Todo
 from carpool.core.batcher import Batcher
 from carpool.core.endings import Endings
 from carpool.core.entrance import Entrance
-from carpool.core.journal import Journal, parts_so_far
+from carpool.core.journal import Journal, parts_so_far, record_batches, record_orders, record_report
 from carpool.core.losses import Losses
 from carpool.core.passage import Passage
-from carpool.core.reply import Reply
 from carpool.core.running_set import Part, SetReport, stream_of
-from carpool.core.stepper import Stepper
-from carpool.core.todo import StepTodo, Todo
+from carpool.core.stepper import Crew
 from carpool.core.trail import AT_THE_DOOR
-from carpool.core.work_journal import record_batch, record_orders, record_report
 from carpool.errors import CarpoolError
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
 
@@ -51,7 +48,6 @@ class Pipeline:
 
     Attributes:
         batchers: Of its stages, first to last.
-        stepper: The last of them, if it is one of steps; else None.
         slo_s: How soon after their admission requests are due; infinity if that is not given.
         door: The requests that wait for room in the first queue.
         closed_because: Why new requests are refused; None while they are not.
@@ -61,7 +57,7 @@ class Pipeline:
 
     def __init__(
         self,
-        batchers: Sequence[Batcher],
+        batchers: Sequence[Crew],
         *,
         slo_s: float | None = None,
         measure: Callable[[object], int] = lambda result: 0,
@@ -80,15 +76,11 @@ class Pipeline:
         self._journal = journal
         self._is_held = False
         self._last = len(self.batchers) - 1
-        last = self.batchers[-1]
-        self.stepper = last if isinstance(last, Stepper) else None
-        self._new_todo = Todo if self.stepper is None else StepTodo
-        self._todo = self._new_todo()
-        self._parts: list[tuple[Request, object]] = []
+        self._todo = Todo()
         for stage, batcher in enumerate(self.batchers):
-            batcher.stage = stage
+            batcher.lobby.stage = stage
         for batcher, following in pairwise(self.batchers):
-            batcher.next_max_size = following.queue.max_size
+            batcher.lobby.next_max_size = following.queue.max_size
 
     def __repr__(self) -> str:
         return f"<Pipeline {' -> '.join(map(repr, self.batchers))}>"
@@ -128,7 +120,7 @@ class Pipeline:
 
     def offered(self, stage: int) -> int:
         """Return how many requests have come to a stage so far, those refused included."""
-        return self.batchers[stage].entered + (0 if stage else self.refused + self.alone)
+        return self.batchers[stage].lobby.entered + (0 if stage else self.refused + self.alone)
 
     # -- callers
 
@@ -183,37 +175,47 @@ class Pipeline:
     def pause(self, now: float, request: Request, is_paused: bool) -> None:
         """Note that a caller wants no more parts for now, or wants them again.
 
-        It is for requests of a service whose last stage is one of steps, and has no effect before
-        they get there.
+        It is for requests of a service whose last stage is one of steps, and takes effect when they
+        get there.
         """
         stream = request.stream
-        if self.stepper is None or request.state not in (QUEUED, RUNNING):
+        if stream is None or stream.is_paused == is_paused or request.state not in (QUEUED, RUNNING):
             return
-        if stream is None or stream.is_paused == is_paused:
-            return
-        self.stepper.pause(now, request, is_paused)
+        stream.is_paused = is_paused
+        if request.state == RUNNING:
+            self.batchers[request.stage].pause(now, request, is_paused)
         if self._journal is not None:
-            self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.stepper.name)
+            self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.batchers[-1].name)
 
-    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Note that a lone request, which `Batcher.lets_go` let run without `submit`, was answered.
+    def lone_done(self, batcher: Batcher, place: int, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """Note that a lone request, which was let run without `submit`, is done; see `Batcher`.
 
-        It can only be a pipeline of one stage.
+        It can only be a pipeline of one stage, which is the batcher's.
         """
         self._entrance.admitted += 1
         self.alone += 1
         if not ok:
             self._endings.failed += 1
-        self.batchers[0].went_alone(began, now, busy_s, ok)
+        batcher.lone_done(place, began, now, busy_s, ok)
 
-    def take_over(self, now: float, request: Request) -> Batch:
-        """Make a batch of a lone request that a worker has had since `now`, and return it.
+    def take_back(
+        self, batcher: Batcher, place: int, request: Request | None = None, began: float = 0.0, id: int = 0
+    ) -> Batch | None:
+        """Have a worker back that `Batcher.lend` took out; poll then.
 
-        `Batcher.lets_go` allowed it, and the worker is the one at `Batcher.lone_place`. It can only
-        be a pipeline of one stage.
+        Args:
+            batcher: Of the only stage.
+            place: The worker's.
+            request: What it is at work on; None if on nothing.
+            began: When it began with that.
+            id: What the worker has been told that the ids of this request and of its batch are.
+
+        Returns:
+            The batch that the request is in, as if the worker had been given it when it began.
         """
-        self._entrance.admit_lone(now, request)
-        return self.batchers[0].start_lone(now)
+        if request is not None:
+            self._entrance.admit_lone(began, request, id)
+        return batcher.take_back(place, request, began)
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from now on; those inside go on.
@@ -252,7 +254,7 @@ class Pipeline:
             raise ValueError(f"{len(results)} results for {len(ids)} requests")
         batcher = self.batchers[stage]
         batch = batcher.in_flight.get(reply.place)
-        if now >= batcher.attention_at and batch is not None and batch.id == reply.batch_id:
+        if now >= batcher.lobby.attention_at and batch is not None and batch.id == reply.batch_id:
             for late in batch.expire(now):  # a driver that stood still has not polled
                 self._endings.expire(now, late, batch.started)
         takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
@@ -268,19 +270,19 @@ class Pipeline:
         ended. If the worker has stopped, that poll should come at once.
 
         Raises:
-            ValueError: The worker breaks the protocol, or there is no stage of steps; then nothing
-                was done.
+            ValueError: The worker breaks the protocol, or the stage is not one of steps; then
+                nothing was done.
         """
-        stepper = self.stepper
-        if stepper is None or report.stage != stepper.stage:
-            raise ValueError(f"stage {report.stage} is not one of steps")
-        if now >= stepper.attention_at:  # a driver that stood still has not polled
-            self._attend(now, stepper)
-        returned = [] if self._journal is None else stepper.members_of(report.place, report.returned)
-        parts, ended = stepper.reported(now, report)
-        self._parts += parts
+        if not 0 <= report.stage < len(self.batchers):
+            raise ValueError(f"there is no stage {report.stage}")
+        crew = self.batchers[report.stage]
+        if now >= crew.lobby.attention_at:  # a driver that stood still has not polled
+            self._attend(now, crew)
+        parts, ended = crew.reported(now, report)
+        self._todo.parts += parts
         if self._journal is not None:
-            record_report(self._journal, now, stepper.name, [request for request, _ in parts], returned)
+            returned = [request for request in crew.queue if request.id in report.returned]
+            record_report(self._journal, now, crew.name, [request for request, _ in parts], returned)
         for request, part in ended:
             self._end_stream(now, request, part)
 
@@ -299,26 +301,6 @@ class Pipeline:
         """Note that a worker which makes several calls for one batch has started the next one."""
         self.batchers[stage].call_started(now, place, batch_id)
 
-    def trained(self, now: float, stage: int, n: int, size: int, busy_s: float, longest: int = 0) -> None:
-        """Note that a warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`.
-
-        With `longest`, it was `n` times one example of that length.
-        """
-        self.batchers[stage].trained(now, n, size, busy_s, longest)
-
-    def trained_steps(self, now: float, rows: int, step_s: float, length: int, start_s: float) -> None:
-        """Note that a warm-up has made a step of `rows`, and has started `length` units of work.
-
-        Args:
-            now: The time.
-            rows: How many streams were stepped.
-            step_s: Seconds of the step.
-            length: The sum of their lengths.
-            start_s: Seconds of starting them.
-        """
-        if self.stepper is not None:
-            self.stepper.trained_steps(now, rows, step_s, length, start_s)
-
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
         self.batchers[stage].drain(place)
@@ -336,7 +318,7 @@ class Pipeline:
         """Whether no request is between the first queue and its answer, streams apart."""
         if any(batcher.queue.count for batcher in self.batchers[1:]):
             return False
-        return not any(batcher.running for batcher in self.batchers if batcher is not self.stepper)
+        return not any(batcher.busy for batcher in self.batchers)
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Note that a worker can take batches from now on."""
@@ -360,21 +342,14 @@ class Pipeline:
             Whether this death, and the one before it, are the fault of the only request that the
             worker had, and not the stage's.
         """
-        batcher = self.batchers[stage]
-        if batcher is self.stepper:
-            return self._losses.set_lost(now, batcher, place, unsent)
-        return self._losses.batch_lost(now, batcher, place, unsent)
+        return self._losses.lost(now, self.batchers[stage], place, unsent)
 
     def worker_left(self, now: float, stage: int, place: int) -> None:
         """Note that a worker is gone, perhaps amid a batch, and that no request is to blame.
 
         The requests that it had wait again.
         """
-        batcher = self.batchers[stage]
-        if batcher is self.stepper:
-            self._losses.set_left(now, batcher, place)
-        else:
-            self._losses.batch_left(now, batcher, place)
+        self._losses.left(now, self.batchers[stage], place)
 
     # -- what to do
 
@@ -384,30 +359,33 @@ class Pipeline:
         late_at = self._entrance.refuse_unserved(now) if self.slo_s < inf else inf
         onward_s = 0.0
         for batcher in reversed(self.batchers):
-            batcher.view.onward_s = onward_s
+            lobby = batcher.lobby
+            lobby.view.onward_s = onward_s
             self._poll_stage(now, batcher)
-            if batcher.stage:
+            if lobby.stage:
                 onward_s += batcher.expected_s(now)
         if self.closed_because is not None:
             for batcher in self.batchers:  # the last that could have joined one has just expired, or was refused
-                if batcher.queue.count and not batcher.closing and self._is_last_call(batcher):
+                if batcher.queue.count and not batcher.lobby.closing and self._is_last_call(batcher):
                     self._poll_stage(now, batcher)
         if self.door.count:
             self._open_door(now)
             todo.wake_at = self.door.earliest_deadline
         todo.wake_at = min(todo.wake_at, late_at)
         for batcher in self.batchers:
-            if batcher.attention_at < todo.wake_at:
-                todo.wake_at = batcher.attention_at
-            if batcher.wake_at is not None and batcher.wake_at < todo.wake_at:
-                todo.wake_at = batcher.wake_at
+            lobby = batcher.lobby
+            if lobby.attention_at < todo.wake_at:
+                todo.wake_at = lobby.attention_at
+            if lobby.wake_at is not None and lobby.wake_at < todo.wake_at:
+                todo.wake_at = lobby.wake_at
             if batcher.leaving:
-                todo.drained = [*todo.drained, *[(batcher.stage, place) for place in batcher.take_drained()]]
+                todo.drained = [*todo.drained, *[(lobby.stage, place) for place in batcher.take_drained()]]
+            if batcher.lent:
+                places = batcher.wanted_back if self.closed_because is None else batcher.lent
+                todo.recall = [*todo.recall, *[(lobby.stage, place) for place in places]]
         endings = self._endings
         todo.answer, endings.answers = endings.answers, todo.answer
-        if self.stepper is not None:
-            self._hand_out(now, self.stepper, todo)
-        self._todo = self._new_todo()
+        self._todo = Todo()
         return todo
 
     @property
@@ -423,45 +401,40 @@ class Pipeline:
         """Return after how many seconds a caller that is refused now should try again."""
         return self._entrance.retry_after_s(now)
 
-    def _poll_stage(self, now: float, batcher: Batcher) -> None:
+    def _poll_stage(self, now: float, batcher: Crew) -> None:
         """Ask one stage what to do."""
-        todo = self._todo
+        todo, lobby, journal = self._todo, batcher.lobby, self._journal
         room = self._room_after(batcher)
-        if now >= batcher.attention_at:
+        if now >= lobby.attention_at:
             self._attend(now, batcher)
         if self.closed_because is not None:
-            batcher.closing = self._is_last_call(batcher)
+            lobby.closing = self._is_last_call(batcher)
         dropped: list[tuple[Request, str]] = []
-        while (batch := batcher.next_batch(now, room - batcher.running, dropped)) is not None:
-            todo.run.append(batch)
-            if self._journal is not None:
-                record_batch(self._journal, now, batcher.name, batch)
+        if journal is None:
+            batcher.poll(now, room, todo, dropped)
+        else:
+            n_run, n_orders = len(todo.run), len(todo.orders)
+            batcher.poll(now, room, todo, dropped)
+            record_batches(journal, now, batcher.name, todo.run[n_run:])
+            record_orders(journal, now, batcher.name, todo.orders[n_orders:])
         if dropped:
             self._entrance.drop(now, dropped)
 
-    def _attend(self, now: float, batcher: Batcher) -> None:
+    def _attend(self, now: float, batcher: Crew) -> None:
         """End what has expired in a stage, and have its workers that hang killed."""
         expired, hung = batcher.attend(now)
         for request, started in expired:
             self._endings.expire(now, request, started, batcher.hint(now, request, started))
-        self._todo.kill += [(batcher.stage, place) for place in hung]
+        self._todo.kill += [(batcher.lobby.stage, place) for place in hung]
 
-    def _hand_out(self, now: float, stepper: Stepper, todo: Todo) -> None:
-        """Put the orders and parts of a stage of steps on the list of what a driver must do."""
-        assert isinstance(todo, StepTodo)
-        todo.orders = stepper.take_orders()
-        todo.parts, self._parts = self._parts, []
-        if self._journal is not None:
-            record_orders(self._journal, now, stepper.name, todo.orders)
-
-    def _is_last_call(self, batcher: Batcher) -> bool:
+    def _is_last_call(self, batcher: Crew) -> bool:
         """Report whether all that can ever join a stage's queue is in it.
 
         It is asked only once new requests are refused (`closed_because`).
         """
         if self._entrance.lets_in:
             return False
-        return not any(one.queue.count or one.is_wanted for one in self.batchers[: batcher.stage])
+        return not any(one.queue.count or one.is_wanted for one in self.batchers[: batcher.lobby.stage])
 
     def _open_door(self, now: float) -> None:
         """Let requests in from the door while there is room.
@@ -474,11 +447,11 @@ class Pipeline:
         while self._entrance.fill(now) and first.idle:
             self._poll_stage(now, first)
 
-    def _room_after(self, batcher: Batcher) -> float:
+    def _room_after(self, batcher: Crew) -> float:
         """Return how many results the stage after this one can take."""
-        if batcher.stage == self._last:
+        if batcher.lobby.stage == self._last:
             return inf
-        if self._is_held and not batcher.stage and self.closed_because is None:
+        if self._is_held and not batcher.lobby.stage and self.closed_because is None:
             return 0
-        queue = self.batchers[batcher.stage + 1].queue
+        queue = self.batchers[batcher.lobby.stage + 1].queue
         return queue.max_size - queue.count if queue.nbytes < queue.max_bytes else 0

@@ -14,6 +14,7 @@ from math import inf
 
 from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.drive.executor import Executor
 from carpool.drive.loop_turn import LoopTurn
@@ -21,7 +22,7 @@ from carpool.drive.trouble import learn, learn_from_warm_up
 from carpool.errors import CarpoolError, Unavailable
 from carpool.observe.snapshot import ServiceSnapshot
 from carpool.observe.stats import Stats
-from carpool.request import Request
+from carpool.request import NEW, Request
 
 
 class Driver(LoopTurn):
@@ -61,11 +62,11 @@ class Driver(LoopTurn):
             timeout_s: How long that may take; None or `inf` for any time. Then the rest fails.
             grace_s: How long the workers may take for their teardown.
         """
-        self.recall()
         if self._arrivals:
             self.poll()  # these came before
         if self.pipeline.closed_because is None:
             self.pipeline.close(Unavailable("the service is stopping", code="draining"))
+        self.recall()  # a call under way is one of those inside
         if drain and self.pipeline.unanswered and not self.loop.is_closed():
             if self._drained is None:
                 self._drained = self.loop.create_future()
@@ -114,7 +115,6 @@ class Driver(LoopTurn):
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from the next turn on, and hold no batch back."""
-        self.recall()
         self.pipeline.close(error)
         if not self._is_poll_due and not self.loop.is_closed():
             self._poll_soon()
@@ -136,7 +136,6 @@ class Driver(LoopTurn):
         if not alike:
             self._arrivals += requests
         else:
-            self.recall()
             try:
                 self.pipeline.submit(self.clock(), requests, alike=True)
             except BaseException as error:
@@ -146,7 +145,8 @@ class Driver(LoopTurn):
 
     def cancel(self, request: Request) -> None:
         """Cancel a request, whose caller has gone."""
-        self.recall()
+        if request.state == NEW:  # perhaps a thread was interrupted in its lone call
+            self.recall()
         before = self.pipeline.cancelled
         self.pipeline.cancel(self.clock(), request)
         if self.pipeline.cancelled > before:
@@ -164,8 +164,7 @@ class Driver(LoopTurn):
         """Take note that a caller wants no more parts for now, or wants them again."""
         now = self.clock()
         self.pipeline.pause(now, request, is_paused)
-        if self.stats.streams is not None:
-            self.stats.streams.paused(now, request, is_paused)
+        self.stats.paused(now, request, is_paused)
         if not self._is_poll_due:
             self._poll_soon()
 
@@ -184,7 +183,6 @@ class Driver(LoopTurn):
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Take note that a worker can take batches."""
-        self.recall()
         self.pipeline.worker_ready(stage, place)
         self._missing.discard((stage, place))
         if not self._missing and not self._started.done():
@@ -193,7 +191,6 @@ class Driver(LoopTurn):
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more; its executor is told once it has nothing left."""
-        self.recall()
         self.pipeline.drain(stage, place)
         self.poll()
 
@@ -208,14 +205,12 @@ class Driver(LoopTurn):
         Returns:
             Whether a request is to blame (see `Pipeline.worker_lost`).
         """
-        self.recall()
         blamed = self.pipeline.worker_lost(self.clock(), stage, place, unsent)
         self.poll()
         return blamed
 
     def worker_left(self, stage: int, place: int) -> None:
         """Take note that a worker that was ready is gone, for which no request is to blame."""
-        self.recall()
         self.pipeline.worker_left(self.clock(), stage, place)
         self.poll()
 
@@ -230,29 +225,24 @@ class Driver(LoopTurn):
 
     # -- what the workers teach
 
-    def trained(self, stage: int, n: int, size: int, busy_s: float, longest: int = 0) -> None:
+    def trained(self, batcher: Batcher, n: int, size: int, busy_s: float, longest: int = 0) -> None:
         """Learn from a warm-up call of `n` examples, whose sizes sum to `size`.
 
         With `longest`, it was `n` times one example of that length.
         """
-        self.recall()
-        self.pipeline.trained(self.clock(), stage, n, size, busy_s, longest)
+        batcher.trained(self.clock(), n, size, busy_s, longest)
 
-    def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
-        """Learn from a warm-up that has started `length` units of work and stepped `rows`."""
-        self.pipeline.trained_steps(self.clock(), rows, step_s, length, start_s)
-
-    def troubled(self, stage: int, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
+    def troubled(self, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's batch, before its results come.
 
         Raises:
             ValueError: It is about a batch or items that the worker does not have.
         """
-        batcher, stats = self.pipeline.batchers[stage], self.stats.stages[stage]
-        stats.troubled(trouble)
+        stage = batcher.lobby.stage
+        self.stats.stages[stage].troubled(trouble)
         learn(f"stage {batcher.name}", batcher, place, batch_id, trouble, self._about(stage, place))
 
-    def troubled_in_warm_up(self, stage: int, trouble: Sequence[Trouble]) -> None:
+    def troubled_in_warm_up(self, batcher: Batcher, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's warm-up."""
-        self.stats.stages[stage].troubled(trouble)
-        learn_from_warm_up(self.pipeline.batchers[stage], trouble)
+        self.stats.stages[batcher.lobby.stage].troubled(trouble)
+        learn_from_warm_up(batcher, trouble)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Todo
 from carpool.core.running_set import Order
-from carpool.core.todo import Todo
 
 
 class Executor(Protocol):
@@ -46,7 +45,7 @@ class Lender(Protocol):
         """Take note of what the driver has just done; perhaps lend a worker."""
 
     def settle(self) -> None:
-        """Make up the accounts of the calls that were made with it."""
+        """Make up the accounts of the calls that were made with it, before others learn of more."""
 
     def recall(self) -> None:
-        """Take back the worker that is lent: nothing else may happen in the pipeline before."""
+        """Take back the worker that is lent, if one is."""

@@ -4,15 +4,18 @@ A call of a service from a thread takes four wake-ups: the loop, the worker, the
 caller. Where calls come one at a time, the loop lends the worker that would be next: it stops
 watching that worker's socket, and a caller's thread writes its request there and reads the answer
 itself. Two wake-ups are left, and no decision: that a lone request would go at once is asked before
-(`Batcher.lets_go`).
+(`Batcher.lend`).
+
+For the pipeline a worker that is lent is away, and all else goes on without it. Once something
+waits that no other worker is free for, or the service closes, `Todo.recall` names it, and the loop
+takes it back (`Lending.recall`). A call under way is then made into what it would have been: a
+request in a batch that the worker has. From there it has its deadline, hang limit, crash and
+cancellation like any other. A call that takes long, or is answered by anything but a plain result,
+has the worker taken back for it, and so has the death of the worker.
 
 Nothing of the pipeline is touched by callers' threads. They leave behind what has become of their
-calls, and the loop makes up the accounts, several calls at a time. Before anything else may happen
-in the pipeline, because another request comes, a worker is lost or the service closes, the loop
-takes the worker back (`Lending.recall`). A call under way is then made into what it would have
-been: a request in a batch that the worker has. From there it has its deadline, hang limit, crash
-and cancellation like any other. A call that takes long, or is answered by anything but a plain
-result, has the worker taken back for it.
+calls, and the loop makes up the accounts, several calls at a time, and in any case before the
+pipeline learns of what came later.
 
 No lock is held by anybody, since threads may be interrupted at any point, and the loop must not
 wait for them. What caller and loop could both do is a token in a list or a dict, which one of
@@ -29,20 +32,21 @@ Taking a token, sending or receiving with it and keeping the outcome is one call
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Final
 
 from carpool.clock import Clock, monotonic
-from carpool.core.todo import Todo
+from carpool.core.batch import Todo
 from carpool.drive.aio import Driver
+from carpool.drive.batches import BatchPool
 from carpool.drive.process import WorkerProcess
-from carpool.drive.worker_pool import WorkerPool
 from carpool.request import DONE, Request
 from carpool.wire.frame import Frame, FrameKind, encode
 from carpool.wire.payload import LARGE
@@ -66,6 +70,7 @@ _SHARE: Final = 0.5  # of that time: stages that take longer have nothing to gai
 _ACCOUNTS_AT_ONCE = 32
 _LONGEST_C_CALL_S = 1.0  # of a thread that has begun to send or to receive; it does not block
 _FIRST: Final = (0,)
+_FIRST_ID: Final = 2**62  # of lone calls, and of their batches: no other request or batch comes to such an id
 _RECEIVED_BYTES: Final = LARGE
 
 Post = Callable[[Callable[[], object]], None]
@@ -77,6 +82,7 @@ class LentCall:
 
     Attributes:
         request: What is asked; its caller is woken by the loop where that takes the call over.
+        id: What the worker is told as the id of the request, and of its batch; 0 until then.
         began: When it was begun.
         ended: When its answer was there.
         busy_s: How long the worker spent on it.
@@ -87,10 +93,11 @@ class LentCall:
         received: What was received, as one piece; empty until then.
     """
 
-    __slots__ = ("began", "busy_s", "ended", "outbox", "received", "request", "sent", "turn", "waited_s")
+    __slots__ = ("began", "busy_s", "ended", "id", "outbox", "received", "request", "sent", "turn", "waited_s")
 
     def __init__(self, request: Request, began: float) -> None:
         self.request = request
+        self.id = 0
         self.began = self.ended = began
         self.busy_s = self.waited_s = 0.0
         self.outbox = [b""]
@@ -127,8 +134,7 @@ class Loan:
         bell: Rung where the loop takes a call over, as it may read the answer before the call's
             thread looks.
         place: Its place in the stage.
-        batch: The id of the first batch that it is to get.
-        id: The id of the first request.
+        ids: Of its calls.
         longest_s: After how long the loop is to take a call over.
         post: Has something done on the loop.
         settle: Makes up the accounts of the calls that are done.
@@ -151,8 +157,7 @@ class Loan:
         bell: _Bell,
         place: int,
         *,
-        batch: int,
-        id: int,
+        ids: Iterator[int],
         longest_s: float,
         post: Post,
         settle: Callable[[], None],
@@ -165,8 +170,7 @@ class Loan:
         self.is_over = False
         self.slot: dict[int, LentCall] = {}
         self.done: list[LentCall] = []
-        self._batch = batch  # these two are changed by the thread whose call is in the slot
-        self._id = id
+        self._next_id = ids.__next__
         self._longest_ms = 1000.0 * longest_s
         self._post = post
         self._settle = settle
@@ -212,7 +216,8 @@ class Loan:
 
     def _has_sent(self, call: LentCall) -> bool:
         """Send the request, unless the worker is being taken back or its socket takes nothing."""
-        message = _message(call.request, self._batch, self._id)
+        call.id = self._next_id()
+        message = _message(call.request, call.id)
         if self.is_over:
             return False
         try:
@@ -235,23 +240,21 @@ class Loan:
             call.received.extend(map(self._receive, map(call.turn.pop, _FIRST)))
         except IndexError:  # the loop reads it
             return False
-        reply = open_reply(call.received[0], self._batch, self._id)
+        reply = open_reply(call.received[0], call.id, call.id)
         if reply is None:
             return False
         call.request.result, call.busy_s, call.waited_s = reply
         call.ended = self._clock()
-        self._batch += 1
-        self._id += 1
         self.done.append(call)
         self.slot.pop(0, None)
         return True
 
 
-def _message(request: Request, batch: int, id: int) -> bytes:
-    """Return the frame of a batch with this request alone."""
+def _message(request: Request, id: int) -> bytes:
+    """Return the frame of a batch with this request alone, whose ids are the same."""
     formats, accepts = bytes((request.format,)), bytes((request.accept,))
     items = [request.item]
-    return b"".join(encode(Frame(FrameKind.BATCH, batch, (id,), formats, accepts, (request.deadline,), items)))  # type: ignore[arg-type]
+    return b"".join(encode(Frame(FrameKind.BATCH, id, (id,), formats, accepts, (request.deadline,), items)))  # type: ignore[arg-type]
 
 
 class Lending:
@@ -265,19 +268,20 @@ class Lending:
         post: Has something done on the loop.
     """
 
-    def __init__(self, driver: Driver, pool: WorkerPool, post: Post) -> None:
+    def __init__(self, driver: Driver, pool: BatchPool, post: Post) -> None:
         self._driver = driver
         self._pool = pool
         self._pipeline = driver.pipeline
-        (self._batcher,) = driver.pipeline.batchers
+        self._batcher = pool.batcher
         self._post = post
         self._longest_s = min(_LONGEST_S, self._batcher.times.least_s)
+        self._ids = itertools.count(_FIRST_ID)
         self._in_a_row = 0  # calls that have been alone
 
     def polled(self, todo: Todo) -> None:
         """Take note of what the driver has just done, and lend the worker if that is worth it."""
         n = len(todo.answer)
-        if not n:
+        if not n or self._driver.loan is not None:
             return
         if n > 1 or self._pipeline.unanswered:
             self._in_a_row = 0
@@ -288,52 +292,52 @@ class Lending:
 
     def _lend(self) -> None:
         """Lend the next worker, if it can be lent and a lone request would go at once."""
-        batcher, driver = self._batcher, self._driver
-        now = driver.clock()
-        place = batcher.lone_place
-        if place is None or self._pipeline.closed_because is not None or not self._would_go(now):
-            return
-        if not hasattr(os, "eventfd"):  # not on this system
+        driver = self._driver
+        if not hasattr(os, "eventfd") or self._pipeline.closed_because is not None or self._is_slow:
             return
         try:
             bell = _Bell()
         except OSError:  # no descriptor is left
             return
-        lent = self._pool.lend(place, driver.recall)
+        now = driver.clock()
+        place = self._batcher.lend(now, now + _LEAST_TIME, self._pipeline.slo_s)
+        if place is None:
+            return
+        lent = self._pool.lend(place, self.recall)
         if lent is None:
+            self._pipeline.take_back(self._batcher, place)
             return
         driver.loan = Loan(
             *lent,
             bell,
             place,
-            batch=batcher.next_id,
-            id=self._pipeline.admitted + 1,
+            ids=self._ids,
             longest_s=self._longest_s,
             post=self._post,
-            settle=driver.settle,
-            recall=driver.recall,
+            settle=self.settle,
+            recall=self.recall,
             clock=driver.clock,
         )
 
-    def _would_go(self, now: float) -> bool:
-        """Report whether a lone request would go at once, and be answered before the loop is to
-        take it over.
-        """
-        batcher = self._batcher
-        if batcher.times.usual_s > _SHARE * self._longest_s:
-            return False
-        return batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s)
+    @property
+    def _is_slow(self) -> bool:
+        """Whether calls take so long that the loop is likely to take them over."""
+        return self._batcher.times.usual_s > _SHARE * self._longest_s
 
     def settle(self) -> None:
         """Make up the accounts, and take the worker back if lone calls would now have to wait."""
         driver = self._driver
         loan = driver.loan
-        if loan is not None:
-            done = loan.done[:]
-            del loan.done[: len(done)]
-            self._account_for(loan.place, done)
-            if not self._would_go(driver.clock()):
-                driver.recall()
+        if loan is None or not loan.done:
+            return
+        done = loan.done[:]
+        if done[-1] is loan.slot.get(0):  # its thread is not done with it, and a recall looks whether it is here
+            del done[-1]
+        del loan.done[: len(done)]
+        self._account_for(loan.place, done)
+        now = driver.clock()
+        if self._is_slow or not self._batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s):
+            self.recall()
 
     def recall(self) -> None:
         """Take the worker back; a call that is under way becomes a batch like any other."""
@@ -350,12 +354,11 @@ class Lending:
         self._account_for(loan.place, done)
         if is_under_way:
             loan.bell.ring()
-            self._take_over(call)
+            batch = self._pipeline.take_back(self._batcher, loan.place, call.request, call.began, call.id)
+        else:
+            batch = self._pipeline.take_back(self._batcher, loan.place)
         loan.worker.take_back(unread)
-
-    def _take_over(self, call: LentCall) -> None:
-        """Have the pipeline know of a call that the worker has been sent."""
-        self._driver.took_over(self._pipeline.take_over(call.began, call.request))
+        driver.took_back(batch)
 
     def _account_for(self, place: int, calls: Sequence[LentCall]) -> None:
         """Make up for all that was left out for calls that are done, as of the time of each."""
@@ -365,7 +368,7 @@ class Lending:
             request = call.request
             request.state = DONE
             request.admitted = call.began
-            pipeline.went_alone(call.began, call.ended, call.busy_s, True)
+            pipeline.lone_done(self._batcher, place, call.began, call.ended, call.busy_s, True)
             stage.went_alone(place, call.busy_s, call.waited_s)
             stats.answered((request,), call.ended)
         if calls:

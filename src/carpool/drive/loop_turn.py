@@ -13,11 +13,9 @@ from math import inf
 from typing import Any, cast
 
 from carpool.clock import Clock, monotonic
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply, Todo
 from carpool.core.pipeline import Pipeline
-from carpool.core.reply import Reply
 from carpool.core.running_set import SetReport
-from carpool.core.todo import Todo
 from carpool.drive.executor import DrainingExecutor, Executor, Lender, StepExecutor
 from carpool.drive.refusal_log import RefusalLog
 from carpool.drive.trouble import FAILED_FOR_S
@@ -49,7 +47,7 @@ class LoopTurn:
     def __init__(self, pipeline: Pipeline, stats: Stats, clock: Clock = monotonic) -> None:
         self.pipeline = pipeline
         for batcher in pipeline.batchers:
-            batcher.on_fault = self._policy_raised
+            batcher.lobby.on_fault = self._policy_raised
         self.stats = stats
         self.clock = clock
         self.executors: Sequence[Executor] = ()
@@ -78,8 +76,7 @@ class LoopTurn:
     def poll(self) -> None:
         """Ask the pipeline what to do, and do it."""
         self._is_poll_due = False
-        if self.loan is not None:
-            self.recall()
+        self._settle()
         now = self.clock()
         arrivals: list[Request] = []
         try:
@@ -118,8 +115,8 @@ class LoopTurn:
             self.stats.ordered(todo.orders, self.clock())
             if self.stats.refusals.is_due:
                 self._refusal_log.tell()
-        if todo.parts and self.stats.streams is not None:
-            self.stats.streams.handed_on(todo.parts)
+        if todo.parts:
+            self.stats.handed_on(todo.parts)
         for request, part in todo.parts:  # before the answers, as parts come before the end
             try:
                 request.tell_part(part.part if type(part) is Carried else part)
@@ -134,6 +131,8 @@ class LoopTurn:
             if self.stats.refusals.is_due:
                 self._refusal_log.tell()
             self._tell(todo.answer)
+        if todo.recall:
+            self.recall()
 
     def _tell(self, requests: Sequence[Request]) -> None:
         """Deliver answers to their callers."""
@@ -215,6 +214,7 @@ class LoopTurn:
         """
         batcher, stats, place = self.pipeline.batchers[reply.stage], self.stats.stages[reply.stage], reply.place
         before = batcher.in_flight.get(place)
+        self._settle()
         try:
             self.pipeline.completed(self.clock(), reply)
         except BaseException as error:
@@ -227,7 +227,7 @@ class LoopTurn:
         if self._is_handing_over:
             if not self._is_poll_due:
                 self._poll_soon()
-        elif batcher.queue.size >= batcher.batch_limit:
+        elif batcher.queue.size >= batcher.lobby.batch_limit:
             self.poll()
         elif not self._is_poll_due:
             if self.pipeline.waiting:
@@ -263,14 +263,16 @@ class LoopTurn:
             assert self.lender is not None
             self.lender.recall()
 
-    def settle(self) -> None:
-        """Make up the accounts of the calls that callers' threads have made with the worker."""
-        if self.lender is not None:
+    def _settle(self) -> None:
+        """Have the pipeline know of the calls that are done before it learns of what came later."""
+        if self.loan is not None:
+            assert self.lender is not None
             self.lender.settle()
 
-    def took_over(self, batch: Batch) -> None:
-        """Take note of a batch that its worker has had for a while."""
-        self.stats.stages[batch.stage].started(batch)
+    def took_back(self, batch: Batch | None) -> None:
+        """Take note that the worker is back, perhaps with a batch that it has had for a while."""
+        if batch is not None:
+            self.stats.stages[batch.stage].started(batch)
         if not self._is_poll_due:
             self._poll_soon()
 
