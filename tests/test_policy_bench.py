@@ -8,8 +8,8 @@ import pytest
 
 from bench.policies import runs as policy_runs
 from bench.policies import scenarios
-from bench.policies.runs import Case, Runs
-from bench.policies.tables import Means, best_of, summary_table
+from bench.policies.runs import Case, Row, Runs
+from bench.policies.tables import Means, best_of, figures_table, summary_table
 from bench.policies.workloads import GROUPS, Workload, load
 from bench.tools.docs import DOCS, END, marker, page_of, write
 from carpool.policy import Adaptive
@@ -91,6 +91,9 @@ def test_the_sources_of_a_policy_are_its_own_and_the_simulators() -> None:
     assert "carpool.core.pipeline" in reached
     assert not any(name.startswith("carpool.policy.") and name != "carpool.policy.base" for name in reached)
     assert policy_runs.sources("carpool.policy.greedy") != policy_runs.sources("carpool.policy.cork")
+    assert Case("ray", {}, 0).key != Case("window", {}, 0).key
+    assert "carpool.simulate.contestants" in policy_runs.SKIP
+    assert not any(name.startswith("carpool.simulate.contestants.") for name in reached)
 
 
 def test_words_about_the_code_change_no_figure() -> None:
@@ -150,6 +153,35 @@ def test_the_summary_counts_what_is_better_level_and_worse() -> None:
 
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == ["cork", "1", "1", "1", "-2.0 %", "b", "1.254", "1", "1", "0", "0.707"]
+
+
+def test_contestants_are_set_beside_ours_in_all_figures() -> None:
+    """Each other policy has geometric means of its figures over ours, and where it is best; what has
+    no good answer has no worker-seconds for one.
+    """
+    workloads = [Workload(name, {"slo_s": 1.0}) for name in ("a", "b")]
+    results = {
+        ("a", "adaptive"): Means(100.0, 0.01, 0.02, 0.01, 0.001),
+        ("a", "ray"): Means(110.0, 0.01, 0.08, 0.04, 0.002),
+        ("b", "adaptive"): Means(100.0, 0.01, 0.02, 0.01, 0.001),
+        ("b", "ray"): Means(0.0, 0.01, 0.02, 0.01),
+    }
+
+    line = figures_table(workloads, ["adaptive", "ray"], results).splitlines()[-1]
+
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["ray", "0.010", "1", "1", "-100.0 %", "+10.0 %", "a", "2.000", "2.000", "2.000"]
+
+
+@pytest.mark.parametrize("policy", ["window", "symphony", "tuned"])
+def test_contestants_take_part_if_they_are_named(policy: str) -> None:
+    """A contestant is no policy of the default table, and is run where it is named."""
+    row = Row.of(policy, policy_runs.simulate(Case(policy, {**SETTINGS, "duration_s": 0.1}, 0)))
+
+    assert policy not in policy_runs.SPECS
+    assert policy_runs.chosen(f"{policy},nobody") == [policy]
+    assert row.goodput > 0
+    assert row.worker_s_per_good > 0
 
 
 def test_sections_are_written_between_their_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,11 @@ docs/policies-evidence.md says what the figures mean.
     python -m bench.policies --docs         everything, written into the docs
     python -m bench.policies --parts random --random 150 --seed-text $(git rev-parse HEAD)
     python -m bench.policies --parts table --policies adaptive,cork --workloads "closed|knee"
+    python -m bench.policies --parts table --seeds 3 \
+        --policies adaptive,window,ray,triton,symphony,clockwork,batch,tuned
+
+The last one sets the rules of other systems beside ours, with figures of their own. `tuned` makes
+16 runs for each of the others' one.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from bench.policies.tables import (
     best_table,
     closed_loop_ratios,
     duels_with_best,
+    figures_table,
     means_of,
     summary_table,
     workload_table,
@@ -38,6 +44,7 @@ from bench.policies.workloads import Workload, load
 from bench.tools import options
 from bench.tools.docs import DOCS, write
 from bench.tools.figures import commit
+from carpool.simulate.contestants import CONTESTANTS
 
 PARTS = ("table", "oracles", "pictures", "random")
 QUICK = 0.5  # of each duration, and one seed of five
@@ -139,6 +146,8 @@ def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str
             groups = {workload.name: workload.group for workload in plan.workloads}
             duels = duels_with_best(plan.workloads, plan.policies, results)
             draw_gains(plan.pictures / "policies-gain.svg", duels, groups)
+    if OURS in plan.policies and any(name.partition(":")[0] in CONTESTANTS for name in plan.policies):
+        sections["figures"] = figures_table(plan.workloads, plan.policies, results)
     return sections
 
 

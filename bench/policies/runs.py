@@ -27,13 +27,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from bench import CACHE
 from carpool.core.batch import WarmUpBatch
-from carpool.policy import BY_NAME, Policy
+from carpool.policy import Policy
 from carpool.simulate import capacity, run
 from carpool.simulate.arrival_processes import Poisson, Scene
 from carpool.simulate.arrivals import Closed, arrivals_of
 from carpool.simulate.costs import cost_of
 from carpool.simulate.optimal import Optimal, Optimum, optimal_mean_latency
-from carpool.simulate.policies import policy_of
+from carpool.simulate.policies import SIMULATED, policy_of
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
 
@@ -46,11 +46,12 @@ SPECS = {
     "deadline": "deadline",
 }
 """Who takes part: TensorFlow Serving's queue of ten batches for the static one, defaults for all
-others. `deadline` is given the true cost, which no user has."""
+others. `deadline` is given the true cost, which no user has. The contestants of
+`carpool.simulate.contestants` may be named besides."""
 
 OPTIMAL = "optimal"
 LAST_CALL = 200.0  # mean gaps after which the optimal policy believes that nobody comes any more
-SKIP = ("carpool", "carpool.policy")  # these only collect others
+SKIP = ("carpool", "carpool.policy", "carpool.simulate.contestants")  # these only collect others
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Case:
     @property
     def key(self) -> str:
         spec = spec_of(self.policy.partition(" ")[0])
-        module = Optimal.__module__ if spec == OPTIMAL else BY_NAME[spec.partition(":")[0]].__module__
+        module = Optimal.__module__ if spec == OPTIMAL else SIMULATED[spec.partition(":")[0]].__module__
         content = json.dumps([self.policy, spec, self.settings, self.seed, sources(module)], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
@@ -94,6 +95,7 @@ class Row:
     p99_s: float
     penalised_mean_s: float
     mean_batch_size: float
+    worker_s_per_good: float
     fairness: float | None
     batch_sizes: dict[int, int]
     length_p99_s: dict[int, float] = field(default_factory=dict)
@@ -101,7 +103,15 @@ class Row:
     @classmethod
     def of(cls, policy: str, figures: dict[str, Any]) -> Row:
         """A row of remembered figures."""
-        numbers = ("goodput", "attainment", "mean_s", "p99_s", "penalised_mean_s", "mean_batch_size")
+        numbers = (
+            "goodput",
+            "attainment",
+            "mean_s",
+            "p99_s",
+            "penalised_mean_s",
+            "mean_batch_size",
+            "worker_s_per_good",
+        )
         known = {name: math.nan if figures[name] is None else figures[name] for name in numbers}
         sizes = {int(n): count for n, count in figures["batch_sizes"].items()}
         return cls(policy=policy, load=figures["load"], fairness=figures["fairness"], batch_sizes=sizes, **known)
@@ -161,7 +171,7 @@ def chosen(names: str) -> list[str]:
 
 def unknown(names: Iterable[str]) -> list[str]:
     """Those that are no policies, or not yet."""
-    return [name for name in names if spec_of(name).partition(":")[0] not in BY_NAME]
+    return [name for name in names if spec_of(name).partition(":")[0] not in SIMULATED]
 
 
 def simulate(case: Case) -> dict[str, Any]:
@@ -217,7 +227,7 @@ def sources(policy_module: str) -> str:
 
 def _must_be_unchanged() -> None:
     """What we have in memory, or hand to a new process, must be what the runs are remembered by."""
-    for module in {policy.__module__ for policy in BY_NAME.values()}:
+    for module in {policy.__module__ for policy in SIMULATED.values()}:
         if sources(module) != _fingerprint(module):
             raise SystemExit("the sources have changed meanwhile: start again; what has not changed is remembered")
 
@@ -245,15 +255,21 @@ def _code(source: str) -> str:
 
 def _imports(module: str) -> Iterator[str]:
     """The modules of ours that a module imports."""
-    for node in ast.walk(ast.parse(_source(module))):
+    return iter([name for name in _imported(_source(module)) if _source(name)])
+
+
+@functools.cache
+def _imported(source: str) -> Sequence[str]:
+    """All names of ours that a text imports, modules or not."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        for name in names:
-            if name.startswith("carpool.") and _source(name):
-                yield name
+        found += [name for name in names if name.startswith("carpool.")]
+    return found
 
 
 def _source(module: str) -> str:

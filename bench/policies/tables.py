@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import exp, inf, isnan, log, nan
 from statistics import fmean
 
 from bench.policies.runs import Case, Row, Runs
@@ -27,6 +27,7 @@ class Means:
     mean_s: float
     p99_s: float
     penalised_mean_s: float
+    worker_s_per_good: float = nan
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Means:
@@ -35,6 +36,7 @@ class Means:
             mean_s=fmean(row.mean_s for row in rows),
             p99_s=fmean(row.p99_s for row in rows),
             penalised_mean_s=fmean(row.penalised_mean_s for row in rows),
+            worker_s_per_good=fmean(row.worker_s_per_good for row in rows),
         )
 
 
@@ -84,6 +86,25 @@ def summary_table(workloads: Sequence[Workload], policies: Sequence[str], result
     header = ["adaptive beside", "goodput better", "level", "worse", "worst", "at", "geometric mean"]
     header += ["penalised mean better", "level", "worse", "geometric mean"]
     rows = [_summary(other, workloads, results) for other in policies if other != OURS]
+    return table(header, rows, markdown=True)
+
+
+def figures_table(workloads: Sequence[Workload], policies: Sequence[str], results: Results) -> str:
+    """Each other policy beside ours: geometric means of its figures over ours."""
+    header = ["beside adaptive", "goodput", "better", "worse", "worst", "best", "at"]
+    header += ["penalised mean", "p99", "worker-seconds per good answer"]
+    rows = []
+    for other in (name for name in policies if name != OURS):
+        pairs = [(results[w.name, other], results[w.name, OURS], w.name) for w in workloads]
+        goodput = [goodput_ratio(theirs.goodput, ours.goodput) for theirs, ours, _ in pairs]
+        better, _, worse = _count(goodput)
+        best = max(range(len(pairs)), key=goodput.__getitem__)
+        others = ("penalised_mean_s", "p99_s", "worker_s_per_good")
+        ratios = {name: [getattr(theirs, name) / getattr(ours, name) for theirs, ours, _ in pairs] for name in others}
+        means = [geometric_mean([ratio for ratio in ratios[name] if not isnan(ratio)]) for name in others]
+        cells = [f"{geometric_mean(goodput):.3f}", str(better), str(worse)]
+        cells += [_percent(min(goodput)), _percent(goodput[best]), pairs[best][2]]
+        rows.append([other, *cells, *(f"{mean:.3f}" for mean in means)])
     return table(header, rows, markdown=True)
 
 

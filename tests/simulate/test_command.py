@@ -39,6 +39,11 @@ def test_help_teaches() -> None:
     for word in (
         "carpool simulate --arrivals poisson:rate=800 --cost",
         "adaptive, greedy, static:10ms",
+        "window:10ms",
+        "ray:10ms",
+        "triton:10ms",
+        "symphony, clockwork, batch",
+        "tuned",
         "gamma:",
         "mmpp:",
         "sine:",
@@ -91,6 +96,17 @@ def test_a_table_on_stdout_and_nothing_else() -> None:
     assert "capacity 2667/s, load 0.30" in done.stdout
     for policy in ("greedy", "static:10ms,max_queued_batches=10", "cork"):
         assert f" {policy} " in done.stdout
+
+
+def test_tuned_settings_are_below_the_table() -> None:
+    """What was found to be best is printed below the table, for each report that has it."""
+    short = ("--duration", "200ms", "--seeds", "1", "--jobs", "1")
+    done = command(*short, "--policy", "window:2ms,tuned", "--arrivals", "poisson:rho=0.2")
+
+    assert done.stderr == ""
+    assert "\ntuned: max_batch_size=" in done.stdout
+    assert "max_queue_delay_s=" in done.stdout
+    assert "ms/good" in done.stdout
 
 
 def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:

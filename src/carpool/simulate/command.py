@@ -414,8 +414,14 @@ def _print_table(
     console.print(
         "Latencies are in ms. pen.: the mean in which each request that is not in time counts for at least two SLOs."
         " busy: the share of time in which workers ran batches, also small ones; it is not the load."
+        " ms/good: what they worked for each request in time."
         f"{_about_lengths(first)}",
         style="dim",
     )
+    for report in reports:
+        for settings in report.settings:
+            console.print(
+                f"{report.policy}: {', '.join(f'{name}={x:g}' for name, x in settings.items())}", markup=False
+            )
     if plot is not None:
         console.print(f"drawn: {plot}", markup=False)

@@ -7,7 +7,8 @@ another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -21,13 +22,16 @@ from carpool.policy import Policy
 from carpool.service.checks import flag, nonnegative_seconds, optional_seconds
 from carpool.simulate.arrivals import USUAL_ARRIVALS, arrivals_of
 from carpool.simulate.batch_costs import BatchCosts
+from carpool.simulate.contestants import GRID, Tuned
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.features import Features
-from carpool.simulate.policies import PolicyLike, label_of, policy_of
+from carpool.simulate.policies import TUNED, PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
 from carpool.simulate.scaling import USUAL_RULE, Rule, Scaling, rule_of
 from carpool.simulate.servers import Servers, per_stage
 from carpool.simulate.traffic import Traffic
+
+_LEVEL = 0.995  # goodputs of at least this share of the best one are as good; then the penalised mean decides
 
 
 def run(
@@ -66,8 +70,14 @@ def run(
     A list of costs stands for stages in a row; `policy`, `max_batch_size` and `workers` may then be
     lists too.
 
+    With the policy "tuned" it makes a run for each point of a grid of static settings, and returns
+    the best report. That is the one with the least penalised mean among those with at least 99.5 %
+    of the best goodput.
+
     Args:
         policy: A name, a spec, a policy (which serves as a template) or a function that makes one.
+            Names are those of a service's policies, and `window`, `ray`, `triton`, `symphony`,
+            `clockwork`, `batch` and `tuned`, which do as other systems do.
         arrivals: A spec, a process such as `Poisson(...)`, several of them, or times in seconds.
         cost: A spec, a `Cost`, or a function `n -> seconds`, `(n, longest) -> seconds`,
             `(n, now, rng) -> seconds` or `(n, longest, now, rng) -> seconds`.
@@ -118,39 +128,55 @@ def run(
         hop_s=hop_s, hop_item_s=hop_item_s, turn_s=turn_s, start_s=start_s, switch_s=switch_s, settle_s=settle_s
     )
     given = {"weights": weights, "weights_known": weights_known, "lengths": lengths, "keys": keys}
-    traffic = Traffic(
-        arrivals_of(arrivals),
-        servers,
-        slos=slos,
-        duration_s=duration_s,
-        features=Features.of({**given, "lengths_known": flag("lengths_known", lengths_known)}),
-        settle_s=settle_s,
-        seed=seed,
-    )
-    policies = _policies(templates, servers, traffic, max(slos), max_padded_size, allowed_lengths)
-    driver = VirtualDriver(
-        _pipeline(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=flag("runs_ahead", runs_ahead)),
-        BatchCosts(servers, policies, traffic, switch_s, seed),
-        [each.least for each in servers.ranges],
-        hop_s=hop_s,
-        hop_item_s=hop_item_s,
-        turn_s=turn_s,
-        watcher=traffic.record,
-    )
-    scaled = Scaling(
-        driver,
-        servers.ranges,
-        rule_of(scaling),
-        start_s=start_s,
-        limits=servers.limits,
-        slo_s=max(slos),
-        duration_s=traffic.duration_s,
-        settle_s=settle_s,
-    )
-    end_s = _end_s(traffic.duration_s, max(slos))
-    traffic.begin(driver)
-    driver.run(until=end_s)
-    return _reported(driver, traffic, scaled, templates, seed, end_s)
+    features = Features.of({**given, "lengths_known": flag("lengths_known", lengths_known)})
+    processes, rule, ahead = arrivals_of(arrivals), rule_of(scaling), flag("runs_ahead", runs_ahead)
+
+    def simulated(templates: Sequence[PolicyLike]) -> tuple[Report, list[Policy]]:
+        """Make the run with these policies; return its report, and the policies."""
+        traffic = Traffic(
+            processes, servers, slos=slos, duration_s=duration_s, features=features, settle_s=settle_s, seed=seed
+        )
+        policies = _policies(templates, servers, traffic, max(slos), max_padded_size, allowed_lengths)
+        driver = VirtualDriver(
+            _pipeline(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=ahead),
+            BatchCosts(servers, policies, traffic, switch_s, seed),
+            [each.least for each in servers.ranges],
+            hop_s=hop_s,
+            hop_item_s=hop_item_s,
+            turn_s=turn_s,
+            watcher=traffic.record,
+        )
+        scaled = Scaling(
+            driver,
+            servers.ranges,
+            rule,
+            start_s=start_s,
+            limits=servers.limits,
+            slo_s=max(slos),
+            duration_s=traffic.duration_s,
+            settle_s=settle_s,
+        )
+        end_s = _end_s(traffic.duration_s, max(slos))
+        traffic.begin(driver)
+        driver.run(until=end_s)
+        return _reported(driver, traffic, scaled, templates, seed, end_s), policies
+
+    if TUNED in templates:
+        return _best_tuned(simulated, templates)
+    return simulated(templates)[0]
+
+
+def _best_tuned(
+    simulated: Callable[[Sequence[PolicyLike]], tuple[Report, list[Policy]]], templates: Sequence[PolicyLike]
+) -> Report:
+    """Return the best report of all points of the grid, with its settings."""
+    found = []
+    for spec in GRID:
+        report, policies = simulated([spec if template == TUNED else template for template in templates])
+        settings = tuple(policy.settings for policy in policies if isinstance(policy, Tuned))
+        found.append(replace(report, policy=_label(templates), settings=settings))
+    least = _LEVEL * max(report.goodput for report in found)
+    return min((report for report in found if report.goodput >= least), key=lambda report: report.penalised_mean_s)
 
 
 def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
@@ -232,7 +258,7 @@ def _reported(
     """Return the report of a run that has come to its end."""
     return report_of(
         traffic.record.settled(),
-        policy=" -> ".join(dict.fromkeys(map(label_of, templates))),
+        policy=_label(templates),
         load=traffic.load,
         seed=seed,
         end_s=end_s,
@@ -241,3 +267,8 @@ def _reported(
         wake_ups=driver.wake_ups,
         has_keys=traffic.has_keys,
     )
+
+
+def _label(templates: Sequence[PolicyLike]) -> str:
+    """Return the names of the policies, each once, in the order of their stages."""
+    return " -> ".join(dict.fromkeys(map(label_of, templates)))

@@ -18,8 +18,10 @@ class Options:
     Attributes:
         policy: The policies, separated by commas: adaptive, greedy, static:10ms,
             static:10ms,max_queued_batches=10, static:10ms,from_idle=yes, aimd, cork, deadline
-            (which is told the true cost). With --steps: paced, greedy, static. If not given, one of
-            each.
+            (which is told the true cost). Or what other systems do: window:10ms (mosec, LitServe,
+            TorchServe), ray:10ms, triton:10ms, symphony, clockwork, batch, and tuned, the best
+            static settings in hindsight. With --steps: paced, greedy, static. If not given, one of
+            each that services have.
         arrivals: When requests come: poisson:rate=800, gamma:rate=800,cv=2,
             mmpp:rates=200/2000,mean_dwell=1s/500ms, sine:rho=0.6,swing=0.5,
             flash:rho=0.2,peak_rho=2,between=0.4/0.55, bursts:rate=800,mean_burst=8,

@@ -1,4 +1,7 @@
-"""The policies that take part in a run, given by name, as objects or as functions."""
+"""The policies that take part in a run, given by name, as objects or as functions.
+
+Names are those of a service's policies and of the contestants.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,15 @@ from carpool.policy import BY_NAME, Policy, adapted, limit
 from carpool.policy.base import name_of
 from carpool.service.checks import warn_if_former
 from carpool.simulate import specs
+from carpool.simulate.contestants import CONTESTANTS
 
 EXAMPLE = "static:10ms"
+
+SIMULATED: dict[str, Callable[..., Policy]] = {**BY_NAME, **CONTESTANTS}
+"""All policies that a spec can name."""
+
+TUNED = "tuned"
+"""The spec of a search: `run` makes a run for each point of the grid."""
 
 PolicyLike = str | Policy | Callable[[], Policy]
 """A spec (`adaptive`, `static:10ms`), a policy (a template) or a function that makes one."""
@@ -36,7 +46,7 @@ def policy_of(
         given = {"max_batch_size": max_batch_size, "cost_s": cost_s}
         if slo_s is not None:
             given["slo_s"] = slo_s
-        policy = specs.build(policy, BY_NAME, "policy", EXAMPLE, **given)
+        policy = specs.build(policy, SIMULATED, "policy", EXAMPLE, **given)
     elif isinstance(policy, Policy):
         policy = copy.deepcopy(policy)
     elif callable(policy):

@@ -75,6 +75,10 @@ class Report:
             of two and above the one before; empty where requests have no lengths.
         switch_share: The share of the busiest stage's batches that had another key than the one
             before on their worker; None where requests have no keys.
+        worker_s_per_good: The seconds for which workers of all stages ran batches, while requests
+            arrived, for each good request.
+        settings: The settings that were best, for each stage of which the policy is "tuned"; empty
+            for all other policies. Of several runs they are those that were best most often.
     """
 
     policy: str
@@ -111,6 +115,8 @@ class Report:
     long_attainment: float | None = None
     length_p99_s: dict[int, float] = field(default_factory=dict, repr=False)
     switch_share: float | None = None
+    worker_s_per_good: float = NAN
+    settings: tuple[dict[str, float], ...] = ()
 
     @property
     def drop_share(self) -> float:
@@ -198,6 +204,7 @@ def report_of(
         workers_over_time=workers_over_time,
         padding_share=_padding_share(record.stages[busiest]),
         switch_share=_switch_share(record.stages[busiest]) if has_keys else None,
+        worker_s_per_good=sum(stage.busy_s for stage in record.stages) / sum(good) if any(good) else NAN,
         **_by_length(record, good, end_s),
     )
 
@@ -221,6 +228,8 @@ def _mean_figure(name: str, values: Sequence[Any]) -> Any:
         return {n: sum(counts.get(n, 0) for counts in values) for n in _keys_of(values)}
     if name in ("class_attainment", "length_p99_s", "workers_over_time"):
         return {key: _mean([figures.get(key, NAN) for figures in values]) for key in _keys_of(values)}
+    if name == "settings":
+        return max(values, key=values.count)
     if isinstance(first, tuple):
         return tuple(_mean(column) for column in zip(*values, strict=True))
     return first if first is None or isinstance(first, str) else _mean(values)
