@@ -8,12 +8,14 @@ import pytest
 
 from bench.policies import runs as policy_runs
 from bench.policies import scenarios
+from bench.policies.coordinator import HEADER, Seen, cells, fitted, simulated
+from bench.policies.coordinator import Case as RealCase
 from bench.policies.runs import Case, Row, Runs
 from bench.policies.tables import Means, best_of, figures_table, summary_table
 from bench.policies.workloads import GROUPS, Workload, load
 from bench.tools.docs import DOCS, END, marker, page_of, write
 from carpool.policy import Adaptive
-from carpool.simulate import run
+from carpool.simulate import Affine, Coordinator, Noisy, run
 
 SETTINGS = {"cost": "affine:a=8ms,b=0.25ms", "max_batch_size": 8, "arrivals": "poisson:rho=0.5", "slo_s": 0.06}
 
@@ -182,6 +184,31 @@ def test_contestants_take_part_if_they_are_named(policy: str) -> None:
     assert policy_runs.chosen(f"{policy},nobody") == [policy]
     assert row.goodput > 0
     assert row.worker_s_per_good > 0
+
+
+def test_the_work_of_a_coordinator_is_found_again() -> None:
+    """Work for requests and batches follows from runs with batches of several sizes, and is never
+    negative; where all batches have one size, it all counts as work for requests.
+    """
+    runs = [(64e3, 1e3), (16e3, 1e3), (3e3, 3e3), (8e3, 2e3)]
+
+    assert fitted([(n, b, 12e-6 * n + 63e-6 * b) for n, b in runs]) == pytest.approx((12e-6, 63e-6))
+    assert fitted([(n, b, 63e-6 * b) for n, b in runs]) == pytest.approx((0.0, 63e-6), abs=1e-12)
+    assert fitted([(n, b, 12e-6 * n - 5e-6 * b) for n, b in runs])[1] == 0.0
+    assert fitted([(4.0 * b, b, 8.0 * b) for b in (1e3, 2e3)]) == (2.0, 0.0)
+
+
+def test_real_runs_are_set_beside_simulated_ones() -> None:
+    """A line of the table has rates, mean batches and the service's share of a core, real and simulated."""
+    case = RealCase("greedy", 4, 16, [Seen(4000, 1000, 2000.0, 0.5, 0.1, 2.0)])
+    reports = simulated(case, Coordinator(), Noisy(Affine(10e-6, 0.25e-6), 0.2), 0.05)
+    line = cells(case, reports)
+
+    assert len(line) == len(HEADER)
+    assert line[:2] == ["batches of 4, 16", "2000"]
+    assert (line[4], line[7]) == ("4.0", "0.25")
+    assert 3.0 < float(line[5]) <= 4.0
+    assert float(line[8]) > 0.9
 
 
 def test_sections_are_written_between_their_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,7 @@ def test_help_teaches() -> None:
         "--plot",
         "--json",
         "--hop",
+        "--coordinator",
         "--jobs",
         "--seeds",
     ):

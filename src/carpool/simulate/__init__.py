@@ -5,6 +5,7 @@ from __future__ import annotations
 from carpool.simulate.arrival_processes import MMPP, Bursts, Flash, Gamma, Poisson, Sine
 from carpool.simulate.arrivals import Closed
 from carpool.simulate.compare import compare, sweep
+from carpool.simulate.coordinator import Coordinator
 from carpool.simulate.costs import Affine, Cost, Drifting, Grid, Knee, Noisy, Padded, SortedInside, Sqrt, Table, Tile
 from carpool.simulate.engine import run
 from carpool.simulate.keys import Equal, InTurn, Zipf
@@ -21,6 +22,7 @@ __all__ = [
     "Bimodal",
     "Bursts",
     "Closed",
+    "Coordinator",
     "Cost",
     "Drifting",
     "Equal",

@@ -17,6 +17,7 @@ from carpool.policy import STEPS_BY_NAME
 from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
+from carpool.simulate.coordinator import coordinator_of
 from carpool.simulate.cost_file import given_costs
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.features import Features
@@ -137,6 +138,7 @@ def _refuse_what_steps_lack(options: Options) -> None:
         "scaling": options.scaling if options.scaling != USUAL_RULE else None,
         "lengths-unknown": options.lengths_unknown,
         "keys": options.keys,
+        "coordinator": options.coordinator,
         "ahead": options.ahead,
         "plot": options.plot,
         "switch": specs.duration(options.switch),
@@ -232,6 +234,7 @@ def _comparison(options: Options, slo: str) -> _Comparison:
         "hop_s": specs.duration(options.hop),
         "hop_item_s": specs.duration(options.hop_item),
         "turn_s": specs.duration(options.turn),
+        "coordinator": options.coordinator,
         "runs_ahead": options.ahead,
     }
     limits = {name: getattr(options, name) for name in _LIMITS}
@@ -332,6 +335,7 @@ def _capacity(comparison: _Comparison) -> _Capacity:
     settings = comparison.settings
     servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"])
     rule_of(settings["scaling"])
+    coordinator_of(settings["coordinator"])
     for policy in comparison.policies:
         policy_of(policy, max_batch_size=servers.limits[0], slo_s=None, cost_s=servers.costs[0])
     features = Features.of(settings)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from random import Random
 from typing import Any
 
 from carpool.core.batcher import Batcher
@@ -23,6 +24,7 @@ from carpool.service.checks import flag, nonnegative_seconds, optional_seconds
 from carpool.simulate.arrivals import USUAL_ARRIVALS, arrivals_of
 from carpool.simulate.batch_costs import BatchCosts
 from carpool.simulate.contestants import GRID, Tuned
+from carpool.simulate.coordinator import BusyDriver, Coordinator, coordinator_of
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.features import Features
 from carpool.simulate.policies import TUNED, PolicyLike, label_of, policy_of
@@ -61,6 +63,7 @@ def run(
     max_queue_size: float = inf,
     start_s: float = 0.0,
     scaling: Rule | str = USUAL_RULE,
+    coordinator: Coordinator | str | None = None,
 ) -> Report:
     """Simulate one service and report how it did.
 
@@ -116,6 +119,10 @@ def run(
         start_s: The seconds until a worker that is added takes requests.
         scaling: How many workers there should be, where they come and go: "load" (as services do),
             "ongoing:2" or "busy:0.7".
+        coordinator: What the work of the coordinator takes, which is the process that reads
+            requests and writes batches: a `Coordinator`, or a spec such as "12us,63us" (for each
+            request, and for each batch). None if it takes no time. Latencies then count from the
+            moment when a client has sent its request, which is before the coordinator reads it.
 
     Raises:
         ValueError: A setting makes no sense; the text says what to change.
@@ -130,6 +137,9 @@ def run(
     given = {"weights": weights, "weights_known": weights_known, "lengths": lengths, "keys": keys}
     features = Features.of({**given, "lengths_known": flag("lengths_known", lengths_known)})
     processes, rule, ahead = arrivals_of(arrivals), rule_of(scaling), flag("runs_ahead", runs_ahead)
+    busy = coordinator_of(coordinator)
+    if busy is not None and turn_s:
+        raise ValueError("turn_s does not go with coordinator, whose turns take what its work takes: leave out turn_s")
 
     def simulated(templates: Sequence[PolicyLike]) -> tuple[Report, list[Policy]]:
         """Make the run with these policies; return its report, and the policies."""
@@ -137,15 +147,16 @@ def run(
             processes, servers, slos=slos, duration_s=duration_s, features=features, settle_s=settle_s, seed=seed
         )
         policies = _policies(templates, servers, traffic, max(slos), max_padded_size, allowed_lengths)
-        driver = VirtualDriver(
-            _pipeline(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=ahead),
-            BatchCosts(servers, policies, traffic, switch_s, seed),
-            [each.least for each in servers.ranges],
-            hop_s=hop_s,
-            hop_item_s=hop_item_s,
-            turn_s=turn_s,
-            watcher=traffic.record,
-        )
+        pipeline = _pipeline(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=ahead)
+        costs = BatchCosts(servers, policies, traffic, switch_s, seed)
+        workers_at_first = [each.least for each in servers.ranges]
+        ways: dict[str, Any] = {"hop_s": hop_s, "hop_item_s": hop_item_s, "watcher": traffic.record}
+        if busy is None:
+            driver = VirtualDriver(pipeline, costs, workers_at_first, turn_s=turn_s, **ways)
+        else:
+            dice, between = Random(f"{seed}/coordinator"), (settle_s, traffic.duration_s)
+            own: dict[str, Any] = {"coordinator": busy, "dice": dice, "between": between}
+            driver = BusyDriver(pipeline, costs, workers_at_first, **own, **ways)
         scaled = Scaling(
             driver,
             servers.ranges,
@@ -265,6 +276,7 @@ def _reported(
         worker_s=scaled.worker_s,
         workers_over_time=scaled.over_time,
         wake_ups=driver.wake_ups,
+        coordinator_s=driver.busy_s if isinstance(driver, BusyDriver) else None,
         has_keys=traffic.has_keys,
     )
 

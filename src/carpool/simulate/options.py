@@ -88,6 +88,11 @@ class Options:
             processes; your server's own is carpool_policy_hop_seconds in its /metrics.
         hop_item: How much longer it travels for each of its items, as where these are megabytes.
         turn: How long the driver collects events before it decides; about 0s in our servers.
+        coordinator: How long the process that reads requests and writes batches works for each
+            request, and for each batch besides: 12us,63us in a service of a trivial model. It takes
+            no time if not given. Add way=28us,sigma=0.35,stall_share=0.05%,stall=1.5ms for the way
+            to its workers, client=8us for each request of the process that runs the clients of
+            closed loops, and slice=3ms,pause=2ms where it shares its core with others.
         ahead: Send a full batch to its worker shortly before the worker is free, so that it spends
             no time on the way.
         steps: Simulate a model that answers step by step, which requests join and leave at every
@@ -131,6 +136,7 @@ class Options:
     hop: str = "0s"
     hop_item: str = "0s"
     turn: str = "0s"
+    coordinator: str | None = None
     ahead: Annotated[bool, Parameter(negative=())] = False
     steps: Annotated[bool, Parameter(negative=())] = False
     part_slo: str = "50ms"

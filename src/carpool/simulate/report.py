@@ -77,6 +77,8 @@ class Report:
             before on their worker; None where requests have no keys.
         worker_s_per_good: The seconds for which workers of all stages ran batches, while requests
             arrived, for each good request.
+        coordinator_utilisation: The share of time for which the coordinator was busy, until the end
+            of the arrivals; None where its work takes no time.
         settings: The settings that were best, for each stage of which the policy is "tuned"; empty
             for all other policies. Of several runs they are those that were best most often.
     """
@@ -116,6 +118,7 @@ class Report:
     length_p99_s: dict[int, float] = field(default_factory=dict, repr=False)
     switch_share: float | None = None
     worker_s_per_good: float = NAN
+    coordinator_utilisation: float | None = None
     settings: tuple[dict[str, float], ...] = ()
 
     @property
@@ -149,6 +152,7 @@ def report_of(
     workers_over_time: dict[float, float],
     wake_ups: int,
     has_keys: bool = False,
+    coordinator_s: float | None = None,
 ) -> Report:
     """Return the figures of one run.
 
@@ -162,6 +166,7 @@ def report_of(
         workers_over_time: By the second, how many there were, where they come and go.
         wake_ups: How often the policy was asked only because time had passed.
         has_keys: Whether only requests with equal keys shared batches.
+        coordinator_s: The seconds for which the coordinator was busy; None if its work takes none.
     """
     requests, dropped, unfinished = len(record.arrived), *map(record.finished.count, (DROPPED, UNFINISHED))
     served = requests - dropped - unfinished
@@ -205,6 +210,7 @@ def report_of(
         padding_share=_padding_share(record.stages[busiest]),
         switch_share=_switch_share(record.stages[busiest]) if has_keys else None,
         worker_s_per_good=sum(stage.busy_s for stage in record.stages) / sum(good) if any(good) else NAN,
+        coordinator_utilisation=None if coordinator_s is None else coordinator_s / record.duration_s,
         **_by_length(record, good, end_s),
     )
 

@@ -59,6 +59,7 @@ COLUMNS = (
     Column("pen.", lambda r: r.penalised_mean_s, _ms, "least"),
     Column("batch", lambda r: r.mean_batch_size, _number),
     Column("busy", lambda r: r.utilisation, _percent),
+    Column("coord.", lambda r: r.coordinator_utilisation, _percent),
     Column("ms/good", lambda r: r.worker_s_per_good, _ms, "least", True),
     Column("worker s", lambda r: r.worker_s if r.workers_over_time else None, _number, "least", True),
     Column("padding", lambda r: r.padding_share, _percent, "least"),
