@@ -418,7 +418,7 @@ def _print_table(
     console.print(
         "Latencies are in ms. pen.: the mean in which each request that is not in time counts for at least two SLOs."
         " busy: the share of time in which workers ran batches, also small ones; it is not the load."
-        " ms/good: what they worked for each request in time."
+        " work: the ms that they worked for each request in time."
         f"{_about_lengths(first)}",
         style="dim",
     )

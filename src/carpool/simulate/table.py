@@ -26,6 +26,12 @@ def _ms(seconds: float) -> str:
     return f"{ms:.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
 
 
+def _work(seconds: float) -> str:
+    """Write seconds as milliseconds, with three digits however few they are."""
+    ms = seconds * 1000
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:#.3g}"
+
+
 def _percent(share: float) -> str:
     return f"{share:.1%}"
 
@@ -60,7 +66,7 @@ COLUMNS = (
     Column("batch", lambda r: r.mean_batch_size, _number),
     Column("busy", lambda r: r.utilisation, _percent),
     Column("coord.", lambda r: r.coordinator_utilisation, _percent),
-    Column("ms/good", lambda r: r.worker_s_per_good, _ms, "least", True),
+    Column("work", lambda r: r.worker_s_per_good, _work, "least", True),
     Column("worker s", lambda r: r.worker_s if r.workers_over_time else None, _number, "least", True),
     Column("padding", lambda r: r.padding_share, _percent, "least"),
     Column("long p99", lambda r: r.long_p99_s, _ms, "least", True),
