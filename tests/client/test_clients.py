@@ -426,6 +426,17 @@ def test_a_broken_stream_never_looks_whole(body: bytes) -> None:
             next(parts)
 
 
+def test_a_stream_that_fails_amid_its_parts_raises_as_if_there_were_none() -> None:
+    """The error after the first part is of the class that its status says."""
+    failed = b'event: error\ndata: {"error": {"code": "stopped", "message": "gone", "status": 503}}\n\n'
+    with scripted(EVENTS + b"data: 1\n\n" + failed) as server, carpool.Client(server.url) as client:
+        parts = client.predict_stream(1)
+        assert next(parts) == 1
+        with pytest.raises(carpool.Unavailable) as raised:
+            next(parts)
+        assert raised.value.code == "stopped"
+
+
 @pytest.mark.parametrize("body", [b"2\r\n1\n\r\n0\r\n\r\n", b"2\r\n1\n\r\n", b"3\r\n1\n2\r\n0\r\n\r\n", b"rubbish"])
 def test_a_broken_bulk_answer_never_looks_whole(body: bytes) -> None:
     """An answer with fewer lines than items raises, however it ends."""

@@ -56,6 +56,8 @@ _KIND = re.compile("|".join([*KINDS, "Boom"]))
 _LOOK_S = 0.1
 _IDLE_S = 20.0  # for a program in which no call is under way, and which does not end
 _SETTLE_S = 5.0
+_MOST_CALLS = 6
+"""Calls of a model in a thread in which one item hangs: of a batch that raises, and of its halves."""
 _FORGOTTEN = re.compile(
     r"ResourceWarning: unclosed (transport <_SelectorSocket|(resource|transport) <TCPTransport |<socket)"
 )
@@ -164,7 +166,7 @@ class Run:
             self.children.clear()
             self._loops.clear()
             _collect()
-            settle_s = _SETTLE_S + (models.HANG_S + 1 if self.facts.hangs else 0)
+            settle_s = _SETTLE_S + (models.HANG_S * _MOST_CALLS if self.facts.hangs else 0)
             if left := before.left(settle_s):
                 self._find("left behind", ", ".join(sorted(set(left))), telling.stacks(), poisoned=True)
         models.here = None

@@ -237,6 +237,7 @@ asyncio.run(main())
             else:
                 assert told[:-1] == message(200)[: len(told) - 1]
                 assert told[-1][0] == "error" and told[-1][1]["error"]["code"] == "worker_lost"
+                assert told[-1][1]["error"]["status"] == 503
             assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()

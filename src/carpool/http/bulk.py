@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from carpool.drive.streams import MOST_WAITING, StreamWindow
 from carpool.errors import CarpoolError, InvalidRequest
-from carpool.http.exchange import Ask, Exchange, HttpResponse
+from carpool.http.exchange import Ask, Exchange, HttpResponse, error_entry
 from carpool.http.items import ExchangeItems
-from carpool.http.many import entry_of, error_entry
+from carpool.http.many import entry_of
 from carpool.http.streaming import HttpStream
 from carpool.request import DONE, NEW, Request
 from carpool.wire import entries

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
+import msgspec
+
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error
 from carpool.http.request_ids import RequestIds
@@ -435,12 +437,26 @@ class Exchange(Request):
         if type(result) is CheckedResponse:
             result, error = _part_of(result, framing)
         if error is not None:
-            end = framing.error % (ask.responder.error(self.head, error).body,) if framing.error else b""
+            end = b""
+            if framing.error:
+                end = framing.error % error_entry(ask.responder.error(self.head, error), JSON)
             self.end_parts(end, is_whole=bool(end))
             return
         if result is not None:
             last = framed(framing, result)
         self.end_parts(last + framing.with_end(1 if last else stream.parts), is_whole=True)
+
+
+def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
+    """Return the body of an error response as an entry, with its status.
+
+    Args:
+        response: The response.
+        accept: The format of the entry, JSON or MSGPACK.
+        more: What else is told.
+    """
+    told = msgspec.json.decode(response.body)["error"]
+    return entries.of_error({**told, "status": response.status, **more}, accept)
 
 
 def _part_of(response: CheckedResponse, framing: Framing) -> tuple[bytes | None, ModelError | None]:

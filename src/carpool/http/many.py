@@ -13,7 +13,7 @@ from carpool.allowance import Allowance
 from carpool.errors import CarpoolError, ModelError
 from carpool.hints import nesting, schema
 from carpool.http.codec import TYPES_OF_ENTRIES, format_of_entries
-from carpool.http.exchange import Ask, Exchange, Head, HttpResponse
+from carpool.http.exchange import Ask, Exchange, Head, HttpResponse, error_entry
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.request import Request
 from carpool.wire import entries
@@ -97,18 +97,6 @@ def _body_of(response: CheckedResponse, ask: Ask, format: int) -> bytes:
 def _format_of_answer(ask: Ask) -> int:
     """Return in what the list of the answers is written: JSON or MSGPACK."""
     return ask.accept if ask.accept < CUSTOM else format_of_entries(ask.content_type)
-
-
-def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
-    """Return the body of an error response as an entry, with its status.
-
-    Args:
-        response: The response.
-        accept: The format of the entry, JSON or MSGPACK.
-        more: What else is told.
-    """
-    told = msgspec.json.decode(response.body)["error"]
-    return entries.of_error({**told, "status": response.status, **more}, accept)
 
 
 def split(body: bytes | bytearray, format: int, allowance: Allowance) -> list[bytes]:

@@ -17,7 +17,9 @@ from carpool.hints.schema import json_writer
 from carpool.http.asgi_client import ClientStalled, disconnected, within_limits
 from carpool.http.codec import wishes
 from carpool.http.error_answers import ErrorAnswers
+from carpool.http.exchange import error_entry
 from carpool.http.streaming import BY_TYPE, SILENCE_S, SSE, Framing, framed
+from carpool.wire.payload import JSON
 
 _END: Final = object()  # there are no more parts
 _SILENCE: Final = object()  # no part has come for a long time
@@ -171,7 +173,7 @@ async def _written(reading: _Reading, framing: Framing, answers: ErrorAnswers) -
             raise
         except Exception as error:
             told = error if isinstance(error, CarpoolError) else as_model_error(error, "the stream")
-            yield framing.error % answers.response(b"", told).body
+            yield framing.error % error_entry(answers.response(b"", told), JSON)
             return
         yield data
         if part is _END:

@@ -39,8 +39,8 @@ class Framing(NamedTuple):
         format: How parts are encoded, see `wire/payload.py`.
         part: What a part looks like; `%b` is the part.
         end: What a whole answer ends with; `%d` is the number of parts.
-        error: What a broken one ends with; `%b` is the body of an error response. Empty if only
-            breaking off can tell.
+        error: What a broken one ends with; `%b` is the body of an error response, with its status.
+            Empty if only breaking off can tell.
         alive: What tells that the connection is alive; empty if nothing can.
         headers: What the response has besides.
     """
