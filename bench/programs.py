@@ -48,6 +48,7 @@ PROGRAMS = (
     Program("policies.steps", 2, "policies of steps, and what others do, in virtual time", "for some rows: the trace"),
     Program("policies.scaling", 2, "how many workers a day takes, by the rules of autoscalers"),
     Program("policies.same_decisions", None, "whether two revisions decide alike, on all of these", "git", False),
+    Program("policies.recover", 4, "whether a policy recovers from disturbances that end, in random services"),
     Program("policies.trace", None, "all policies on a trace of a language model", "the trace", False),
     Program(
         "shapes", 20, "rules of composition by length on 135 workloads, in virtual time", "for some rows: the trace"

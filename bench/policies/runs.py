@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench import CACHE
@@ -137,13 +138,13 @@ class Runs:
         if missing:
             _must_be_unchanged()
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as file, _bar() as bar:
-                task = bar.add_task(title, total=sum(case.work for case in missing.values()), runs=len(missing))
+            with self._path.open("a") as file, bar("runs") as progress:
+                task = progress.add_task(title, total=sum(case.work for case in missing.values()), runs=len(missing))
                 for case, figures in _simulated(list(missing.values()), self._jobs):
                     self._known[case.key] = figures
                     file.write(json.dumps({"key": case.key, "policy": case.policy, "figures": figures}) + "\n")
                     file.flush()
-                    bar.advance(task, case.work)
+                    progress.advance(task, case.work)
         return [Row.of(case.policy, self._known[case.key]) for case in cases]
 
 
@@ -155,10 +156,16 @@ def spec_of(name: str) -> str:
 def add_running(parser: argparse.ArgumentParser) -> None:
     """The options of every program that simulates policies."""
     parser.add_argument("--policies", default=",".join(SPECS), help="separated by commas; default: %(default)s")
-    jobs = len(os.sched_getaffinity(0))
-    parser.add_argument("--jobs", type=int, default=jobs, help="how many processes work; default: %(default)s")
+    add_jobs(parser)
     what = "where runs are remembered; default: %(default)s"
     parser.add_argument("--cache", type=Path, default=CACHE / "policies.jsonl", metavar="FILE", help=what)
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """The option of every program that works in several processes."""
+    jobs = len(os.sched_getaffinity(0))
+    what = "how many processes work; default: %(default)s"
+    parser.add_argument("--jobs", type=int, default=jobs, metavar="N", help=what)
 
 
 def chosen(names: str) -> list[str]:
@@ -303,7 +310,7 @@ def _simulated(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, dict[st
     if jobs == 1 or len(cases) == 1:
         yield from map(_with_figures, cases)
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(cases)), initializer=_prepare) as pool:
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(cases)), initializer=prepare) as pool:
         yield from pool.imap_unordered(_with_figures, cases)
 
 
@@ -311,7 +318,7 @@ def _with_figures(case: Case) -> tuple[Case, dict[str, Any]]:
     return case, simulate(case)
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """In each process: Ctrl-C is for the one that started us, and so is the machine's attention."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(5)
@@ -328,12 +335,17 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
             continue
 
 
-def _bar() -> Progress:
+def bar(what: str) -> Progress:
+    """A bar on a terminal, which shows how many of `what` are done; prints go on as without it."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.percentage:3.0f} % of {task.fields[runs]} runs"),
+        TextColumn(f"{{task.percentage:3.0f}} % of {{task.fields[runs]}} {what}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),
     )

@@ -286,7 +286,6 @@ def test_a_knee_that_moves_is_noticed() -> None:
     size = BatchSize(model)
     backlogged(KNEE, size, model, 300)
     assert 30 <= size.working <= 34
-    model.shape.age(size.working)
     backlogged(FIXED, size, model, 2000)
 
     assert size.working > 38

@@ -170,7 +170,27 @@ def test_old_samples_lose_weight_but_not_about_the_present_size() -> None:
     batches are now is tried again.
     """
     shape = shaped(64, [(n, 1.0) for n in range(1, 65)] * 4)
-    shape.age(32)
+    for _ in range(128):
+        shape.add(32, 1.0, 0.0)
 
-    assert shape.counts[31] == 4
-    assert shape.counts[0] == shape.counts[33] == shape.counts[63] < 1
+    assert shape.known(31) == 132
+    assert shape.known(0) == shape.known(33) == shape.known(63) == 0
+
+
+def test_what_was_measured_long_ago_gives_way() -> None:
+    """A size that was measured long ago is expected to take what was measured then, unless one
+    that was measured since shows that it cannot: a larger one that takes less. The first new sample
+    of it takes the place of all old ones.
+    """
+    shape = shaped(64, [(n, 4.0 if n > 32 else 1.0) for n in range(1, 65)] * 4)
+    for _ in range(128):
+        shape.add(32, 1.0, 0.0)
+    shape.fit(0.0)
+    assert (shape.at[39], shape.at[63]) == pytest.approx((4.0, 4.0), rel=0.01)
+
+    shape.add(48, 1.5, 0.0)
+    shape.fit(0.0)
+
+    assert shape.at[47] == pytest.approx(1.5, rel=0.05)
+    assert shape.at[39] == pytest.approx(1.5, rel=0.05)
+    assert shape.at[63] == pytest.approx(4.0, rel=0.01)

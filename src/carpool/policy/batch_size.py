@@ -38,7 +38,8 @@ working size is the smallest whose efficiency is not worse than the best by a qu
 that the way has: overlapping saves twice that, as half of the way is hidden.
 
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly
-ever tried is run, so that knees and tiles are found without a profile. While less waits, a smaller
+ever run lately is tried, so that knees and tiles are found without a profile, and changes as well.
+While less waits, a smaller
 size that was never run may be, once, as a tile may end there: where it would be better if it took
 no longer than the next one below it that was measured, or 15 % less than expected if that is more.
 """
@@ -65,7 +66,7 @@ _OVERLAP = 0.25  # of the share of the way: as much efficiency is given for batc
 _SAME = 0.9999  # of the best efficiency: counts as the best, and the larger size wins
 _PROBES = (1.6, 1.25, 0.8, 1.0, 0.93, 0.65)  # times the working size; 1.0 stands for one more than it
 _FIRST_PAUSE, _LAST_PAUSE = 8, 128  # batches between probes
-_AGEING = 200  # sizes looked at, after which old samples lose their weight
+_FORGIVING = 200  # sizes looked at, after which smaller ones that were hoped for in vain may be again
 
 
 class BatchSize:
@@ -271,7 +272,7 @@ class BatchSize:
             self._tried = k + 1
             factor = _PROBES[(self._probe + k) % len(_PROBES)]
             size = min(n + 1 if factor == 1.0 else int(n * factor + 0.5), waiting, cost.limit)
-            known = cost.measured(max(size, 1))
+            known = cost.known(max(size, 1))
             if size != n and size >= 1 and known < 2.0 and slack_s >= cost.seconds(size) * cost.margin:
                 return size
         return n
@@ -290,10 +291,9 @@ class BatchSize:
         self._probed_at = self.working
         self._next_probe = cost.samples + self._pause
         self._probe += self._tried
-        if self._probe >= _AGEING:
+        if self._probe >= _FORGIVING:
             self._probe = 0
             self._hoped_for.clear()
-            cost.shape.age(self.working)
 
 
 def share_of(waiting: int, rate: float, workers: int, setup_s: float, item_s: float, limit: int) -> int:

@@ -20,6 +20,7 @@ from carpool.policy.shape import Shape
 
 _LEARNED = 8  # batches after which residuals mean something
 _REFRESH, _RARELY = 8, 64  # batches between refreshes of the tables, at first and when much is known
+_NEWS = 0.04  # a size not run for long that differs by more, and by more than noise, is looked at at once
 _STALLED = 2.0  # times the expected time: beyond it, and 3.5 sigma, a size hardly known is measured again
 _COLD = 4.0  # times what a batch of the same size takes: the first ones, beyond it, are forgotten
 _BIAS_KEEP = 0.985
@@ -92,8 +93,12 @@ class CostModel(CostLevel):
         return self._at[i] + self._rise[i] * (n - self._knots[i])
 
     def measured(self, n: int) -> float:
-        """Return how often batches of about size `n` were measured; old samples may count less."""
+        """Return how often batches of about size `n` were measured."""
         return self.shape.counts[self.shape.nearest(n)]
+
+    def known(self, n: int) -> float:
+        """Return how often that was, or 0 if it is too long ago to count."""
+        return self.shape.known(self.shape.nearest(n))
 
     def largest_within(self, seconds: float) -> int:
         """Return the largest size expected to take no longer than `seconds`; 0 if there is none."""
@@ -113,17 +118,19 @@ class CostModel(CostLevel):
             is_first: Whether it was the first one of about its size on its worker.
         """
         seconds = max(seconds, 1e-9)
-        if not self._teaches(self.shape.nearest(n), seconds, self.seconds(n), is_first):
+        knot = self.shape.nearest(n)
+        if not self._teaches(knot, seconds, self.seconds(n), is_first):
             return
         if not self.samples:
             self.shape.start(n, seconds)
             self._tabulate()
         elif self._first:
             self._forget_cold(n, seconds)
-        count = self.measured(n)
+        count = self.shape.known(knot)
         if not sure and (count < 2.0 or self.samples < _LEARNED) and self._doubtful(n, seconds):
             return
         self.samples += 1
+        is_news = self.shape.counts[knot] < 1.0
         if self.samples < _LEARNED:
             self._first.append((n, seconds, sure))
         else:
@@ -136,12 +143,13 @@ class CostModel(CostLevel):
             believed = self._learn_level(log(min(max(seconds / expected, 0.4), 2.5)), count)
             if believed is None:
                 return
+            is_news |= not count and abs(believed) > 2.0 * self.cv + _NEWS
             seconds = expected * exp(believed)
         self.shape.add(n, seconds / self.level, self.cv)
         self._unfitted += 1
         moved = abs(self.level - self._level_fitted) > 0.04 * self._level_fitted
         due = self._unfitted >= min(_RARELY, max(_REFRESH, self.samples // 8))
-        if due or self.samples < 2 * _LEARNED or count < 1.0 or moved:
+        if due or self.samples < 2 * _LEARNED or is_news or moved:
             self.shape.fit(self.cv)
             self._tabulate()
 

@@ -11,6 +11,10 @@ noise. Between sizes that were seen times are interpolated (not ratios: where th
 these would bend), and all are made monotone by pooling adjacent violators (isotonic regression:
 Barlow et al. 1972), since more items never take less time.
 
+What was measured at a size counts for the next `_FRESH` batches of any size. Later it is a guess:
+it stands while nothing contradicts it, gives way to what was measured since at other sizes, and the
+next batch of that size takes its place. `policy/batch_size.py` has such a size run again.
+
 The table has at most `MOST_KNOTS` knots, so that a refresh costs the same at a limit of 64 and of a
 million.
 """
@@ -28,6 +32,8 @@ _SURE_CV = 0.04  # noise at which a size seen once counts as much as the line
 _POOLING_CV = 0.12  # above this noise, neighbouring sizes are averaged ...
 _POOLING_WIDTH = 0.15  # ... as far as this share of the size
 _STEADY_CV = 0.05  # below it, a mean over 16 samples is exact enough and follows sooner
+_FRESH = 128  # batches, of any size, for which a sample counts: after that its size is measured anew
+_GUESSED = 0.001  # weight of a time that was not measured lately, which gives way to those that were
 
 
 def knots_for(limit: int) -> list[int]:
@@ -84,7 +90,7 @@ class Shape(Knots):
 
     Attributes:
         at: Their relative times, never falling.
-        counts: How often each was sampled; lessened where `age` makes samples lose their weight.
+        counts: How often each was sampled, since it was measured anew after a long time without.
         setup: The straight line's time of an empty batch, in the same relative units.
         slope: The straight line's time per unit of size.
         largest: The largest size sampled so far.
@@ -97,6 +103,8 @@ class Shape(Knots):
         self.setup = self.slope = 0.0
         self.largest = 1
         self._local = [0.0] * len(self.knots)  # mean of what was measured there
+        self._added = 0  # how many samples there have been, of all sizes
+        self._added_at = [0] * len(self.knots)  # which of them was the last one there
         self._neighbours = [
             (
                 bisect_left(self.knots, k - int(_POOLING_WIDTH * k)),
@@ -133,8 +141,10 @@ class Shape(Knots):
         i = self.nearest(n)
         if n != self.knots[i]:
             seconds *= (self.setup + self.slope * self.knots[i]) / (self.setup + self.slope * n)
-        count = self.counts[i]
+        count = self.known(i)
         self.counts[i] = count + 1.0
+        self._added += 1
+        self._added_at[i] = self._added
         self._local[i] += (seconds - self._local[i]) / (min(count, _memory(cv) - 1.0) + 1.0)
 
     def split(self, part: float, fixed: float, slope: float) -> None:
@@ -152,18 +162,23 @@ class Shape(Knots):
         self.counts = [min(count, 1.0) for count in self.counts]
         self.slope += slope
 
-    def age(self, spared: int) -> None:
-        """Lessen the samples of all sizes not about `spared`, so that changes are found out."""
-        for i, n in enumerate(self.knots):
-            if abs(n - spared) > 0.03 * spared:
-                self.counts[i] = min(self.counts[i], 0.2)
+    def known(self, i: int) -> float:
+        """Return how often a knot was sampled, or 0 if that was too long ago to count.
+
+        A change that came since is found out only if that size is run again.
+        """
+        return self.counts[i] if self._added - self._added_at[i] < _FRESH else 0.0
 
     def fit(self, cv: float) -> None:
         """Make the table from what is known now."""
         if self._w:
             self._fit_line()
         line = [self.setup + self.slope * n for n in self.knots]
-        weights = [min(count + 0.2, 16.0) for count in self.counts]
+        long_ago = self._added - _FRESH
+        weights = [
+            min(count + _GUESSED, 16.0) if at > long_ago else _GUESSED
+            for count, at in zip(self.counts, self._added_at, strict=True)
+        ]
         values = _interpolated(self._known_ratios(cv), line, self.knots)
         self.at = _rising([max(value, 1e-9) for value in values], weights)
 
