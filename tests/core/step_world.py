@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
+from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.pipeline import Pipeline
 from carpool.core.quarantine import MOST_LOSSES
 from carpool.core.queue import Queue
 from carpool.core.running_set import Part, SetReport, stream_of
@@ -127,7 +127,7 @@ class StepWorld:
             measure=lambda part: 1,
         )
         journal = Journal() if spec.journal else None
-        self.pipeline = Pipeline([self.stepper], slo_s=spec.slo_s, journal=journal)
+        self.pipeline = Core([self.stepper], slo_s=spec.slo_s, journal=journal)
         self.workers: dict[int, StubWorker] = {}
         self.post: list[tuple[StubWorker, SetReport]] = []
         self.listeners: list[Listener] = []
@@ -139,7 +139,7 @@ class StepWorld:
     def submit(self, specs: Sequence[StreamSpec]) -> None:
         new = [Listener(self.now, spec) for spec in specs]
         self.listeners += new
-        self.pipeline.submit(self.now, [listener.request for listener in new])
+        self.pipeline.flow.submit(self.now, [listener.request for listener in new])
 
     def cancel(self, pick: int) -> None:
         listener = self.listeners[pick % len(self.listeners)]

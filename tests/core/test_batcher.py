@@ -214,7 +214,7 @@ def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str)
     go(batcher)
     elsewhere = stage(stage=1)
     (foreign,) = enter(elsewhere, 0, asks("x"))
-    foreign.stage = 1
+    foreign.node = object()
     culprit = {"twice": requests[1], "running": requests[0], "stranger": ask(), "of another stage": foreign}[case]
     policy.decision = Decision(drop=[requests[1], culprit])
     before = state_of(batcher)

@@ -35,7 +35,7 @@ stage_specs = st.builds(
     ahead=st.booleans(),
 )
 lanes = st.builds(
-    Lane, st.sampled_from([0, 0, 1, -1]), st.sampled_from([None, None, "key"]), st.sampled_from([0, 0, 0, 1])
+    Lane, st.sampled_from([0, 0, 1, -1]), st.sampled_from([None, None, "key"]), st.sampled_from([0, 0, 0, 1]), st.none()
 )
 ask_specs = st.builds(
     AskSpec,
@@ -52,7 +52,7 @@ times_s = st.sampled_from([2**-14, 2**-20, 1.0])
 few = st.sets(st.integers(0, 3), max_size=2)
 
 
-class Core(RuleBasedStateMachine):
+class CoreMachine(RuleBasedStateMachine):
     """A pipeline of one to three stages and all who have to do with it."""
 
     def __init__(self) -> None:
@@ -173,5 +173,5 @@ class Core(RuleBasedStateMachine):
             self.world.settle()
 
 
-TestCore = Core.TestCase
+TestCore = CoreMachine.TestCase
 TestCore.settings = examples(150, stateful_step_count=50, derandomize=True)

@@ -41,7 +41,7 @@ stream_specs = st.builds(
     own=st.booleans(),
     size=st.sampled_from([1, 1, 1, 2, 7]),
     collected=st.sampled_from([False, False, True]),
-    lane=st.builds(Lane, st.sampled_from([0, 0, 1]), st.sampled_from([None, None, None, "key"]), st.just(0)),
+    lane=st.builds(Lane, st.sampled_from([0, 0, 1]), st.sampled_from([None, None, None, "key"]), st.just(0), st.none()),
     patient=st.booleans(),
 )
 picks = st.integers(0, 10_000)

@@ -18,12 +18,12 @@ import pytest
 from carpool.core import ahead
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
+from carpool.core.graph import Node
 from carpool.core.journal import Journal
 from carpool.core.lane_order import Suspect
-from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.reply import Reply
-from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
 from carpool.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request
@@ -160,7 +160,7 @@ class World:
     wake_at: float = inf
 
     def __post_init__(self) -> None:
-        self.pipeline = Pipeline(
+        self.pipeline = Core(
             [spec.make() for spec in self.specs],
             slo_s=self.slo_s,
             measure=len,  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ class World:
             if spec.cancelled:
                 self.pipeline.cancel(self.now, ask.request)
                 ask.cancelled = True
-        self.pipeline.submit(self.now, [ask.request for ask in new])
+        self.pipeline.flow.submit(self.now, [ask.request for ask in new])
         for ask in new:
             if ask.request.id:
                 assert not ask.cancelled
@@ -382,7 +382,7 @@ class World:
         known = [ask.request for ask in self.asks if ask.request.id]
         if known:
             with pytest.raises(ValueError, match="was submitted before"):
-                self.pipeline.submit(self.now, [Request("new", inf), known[pick % len(known)]])
+                self.pipeline.flow.submit(self.now, [Request("new", inf), known[pick % len(known)]])
         if self.ready:
             worker = sorted(self.ready)[pick % len(self.ready)]
             with pytest.raises(ValueError, match="is ready already"):
@@ -400,7 +400,13 @@ class World:
         states = [state_of(stage)[:-1] for stage in self.stages]  # without the count of stray replies
         pipeline = self.pipeline
         told = [(ask.told, ask.request.state) for ask in self.asks]
-        counts = (pipeline.admitted, pipeline.refused, pipeline.answered, pipeline.cancelled, pipeline.waiting)
+        counts = (
+            pipeline.flow.admitted,
+            pipeline.flow.refused,
+            pipeline.flow.answered,
+            pipeline.flow.cancelled,
+            pipeline.waiting,
+        )
         return states, told, counts
 
     # -- time
@@ -495,7 +501,7 @@ class World:
     @staticmethod
     def _origin(request: Request) -> tuple[object, int]:
         """What requests of one batch have in common."""
-        _, key, bucket = request.lane
+        _, key, bucket, _ = request.lane
         return (key.former_key if isinstance(key, Suspect) else key), bucket
 
     def _answered(self, request: Request) -> None:
@@ -504,7 +510,7 @@ class World:
         assert ask.told == 1
         assert not ask.cancelled
         error = request.error
-        stage = max(0, request.stage)
+        stage = max(0, _at(request))
         if error is None:
             assert request.result == (ask.number, *range(len(self.stages)))
         elif isinstance(error, DeadlineExceeded) and "two workers" in str(error):
@@ -550,16 +556,16 @@ class World:
                 n_cancelled += ask.cancelled
             if state == QUEUED:
                 n_queued += 1
-                waiting[request.stage].append(request)
+                waiting[_at(request)].append(request)
             elif state == RUNNING:
                 n_running += 1
-                running[request.stage].add(request.id)
+                running[_at(request)].add(request.id)
 
-        assert pipeline.admitted == n_admitted == pipeline.answered + n_cancelled + n_queued + n_running
-        assert pipeline.cancelled == n_cancelled
+        assert pipeline.flow.admitted == n_admitted == pipeline.flow.answered + n_cancelled + n_queued + n_running
+        assert pipeline.flow.cancelled == n_cancelled
         assert pipeline.waiting == n_queued
         assert pipeline.unanswered == n_queued + n_running
-        _check_queue(pipeline.door, waiting[AT_THE_DOOR])
+        _check_queue(pipeline.flow.door, waiting[-1])
 
         owed: list[list[int]] = [[] for _ in self.stages]
         flights: list[dict[int, int]] = [{} for _ in self.stages]
@@ -591,7 +597,7 @@ class World:
             assert ask.told == (ask.request.state == DONE and not ask.cancelled)
             if ask.inside:
                 needed.append(ask.request.deadline)
-                if ask.request.state == QUEUED and self._is_unserved(max(0, ask.request.stage)):
+                if ask.request.state == QUEUED and self._is_unserved(max(0, _at(ask.request))):
                     needed.append(ask.request.due)  # late for its SLO it would be refused
         for (index, _), sent in self.sent.items():
             if not sent.killed:
@@ -615,7 +621,7 @@ class World:
                 needed.append(queue.oldest_arrival + self.specs[index].delay_s)
         assert min(needed, default=inf) > self.now
         assert self.now < self.wake_at <= min(needed, default=inf)
-        for request in self.pipeline.door.peek(1):
+        for request in self.pipeline.flow.door.peek(1):
             assert not self.stages[0].queue.has_room(request.nbytes)
 
     def _is_unserved(self, stage: int) -> bool:
@@ -628,9 +634,9 @@ class World:
     def _is_last_call(self, index: int) -> bool:
         """Whether nobody can join a stage's queue any more: nothing is held back there."""
         return self.closed and not any(
-            ask.inside and ask.request.stage < index
+            ask.inside and _at(ask.request) < index
             for ask in self.asks
-            if index or ask.request.stage != AT_THE_DOOR  # for whom there is no room in the first queue
+            if index or _at(ask.request) != -1  # for whom there is no room in the first queue
         )
 
     def _room_after(self, index: int) -> tuple[float, float]:
@@ -662,7 +668,7 @@ class World:
             assert not ask.inside
             assert ask.told + ask.cancelled == 1
         assert not self.sent
-        for queue in (self.pipeline.door, *[stage.queue for stage in self.stages]):
+        for queue in (self.pipeline.flow.door, *[stage.queue for stage in self.stages]):
             assert queue.lanes <= 1  # those of quarantined and other requests are forgotten
 
 
@@ -677,3 +683,9 @@ def _check_queue(queue: Queue, waiting: list[Request]) -> None:
     assert queue.count == len(waiting)
     assert queue.nbytes == sum([request.nbytes for request in waiting])
     assert queue.size == sum([request.size for request in waiting])
+
+
+def _at(request: Request) -> int:
+    """The position of the stage at which a request is; -1 at the door."""
+    node = request.node
+    return node.crew.stage if isinstance(node, Node) else -1

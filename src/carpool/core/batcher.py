@@ -12,15 +12,16 @@ what workers have (`core/stage_workers.py`), and what goes next, which is this f
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from carpool.core.ahead import LEAST_LEAD_S, MOST, is_deep, is_time, lead_allowed_s, next_to_end
 from carpool.core.batch import Batch
+from carpool.core.graph import Node, with_room
 from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.lane_order import Suspect, key_of
 from carpool.core.queue import Queue
-from carpool.core.queue_view import WithoutKeys
+from carpool.core.queue_view import WithoutLanes
 from carpool.core.stage_workers import StageWorkers
 from carpool.policy.base import Decision
 from carpool.request import Request
@@ -96,13 +97,20 @@ class Batcher(StageWorkers):
 
     # -- what to do
 
-    def next_batch(self, now: float, room: float, dropped: list[tuple[Request, str]]) -> Batch | None:
+    def next_batch(
+        self,
+        now: float,
+        room: float,
+        dropped: list[tuple[Request, str]],
+        rooms: Mapping[Node, float] | None = None,
+    ) -> Batch | None:
         """Return the batch to run now, or None; `wake_at` then says when to ask again.
 
         Args:
             now: The time.
-            room: How many results the next stage can take.
+            room: How many requests may be handed to workers, as there is room for their results.
             dropped: The requests that the policy drops are appended here, and why.
+            rooms: In the place of `room`, that of each node of a stage that has several.
         """
         queue = self.queue
         # After a batch for a busy worker no worker is free, and the policy has been asked already.
@@ -111,21 +119,21 @@ class Batcher(StageWorkers):
             self.wake_at = None
         while queue.count and not has_asked:
             if queue.suspect_lanes and self._idle and room >= 1:
-                view = self._visible()
+                view = self._visible(rooms)
                 head = view.peek(1)
                 if head and type(head[0].lane.key) is Suspect:  # it waits for no other, whatever the policy
                     return self._start(now, 1, "quarantine", () if view is queue else head)
             had_several_lanes, was_short = queue.lanes > 1, room < queue.count
-            decision = self._ask(now, room)
+            decision = self._ask(now, room, rooms)
             if decision.drop:
                 self.drop(now, decision.drop)
                 dropped += [(request, decision.drop_reason) for request in decision.drop]
-            if decision.take and self.keyed is not None and not decision.chosen:
-                decision = self._chosen_by_key(decision)  # of what is left, hence after the drop
+            if decision.take and (self.keyed is not None or rooms is not None) and not decision.chosen:
+                decision = self._chosen_of_visible(decision, rooms)  # of what is left, hence after the drop
             n = decision.take
             if n and queue.count:
                 if decision.chosen:
-                    return self._start_chosen(now, decision, room)
+                    return self._start_chosen(now, decision, room, is_shared=rooms is not None)
                 if queue.by_length or n > self.safe_size.limit or queue.weighted or n > room:
                     n = self._most_to_send(n, room)
                 return self._start(now, n, decision.reason)
@@ -136,21 +144,23 @@ class Batcher(StageWorkers):
             # yet: where they wait in other lanes, or where there is room for all of them only now.
             if not was_short and not (had_several_lanes and decision.wake_at is None):
                 break
-        if self.runs_ahead and queue.count and not self._idle:
+        if self.runs_ahead and queue.count and not self._idle and rooms is None:
             running = len(self.in_flight)
             if len(self.ahead) < running or (self._lying < MOST * running and is_deep(queue, running, self._limit)):
                 return self._next_ahead(now, room)
         return None
 
-    def _ask(self, now: float, room: float) -> Decision:
+    def _ask(self, now: float, room: float, rooms: Mapping[Node, float] | None) -> Decision:
         """Return what the policy says, or what it would if it knew that the service closes."""
         queue = self.queue
         free = len(self._idle)
         if free and room < queue.count and room < self.next_max_size and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
-        view: Queue | WithoutKeys = queue
+        view: Queue | WithoutLanes = queue
+        if rooms is not None:
+            view = self._visible(rooms)
         if self.keyed is not None:
-            view = self._visible()
+            view = self._visible(rooms)
             self.view.warm_keys = self.keyed.warm(self._idle)
         if self.limits_padded and self.safe_size.limit < inf:
             self._tell_safe_padded()
@@ -159,7 +169,7 @@ class Batcher(StageWorkers):
             decision = decision._replace(take=int(self.batch_limit), reason="closing")
         return decision
 
-    def _decide(self, now: float, queue: Queue | WithoutKeys, free: int, free_in_s: float | None = None) -> Decision:
+    def _decide(self, now: float, queue: Queue | WithoutLanes, free: int, free_in_s: float | None = None) -> Decision:
         """Return what the policy says, if that is possible."""
         view, times = self.view, self.times
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
@@ -182,15 +192,28 @@ class Batcher(StageWorkers):
             return self.policy.decide(view)
         return decision
 
-    def _visible(self) -> Queue | WithoutKeys:
-        """Return the queue as the policy sees it: without keys that may get no more workers."""
-        held = () if self.keyed is None else self.keyed.held
-        return WithoutKeys(self.queue, held) if held else self.queue
+    def _visible(self, rooms: Mapping[Node, float] | None) -> Queue | WithoutLanes:
+        """Return the queue as the policy sees it: without what must not go now.
 
-    def _chosen_by_key(self, decision: Decision) -> Decision:
-        """Return a decision with the requests that it takes, if some keys are held back."""
-        view = self._visible()
-        if view is self.queue:
+        That are the keys that may get no more workers, and the nodes with too little room behind
+        them: batches would be made too small.
+        """
+        keys = () if self.keyed is None else self.keyed.held
+        order = self.queue.order
+        held = order.of_keys(keys)
+        if rooms is not None:
+            shut = {node for node, room in rooms.items() if self._is_too_little(node, room)}
+            if shut:
+                held.update([lane_queue for lane_queue in order if lane_queue.lane.source in shut])
+        return WithoutLanes(self.queue, held) if held else self.queue
+
+    def _is_too_little(self, node: Node, room: float) -> bool:
+        return room < 1 or (room < node.queued and room < node.most_room and room < self._most_requests())
+
+    def _chosen_of_visible(self, decision: Decision, rooms: Mapping[Node, float] | None) -> Decision:
+        """Return a decision with the requests that it takes, if not just any may go."""
+        view = self._visible(rooms)
+        if view is self.queue and rooms is None:
             return decision
         head = view.peek(decision.take)
         return decision._replace(take=decision.take if head else 0, chosen=head[: self._fitting(decision.take, head)])
@@ -247,10 +270,10 @@ class Batcher(StageWorkers):
             n += 1
         return n
 
-    def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
+    def _start_chosen(self, now: float, decision: Decision, room: float, is_shared: bool) -> Batch:
         """Make a batch of the requests that the policy has chosen, as far as there is room."""
         units = decision.take
-        chosen = decision.chosen
+        chosen = with_room(decision.chosen) if is_shared else decision.chosen
         most = room
         if self.limits_padded:
             most = min(most, self._fitting_of(chosen))

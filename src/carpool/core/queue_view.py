@@ -1,32 +1,33 @@
-"""What a policy sees of a queue while some keys are held back: all but their requests."""
+"""What a policy sees of a queue while some lanes are held back: all but their requests."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
+from carpool.core.lane_queue import LaneQueue
 from carpool.core.levels import Levels
 from carpool.core.queue import Queue
 from carpool.request import Request
 
 
-class WithoutKeys:
-    """A queue as if the requests of some keys did not wait in it.
+class WithoutLanes:
+    """A queue as if the requests of some lanes did not wait in it.
 
-    The cost of a question grows with the lanes of these keys, not with all that there are.
+    The cost of a question grows with these lanes, not with all that there are.
 
     Args:
         queue: All that waits.
-        held: The keys.
+        held: The lanes.
 
     Attributes:
         lengths_vary: As of the whole queue.
         by_length: Likewise.
     """
 
-    def __init__(self, queue: Queue, held: Collection[Hashable]) -> None:
+    def __init__(self, queue: Queue, held: Collection[LaneQueue]) -> None:
         self._queue = queue
-        self._held = {lane_queue for key in held for lane_queue in queue.order.of_key(key)}
+        self._held = held
         self._first = queue.order.first(self._held)
         self.lengths_vary = queue.lengths_vary
         self.by_length = queue.by_length
@@ -74,4 +75,4 @@ class WithoutKeys:
 
     def peek(self, n: int) -> list[Request]:
         """Return the next `n` requests, or fewer if fewer may share a batch."""
-        return [] if self._first is None else self._queue.peek_from(self._first, n)
+        return [] if self._first is None else self._queue.peek_from(self._first, n, self._held)

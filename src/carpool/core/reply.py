@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+DONE_EARLY: Final = object()
+"""The turn of a result that is the answer, whatever would follow."""
 
 
 class Reply:
@@ -19,9 +23,11 @@ class Reply:
         errors: By position in `ids`, why a request failed; None if none did.
         busy_s: Seconds that the worker spent on these answers, reading and writing included.
         waited_s: Seconds that the worker stood still before it got the batch.
+        turns: By position in `ids`, where a result goes if it says so itself: `DONE_EARLY`, or the
+            name of the way that it takes through the switch that follows; None if none does.
     """
 
-    __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "waited_s")
+    __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "turns", "waited_s")
 
     def __init__(
         self,
@@ -33,6 +39,7 @@ class Reply:
         errors: dict[int, Exception] | None = None,
         busy_s: float = 0.0,
         waited_s: float = 0.0,
+        turns: Mapping[int, object] | None = None,
     ) -> None:
         self.stage = stage
         self.place = place
@@ -42,6 +49,7 @@ class Reply:
         self.errors = errors
         self.busy_s = busy_s
         self.waited_s = waited_s
+        self.turns = turns
 
     def __repr__(self) -> str:
         failed = len(self.errors or ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Any
 
 from carpool.core.batch import Expiry
 from carpool.core.quarantine import suspect
@@ -40,6 +41,8 @@ class StageRequests:
             it.
         closing: Whether no request can join the queue any more, so that nothing is held back for
             company; the pipeline sets it.
+        nodes: Its places in the graphs of services, which the core sets. Requests of all of them
+            share batches; those of a stage by itself have None for their node.
         entered: How many requests have joined the queue.
         wake_at: When to ask again what to do although nothing happened; None for never.
         attention_at: No request expires and no worker hangs before this.
@@ -68,6 +71,7 @@ class StageRequests:
         self.idempotent = idempotent
         self.weigh = weigh or _counts_for_one
         self.next_max_size = inf
+        self.nodes: list[Any] = [None]
         self.closing = False
         self.entered = 0
         self.wake_at: float | None = None
@@ -110,7 +114,7 @@ class StageRequests:
     def enter(
         self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
     ) -> None:
-        """Put requests in the queue of this stage; their `stage` and `arrived` must be set already.
+        """Put requests in the queue of this stage; their `node` and `arrived` must be set already.
 
         Args:
             now: The time.
@@ -187,7 +191,7 @@ class StageRequests:
 
     def _check_queued(self, requests: Sequence[Request], what_it_does: str) -> None:
         """Raise RuntimeError if some of the requests that the policy names cannot be taken."""
-        if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.stage for r in requests):
+        if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.node not in self.nodes for r in requests):
             raise RuntimeError(f"{self._whose_policy} {what_it_does} what is not queued")
 
     def drop(self, now: float, requests: Sequence[Request]) -> None:

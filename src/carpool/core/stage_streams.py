@@ -132,7 +132,7 @@ class StageStreams(Batcher):
     def enter(
         self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
     ) -> None:
-        """Put requests in the queue of this stage; `stage` and `arrived` must be set already."""
+        """Put requests in the queue of this stage; `node` and `arrived` must be set already."""
         for request in requests:
             stream = request.stream
             if stream is None:

@@ -14,20 +14,20 @@ Promises, whatever the policy says:
 * a stream that has left is out before the next step that has not begun;
 * a stream that has had parts runs again only where the model can resume it.
 
-The calls, which `core/pipeline.py` makes for drivers (events first, then what to do):
+The calls, which `core/core.py` makes for drivers (events first, then what to do):
 
     Stepper(name, policy, queue, *, rows, limit=inf, resumable=False, silence_s=inf,
             max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
             measure=None)
-    enter(now, requests)                          # Pipeline.submit(now, requests)
-    leave(now, request), abandon(now, request)    # Pipeline.cancel(now, request)
-    pause(now, request, is_paused)                # Pipeline.pause(now, request, is_paused)
-    reported(now, report) -> (parts, ended)       # Pipeline.reported(now, report)
-    worker_ready(place)                           # Pipeline.worker_ready(stage, place)
-    worker_gone(now, place, unsent) -> Lost       # Pipeline.worker_lost, Pipeline.worker_left
-    drain(place), is_empty(place)                 # Pipeline.drain(stage, place); see `Todo.drained`
-    trained_steps(now, rows, step_s, length, start_s)  # Pipeline.trained_steps(...); a warm-up
-    poll(now, refuse)                             # Pipeline.poll(now); see `Todo`
+    enter(now, requests)                          # Flow.submit(now, requests)
+    leave(now, request), abandon(now, request)    # Core.cancel(now, request)
+    pause(now, request, is_paused)                # Core.pause(now, request, is_paused)
+    reported(now, report) -> (parts, ended)       # Core.reported(now, report)
+    worker_ready(place)                           # Core.worker_ready(stage, place)
+    worker_gone(now, place, unsent) -> Lost       # Core.worker_lost, Core.worker_left
+    drain(place), is_empty(place)                 # Core.drain(stage, place); see `Todo.drained`
+    trained_steps(now, rows, step_s, length, start_s)  # Core.trained_steps(...); a warm-up
+    poll(now, refuse)                             # Core.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
     SetReport(stage, place, seen, stopped, parts, rows, step_s, length, start_s, returned)
@@ -57,10 +57,11 @@ ordered, which is this file.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
+from carpool.core.graph import Node
 from carpool.core.lane_order import key_of
 from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, RunningSet, stream_of
 from carpool.core.step_reports import StepReports
@@ -90,9 +91,11 @@ class Stepper(StepReports):
 
     # -- what to do
 
-    def next_batch(self, now: float, room: float, refuse: list[tuple[Request, str]]) -> None:
+    def next_batch(
+        self, now: float, room: float, dropped: list[tuple[Request, str]], rooms: Mapping[Node, float] | None = None
+    ) -> None:
         """Write the orders of this poll, which `take_orders` returns; there are no batches."""
-        self.poll(now, refuse)
+        self.poll(now, dropped)
 
     def poll(self, now: float, refuse: list[tuple[Request, str]]) -> None:
         """Let requests join, and write the orders that are to be sent.

@@ -291,7 +291,7 @@ class Lending:
         batcher, driver = self._batcher, self._driver
         now = driver.clock()
         place = batcher.lone_place
-        if place is None or self._pipeline.closed_because is not None or not self._would_go(now):
+        if place is None or self._pipeline.flow.closed_because is not None or not self._would_go(now):
             return
         if not hasattr(os, "eventfd"):  # not on this system
             return
@@ -307,7 +307,7 @@ class Lending:
             bell,
             place,
             batch=batcher.next_id,
-            id=self._pipeline.admitted + 1,
+            id=self._pipeline.flow.admitted + 1,
             longest_s=self._longest_s,
             post=self._post,
             settle=driver.settle,
@@ -322,7 +322,7 @@ class Lending:
         batcher = self._batcher
         if batcher.times.usual_s > _SHARE * self._longest_s:
             return False
-        return batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s)
+        return batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.flow.slo_s)
 
     def settle(self) -> None:
         """Make up the accounts, and take the worker back if lone calls would now have to wait."""

@@ -15,10 +15,10 @@ from math import inf
 import msgspec
 
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.journal import Journal
 from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
-from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.recycling import Recycling
 from carpool.core.roster import Starts
@@ -91,7 +91,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
     batchers = [_batcher(service, *each) for each in zip(service.stages, [None, *service.stages], strict=False)]
-    pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
+    pipeline = Core(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
     stats = Stats(service.name, pipeline, rosters, singles, service.slo_s, service.part_slo_s)
     driver = Driver(pipeline, stats)
