@@ -23,7 +23,7 @@ Moves = dict[Node, list[Request]]
 """Requests that are on their way, by the nodes to which they come."""
 
 
-class Family:
+class Siblings:
     """The children of a request, and what those have come to that are done.
 
     It is the `caller` of each of them.
@@ -66,7 +66,7 @@ class Results:
 
     def __init__(self, journal: Journal | None) -> None:
         self.answers: list[Request] = []
-        self.families: dict[Request, Family] = {}
+        self.families: dict[Request, Siblings] = {}
         self.last_id = 0
         self.journal = journal
 
@@ -83,7 +83,7 @@ class Results:
 
     def fail(self, now: float, request: Request, error: Exception) -> None:
         """End a request with an error; of a child, the parent and all that has become of it."""
-        while type(family := request.caller) is Family:
+        while type(family := request.caller) is Siblings:
             request.state = DONE
             request = family.parent
             if self.families.get(request) is not family:  # another child was faster
@@ -129,7 +129,7 @@ class Results:
         else:
             request.state = DONE  # it is on its way
 
-    def _close(self, now: float, family: Family) -> None:
+    def _close(self, now: float, family: Siblings) -> None:
         """End the children of a request, whatever they do."""
         del self.families[family.parent]
         family.block.running -= 1
@@ -260,7 +260,7 @@ class Results:
 
     def _answer_early(self, now: float, request: Request, result: object) -> None:
         """Answer with a result that needs nothing more, whatever else has become of the request."""
-        while type(family := request.caller) is Family:
+        while type(family := request.caller) is Siblings:
             request.state = DONE
             request = family.parent
             self._close(now, family)
@@ -378,7 +378,7 @@ class Results:
                 after = after.then
             else:
                 assert after is JOIN
-                family: Family = request.caller  # type: ignore[assignment] # of a child it is one
+                family: Siblings = request.caller  # type: ignore[assignment] # of a child it is one
                 request.state = DONE
                 family.results[request] = item
                 if len(family.results) < len(family.children):
@@ -394,7 +394,7 @@ class Results:
         self, now: float, request: Request, block: Fork | Each, items: list[Any], moves: Moves, is_new: bool
     ) -> None:
         """Make children of a request, each with an item of its own, and have them go on."""
-        family = self.families[request] = Family(request, block)
+        family = self.families[request] = Siblings(request, block)
         block.running += 1
         place = block.door if isinstance(block, Each) else request.node.flow.on_the_way
         children = []
