@@ -158,7 +158,7 @@ def submits_alike_like_others(side: Side) -> None:
 
 
 def answers_one_by_one(side: Side) -> None:
-    side.pipeline._journal = side.pipeline._results.journal = Journal()
+    side.pipeline._journal = side.pipeline._transit.journal = Journal()
 
 
 def takes_all_replies_for_partial(side: Side) -> None:

@@ -4,7 +4,7 @@ Events go in (`Flow.submit`, `cancel`, `completed`, `worker_ready`, `worker_lost
 `poll` says what to do next. The invariants:
 
 * every request gets exactly one answer, even if it is refused, unless its caller has cancelled it:
-  `DONE` is entered once, and `core/results.py` hands the request out;
+  `DONE` is entered once, and `core/transit.py` hands the request out;
 * an error in any stage goes straight back to its caller;
 * only the doors of a service refuse (`core/flow.py`); behind them nodes give room to each other: a
   batch goes to a worker only when there is room for its results (`core/graph.py`);
@@ -12,7 +12,7 @@ Events go in (`Flow.submit`, `cancel`, `completed`, `worker_ready`, `worker_lost
 * whatever a policy raises, its stage goes on without it (`core/stage_requests.py`); `abort` answers
   all that are inside.
 
-What becomes of results stands in `core/results.py`. Requests that may have killed their worker are
+What becomes of results stands in `core/transit.py`. Requests that may have killed their worker are
 suspects (`core/quarantine.py`); what the worker cannot have looked at waits again as if it had not
 been taken. A stream goes on only where its model can resume it.
 """
@@ -30,10 +30,10 @@ from carpool.core.graph import Declared, Door, Each, Node, all_after
 from carpool.core.journal import Journal, parts_so_far
 from carpool.core.quarantine import MOST_LOSSES, lost_with
 from carpool.core.reply import Reply
-from carpool.core.results import Moves, Results
 from carpool.core.running_set import Order, Part, SetReport, stream_of
 from carpool.core.stepper import Stepper
 from carpool.core.todo import StepTodo, Todo
+from carpool.core.transit import Moves, Transit
 from carpool.core.work_journal import record_batch, record_orders, record_report
 from carpool.errors import CarpoolError, Unavailable
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
@@ -72,7 +72,7 @@ class Core:
         self.stepper = last if isinstance(last, Stepper) else None
         self._steppers = [batcher for batcher in self.batchers if isinstance(batcher, Stepper)]
         self._journal = journal
-        self._results = Results(journal)
+        self._transit = Transit(journal)
         self._is_held = self._has_closed = False
         self._new_todo = StepTodo if self._steppers else Todo
         self._todo = self._new_todo()
@@ -107,7 +107,7 @@ class Core:
             ValueError: There could never be room for what a stage makes, or a stage that answers in
                 parts is not the last one.
         """
-        flow = Flow(declared, self._results, slo_s=slo_s, measure=measure)
+        flow = Flow(declared, self._transit, slo_s=slo_s, measure=measure)
         for node in flow.graph.nodes:
             if isinstance(node.crew, Stepper) and (node.needs or node.doors):
                 text = f"stage {node.name} answers in parts, so it must be the last of its service, or of its branch"
@@ -174,13 +174,13 @@ class Core:
         request.caller = None
         if self._journal is not None:
             self._journal.record(now, "cancelled", request.id, detail=parts_so_far(now, request))
-        self._results.withdraw(now, request)
+        self._transit.withdraw(now, request)
 
     def suffice(self, now: float, request: Request) -> None:
         """Note that a caller has all that it wants of a stream: its answer is complete."""
         if request.state in (QUEUED, RUNNING):
-            self._results.withdraw(now, request)
-            self._results.answer(now, request)
+            self._transit.withdraw(now, request)
+            self._transit.answer(now, request)
 
     def pause(self, now: float, request: Request, is_paused: bool) -> None:
         """Note that a caller wants no more parts for now, or wants them again.
@@ -231,7 +231,7 @@ class Core:
     def abort(self, now: float, error: CarpoolError) -> None:
         """Refuse new requests, and fail all that are inside."""
         self.close(error)
-        fail = self._results.fail
+        fail = self._transit.fail
         for door in self.doors:
             for request in list(door.queue):
                 if request.state == QUEUED:  # else a sibling has failed before
@@ -252,7 +252,7 @@ class Core:
     def completed(self, now: float, reply: Reply) -> None:
         """Take the answers of a worker to a batch, or to a part of it.
 
-        See `core/results.py` for what becomes of each.
+        See `core/transit.py` for what becomes of each.
 
         Raises:
             ValueError: There are more or fewer results than ids; then nothing was done.
@@ -264,13 +264,13 @@ class Core:
         batch = batcher.in_flight.get(reply.place)
         if now >= batcher.attention_at and batch is not None and batch.id == reply.batch_id:
             for late in batch.expire(now):  # a driver that stood still has not polled
-                self._results.expire(now, late, batch.started)
+                self._transit.expire(now, late, batch.started)
         takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
         flow = self._ends[stage]
         if errors is None and flow is not None and self._journal is None and reply.turns is None:
-            batcher.late_results += self._results.answer_all(flow, takers, results)
+            batcher.late_results += self._transit.answer_all(flow, takers, results)
             return
-        self._results.sort_out(now, batcher, reply, takers, batch.started if batch is not None else None)
+        self._transit.sort_out(now, batcher, reply, takers, batch.started if batch is not None else None)
 
     def reported(self, now: float, report: SetReport) -> None:
         """Take what a worker of a stage of steps says after a step.
@@ -297,20 +297,20 @@ class Core:
             if request.state == RUNNING:  # else a sibling has failed in this very report
                 self._end_stream(now, request, part, moves)
         if moves:
-            self._results.move(now, moves)
+            self._transit.move(now, moves)
 
     def _end_stream(self, now: float, request: Request, part: Part, moves: Moves) -> None:
         """Answer a request whose stream has ended, as its worker says, or have its answer go on."""
         stream = stream_of(request)
         if part.error is not None:
-            self._results.fail(now, request, part.error)
+            self._transit.fail(now, request, part.error)
         elif not request.node.is_last:
             request.stream = None
-            self._results.take_turn(now, request, part.value, None, stream.joined, moves)
+            self._transit.take_turn(now, request, part.value, None, stream.joined, moves)
         else:
             if stream.is_collected:
                 request.result = part.value
-            self._results.answer(now, request)
+            self._transit.answer(now, request)
 
     # -- workers that come and go
 
@@ -441,7 +441,7 @@ class Core:
                 again.append(request)
             else:
                 stepper.forget(stream_of(request))
-                self._results.fail(now, request, _lost_in_mid_stream(stepper.name))
+                self._transit.fail(now, request, _lost_in_mid_stream(stepper.name))
         return again
 
     def _blame(self, now: float, batcher: Batcher, suspects: Sequence[Request], given_up: str) -> list[Request]:
@@ -460,7 +460,7 @@ class Core:
                 if self._journal is not None:
                     self._journal.record(now, "worker lost, queued again, alone", request.id, batcher.name)
             else:
-                self._results.fail(now, request, lost_with(request, batcher.name, given_up))
+                self._transit.fail(now, request, lost_with(request, batcher.name, given_up))
         return again
 
     def _put_back(self, now: float, batcher: Batcher, untouched: Sequence[Request], ahead: Sequence[Request]) -> None:
@@ -502,8 +502,8 @@ class Core:
         for door in self.doors:
             if door.queue.count:
                 todo.wake_at = min(todo.wake_at, door.queue.earliest_deadline)
-        results = self._results
-        todo.answer, results.answers = results.answers, todo.answer
+        transit = self._transit
+        todo.answer, transit.answers = transit.answers, todo.answer
         if self._steppers:
             self._hand_out(now, todo)
         self._todo = self._new_todo()
@@ -512,11 +512,11 @@ class Core:
     @property
     def has_untold_answers(self) -> bool:
         """Whether requests have been answered that no poll has handed out yet."""
-        return bool(self._results.answers)
+        return bool(self._transit.answers)
 
     def collect_answers(self) -> list[Request]:
         """Return the requests answered since the last poll, where nothing is to be done now."""
-        return self._results.collect()
+        return self._transit.collect()
 
     def _poll_line(self, now: float) -> None:
         """Ask the stages of a single line, late ones first."""
@@ -561,7 +561,7 @@ class Core:
         queue, before = each.door.queue, each.door.queue.count
         while queue.count and each.door.has_room():
             (child,) = queue.take(1, now)
-            self._results.let_in(now, child, each)
+            self._transit.let_in(now, child, each)
         return queue.count < before
 
     def _expire_at_doors(self, now: float) -> None:
@@ -569,7 +569,7 @@ class Core:
             for request in door.queue.expired(now):
                 if request.state == QUEUED:  # else a sibling has just expired
                     door.queue.remove(request)
-                    self._results.expire(now, request)
+                    self._transit.expire(now, request)
 
     def _poll_last_calls(self, now: float) -> None:
         """Ask the stages once more of which the last that could join the queue has gone."""
@@ -634,7 +634,7 @@ class Core:
         """End what has expired in a stage, and have its workers that hang killed."""
         expired, hung = batcher.attend(now)
         for request, started in expired:
-            self._results.expire(now, request, started, batcher.hint(now, request, started))
+            self._transit.expire(now, request, started, batcher.hint(now, request, started))
         self._todo.kill += [(batcher.stage, place) for place in hung]
 
     def _hand_out(self, now: float, todo: Todo) -> None:

@@ -16,8 +16,8 @@ from math import inf
 
 from carpool.core.graph import Declared, Door, Graph, Node, OnTheWay, Switch, fastest_s, unserved_since, ways_from
 from carpool.core.queue import Queue
-from carpool.core.results import Results, way_of
 from carpool.core.stage_requests import is_late_unserved
+from carpool.core.transit import Transit, way_of
 from carpool.errors import CarpoolError, Overloaded
 from carpool.policy.admission import DISPLACED, Admission, overloaded, retry_after_s
 from carpool.policy.base import FULL, TOO_LATE
@@ -31,7 +31,7 @@ class Flow:
 
     Args:
         declared: What its graph is made of.
-        results: Ends what is refused, and has others begin.
+        transit: Ends what is refused, and has others begin.
         slo_s: How soon after their admission requests are due; None leaves it at their deadlines.
         measure: Returns the bytes that a result will hold while it waits for the next stage.
 
@@ -53,7 +53,7 @@ class Flow:
     def __init__(
         self,
         declared: Declared,
-        results: Results,
+        transit: Transit,
         *,
         slo_s: float | None = None,
         measure: Callable[[object], int] = lambda result: 0,
@@ -62,7 +62,7 @@ class Flow:
         self.measure = measure
         self.closed_because: CarpoolError | None = None
         self.admitted = self.refused = self.answered = self.failed = self.cancelled = self.alone = 0
-        self._results = results
+        self._transit = transit
         self.graph = Graph(declared, self)
         self.on_the_way = OnTheWay(self)
         start = self.graph.start
@@ -126,12 +126,12 @@ class Flow:
         if node is None:
             return False
         first = node.crew
-        queue, n, results = first.queue, len(requests), self._results
-        if queue.count + n > queue.max_size or self.doors[0].queue.count or results.journal is not None or not n:
+        queue, n, transit = first.queue, len(requests), self._transit
+        if queue.count + n > queue.max_size or self.doors[0].queue.count or transit.journal is not None or not n:
             return False
         latest = now + self.slo_s
         soonest, nbytes = inf, 0
-        id = before = results.last_id
+        id = before = transit.last_id
         if alike:
             one = requests[0]
             soonest = one.deadline
@@ -170,7 +170,7 @@ class Flow:
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
             _clear_ids(requests[: id - before])
             return False
-        results.last_id = id
+        transit.last_id = id
         self.admitted += n
         first.enter(now, requests, soonest, nbytes if alike else None)
         return True
@@ -207,23 +207,23 @@ class Flow:
                 one.node = door
                 door.queue.push(lot)
             elif is_single or len(self.doors) == 1:
-                self._results.begin(now, lot, door)
+                self._transit.begin(now, lot, door)
             else:
                 for request, own in zip(lot, doors, strict=True):
-                    self._results.begin(now, [request], own)
-            if self._results.journal is not None:
+                    self._transit.begin(now, [request], own)
+            if self._transit.journal is not None:
                 for request in lot:
-                    self._results.journal.record(now, "waits for room" if waits else "admitted", request.id)
+                    self._transit.journal.record(now, "waits for room" if waits else "admitted", request.id)
 
     def admit_lone(self, now: float, request: Request) -> None:
         """Admit a request that a worker has had since `now`: it is not refused any more."""
         self._stamp(now, (request,))
         self._number((request,))
-        self._results.begin(now, (request,), self.doors[0])
+        self._transit.begin(now, (request,), self.doors[0])
 
     def went_alone(self, ok: bool) -> None:
         """Count a lone request that was answered, and had no need of being admitted."""
-        self._results.last_id += 1
+        self._transit.last_id += 1
         self.admitted += 1
         self.answered += 1
         self.alone += 1
@@ -255,16 +255,16 @@ class Flow:
 
     def _number(self, lot: Sequence[Request]) -> None:
         """Count requests that are admitted, and give them their ids."""
-        results = self._results
+        transit = self._transit
         for request in lot:
-            results.last_id += 1
-            request.id = results.last_id
+            transit.last_id += 1
+            request.id = transit.last_id
         self.admitted += len(lot)
 
     def _refuse(self, request: Request, error: CarpoolError) -> None:
         """End a new request that is not admitted."""
         self.refused += 1
-        self._results.refuse(request, error)
+        self._transit.refuse(request, error)
 
     def _refusal(
         self, now: float, lot: Sequence[Request], door: Door, give_way: Sequence[Request]
@@ -315,8 +315,8 @@ class Flow:
             return
         request.node = self.doors[0]
         self.door.put_back([request])
-        if self._results.journal is not None:
-            self._results.journal.record(now, "waits for room again", request.id)
+        if self._transit.journal is not None:
+            self._transit.journal.record(now, "waits for room again", request.id)
 
     # -- those at the doors
 
@@ -332,10 +332,10 @@ class Flow:
             while door.queue.count and door.has_room(door.queue.peek(1)[0].nbytes):
                 (request,) = door.queue.take(1, now)
                 request.arrived = now
-                self._results.begin(now, [request], door)
+                self._transit.begin(now, [request], door)
                 has_any = True
-                if self._results.journal is not None:
-                    self._results.journal.record(now, "let in", request.id)
+                if self._transit.journal is not None:
+                    self._transit.journal.record(now, "let in", request.id)
         return has_any
 
     # -- while no worker is there
@@ -377,7 +377,7 @@ class Flow:
         for request, why in dropped:
             error = overloaded(request, why)
             error.retry_after_s = again_s
-            self._results.fail(now, request, error)
+            self._transit.fail(now, request, error)
 
     def retry_after_s(self, now: float) -> float:
         """Return after how many seconds a caller that is refused now should try again."""

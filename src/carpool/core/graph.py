@@ -252,29 +252,18 @@ class OnTheWay:
         self.flow = flow
 
 
-class Block(Protocol):
-    """What has children of a request in it, until they are joined.
-
-    Attributes:
-        running: How many requests are inside.
-        then: What becomes of what they come to.
-        block: The block around it.
-    """
-
-    running: int
-    then: After
-    block: Block | None
-
-    def joined(self, results: list[object]) -> object:
-        """Return what the next stage gets, or the caller."""
-
-
 class Fork:
     """Branches that all get the same item.
 
     Args:
         branches: Each of them, as it is declared.
         names: Of the branches, if what they come to is a mapping; else it is a tuple.
+
+    Attributes:
+        branches: Where the children go.
+        running: How many requests have children inside.
+        then: What becomes of what they come to.
+        block: The fork or `Each` around it.
     """
 
     def __init__(self, branches: Sequence[Declared], names: Sequence[str] | None = None) -> None:
@@ -297,7 +286,9 @@ class Each:
         body: As it is declared.
 
     Attributes:
-        door: The children for which there is no room in the body yet.
+        body: Where the children go.
+        door: Those for which there is no room in the body yet.
+        running: As for `Fork`, and so are the others.
     """
 
     door: Door
@@ -327,6 +318,9 @@ class Switch:
         self.choose = choose
         self.ways: dict[str, After] = {}
 
+
+Block: TypeAlias = Fork | Each
+"""What has children of a request in it, until they are joined."""
 
 After: TypeAlias = Node | Fork | Each | Switch | _End | None
 Declared: TypeAlias = Union[Crew, Fork, Each, Switch, "Sequence[Declared]"]

@@ -51,7 +51,7 @@ class Siblings:
         self.children, self.results = (), {}
 
 
-class Results:
+class Transit:
     """Ends requests, or has them go on.
 
     Args:
