@@ -19,8 +19,8 @@ from bench.tools.docs import write
 from bench.tools.figures import commit, table
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
-from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.levels import BY_KEY
+from carpool.core.places import KeyedWorkers
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive

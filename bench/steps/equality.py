@@ -129,8 +129,8 @@ def can_be_killed(s: Any) -> bool:
     """Report whether the worker steps streams, none of which is on probation: that one would be
     blamed for its death.
     """
-    sets = s.running_driver.pipeline.stepper.sets.values()
-    return any(running.active > 1 and running.suspect is None for running in sets)
+    stepper = s.running_driver.pipeline.batchers[-1]
+    return any(running.active > 1 and running.suspect is None for running in stepper.sets.values())
 
 
 def is_worker(pid: int) -> bool:

@@ -120,7 +120,7 @@ class Side:
             batcher.late_results,
             len(batcher.in_flight),
         )
-        return counted, timed, flat(batcher.policy)
+        return counted, timed, flat(batcher.lobby.policy)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {

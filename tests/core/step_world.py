@@ -15,7 +15,7 @@ import pytest
 
 from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.quarantine import MOST_LOSSES
+from carpool.core.lobby import MOST_LOSSES
 from carpool.core.queue import Queue
 from carpool.core.running_set import Part, SetReport, stream_of
 from carpool.core.stepper import Stepper

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.core import Core
-from carpool.core.reply import Reply
 from carpool.core.safe_size import SafeSize
 from carpool.core.times import Times
 from carpool.errors import DeadlineExceeded, Unavailable
@@ -26,7 +25,7 @@ TOOK_S = 8 * U  # what batches take here; where it matters who comes meanwhile, 
 def saturated(pipeline: Core, now: float = 0, took_s: float = TOOK_S) -> float:
     """A few full batches one after the other, so that it is known what they take. Returns the time then."""
     for _ in range(3):
-        n = sum(one.policy.limit for one in pipeline.batchers[:1]) * pipeline.batchers[0].idle
+        n = sum(one.lobby.policy.limit for one in pipeline.batchers[:1]) * pipeline.batchers[0].idle
         pipeline.flow.submit(now, asks(["warm"] * n))
         batches = pipeline.poll(now).run
         now += took_s
@@ -487,7 +486,7 @@ def stage_with_a_gap(setup_s: float, gap_s: float) -> Core:
     policy = Adaptive(4)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
     for n in (1, 2, 3, 4) * 4:
-        pipeline.trained(0, 0, n, n, setup_s + n * 2 * U)
+        pipeline.batchers[0].trained(0, n, n, setup_s + n * 2 * U)
     pipeline.batchers[0].times.usual_s = TOOK_S
     pipeline.batchers[0].times.gap_s = gap_s
     return pipeline
@@ -514,9 +513,9 @@ def test_a_smaller_batch_goes_where_its_worker_would_lose_more_by_being_idle(
     """
     pipeline = stage_with_a_gap(setup_s, gap_s)
     batcher = pipeline.batchers[0]
-    assert isinstance(batcher.policy, Adaptive)
+    assert isinstance(batcher.lobby.policy, Adaptive)
     for _ in range(40):
-        batcher.policy._inside.note(4 + n, 1)
+        batcher.lobby.policy._inside.note(4 + n, 1)
     pipeline.flow.submit(0, asks("abcd"))
     assert [len(batch) for batch in runs(pipeline, 0)] == [4]
     pipeline.flow.submit(0, asks("efg"[:n]))
@@ -531,7 +530,7 @@ def test_a_smaller_batch_waits_for_clients_that_are_outside() -> None:
     """
     for inside in ([8] * 100, [7, 7, 5, 5] * 50):
         pipeline = stage_with_a_gap(0.0, U)
-        policy = pipeline.batchers[0].policy
+        policy = pipeline.batchers[0].lobby.policy
         assert isinstance(policy, Adaptive)
         for n in inside:
             policy._inside.note(n, 1)
@@ -566,15 +565,15 @@ def test_the_policy_hears_how_long_workers_are_idle() -> None:
     batcher = stage(policy=Learning(2), runs_ahead=True)
     pipeline = pipeline_of(batcher)
     now = saturated(pipeline)
-    assert batcher.view.gap_s == 0
+    assert batcher.lobby.view.gap_s == 0
     pipeline.flow.submit(now, asks("abcd"))
     first, ahead = runs(pipeline, now)
     assert (first.ahead, ahead.ahead) == (False, True)
     reply(pipeline, now + TOOK_S + U, first, busy_s=TOOK_S)
-    gap_s = batcher.view.gap_s
+    gap_s = batcher.lobby.view.gap_s
     assert gap_s > 0
     reply(pipeline, now + 2 * TOOK_S + 2 * U, ahead, busy_s=TOOK_S)
-    assert 0 < batcher.view.gap_s < gap_s
+    assert 0 < batcher.lobby.view.gap_s < gap_s
 
 
 class DeafTo(Greedy):

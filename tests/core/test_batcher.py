@@ -162,10 +162,10 @@ def test_a_lost_worker_owes_what_is_unanswered() -> None:
     batcher.completed(1, 0, batch.id, [3], 1, True)
     requests[0].state = DONE
 
-    lost = batcher.worker_lost(0)
+    lost = batcher.worker_gone(0)
 
     assert lost is not None
-    assert items([request for request in lost.requests if request.state == RUNNING]) == [1, 3]
+    assert items([request for request in lost.blamed if request.state == RUNNING]) == [1, 3]
     assert (batcher.running, batcher.idle) == (0, 0)
     assert batcher.completed(2, 0, batch.id, [2], 1, True) == [None]
 
@@ -174,7 +174,7 @@ def test_losing_an_idle_or_unknown_worker_loses_nothing() -> None:
     """Losing a worker that is idle or unknown loses no request; it only takes no batches any more."""
     batcher = stage(4)
     batcher.worker_ready(0)
-    lost = (batcher.worker_lost(0), batcher.worker_lost(7))
+    lost = (batcher.worker_gone(0), batcher.worker_gone(7))
     enter(batcher, 0, asks("a"))
 
     assert lost == (None, None)
@@ -212,7 +212,8 @@ def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str)
     requests = enter(batcher, 0, asks(range(6)))
     batcher.worker_ready(0)
     go(batcher)
-    elsewhere = stage(stage=1)
+    elsewhere = stage()
+    elsewhere.lobby.stage = 1
     (foreign,) = enter(elsewhere, 0, asks("x"))
     foreign.node = object()
     culprit = {"twice": requests[1], "running": requests[0], "stranger": ask(), "of another stage": foreign}[case]
@@ -287,7 +288,7 @@ def test_a_policy_hears_again_of_requests_put_back() -> None:
     """
     policy = Scripted(Decision(take=2))
     batcher, batch, _ = running(2, policy=policy)
-    batcher.worker_lost(0)
+    batcher.worker_gone(0)
     batcher.put_back(7, batch.requests)
 
     assert policy.heard[-2:] == [("arrived", 7, 0), ("arrived", 7, 1)]
@@ -302,7 +303,7 @@ def test_requests_put_back_have_waited_since_they_arrived() -> None:
     batcher.worker_ready(0)
     batch = go(batcher, 10)
     enter(batcher, 11, asks("b"))
-    batcher.worker_lost(0)
+    batcher.worker_gone(0)
     batcher.put_back(12, batch.requests)
     batcher.worker_ready(1)
 
@@ -433,11 +434,11 @@ def test_what_expires_in_the_queue_is_done_at_its_deadline() -> None:
     batcher = stage(4)
     requests = enter(batcher, 0, [ask("a", 9), ask("b", 5)])
 
-    assert batcher.attention_at == 5
+    assert batcher.lobby.attention_at == 5
     assert batcher.attend(5) == ([(requests[1], None)], [])
-    assert batcher.attention_at == 9
+    assert batcher.lobby.attention_at == 9
     assert batcher.attend(9) == ([(requests[0], None)], [])
-    assert (batcher.attention_at, len(batcher.queue)) == (inf, 0)
+    assert (batcher.lobby.attention_at, len(batcher.queue)) == (inf, 0)
 
 
 def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
@@ -450,7 +451,7 @@ def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
     batch = go(batcher, 3)
 
     assert batcher.attend(5) == ([(requests[1], 3)], [])
-    assert batcher.attention_at == 9
+    assert batcher.lobby.attention_at == 9
     assert batcher.completed(6, 0, batch.id, [1, 2, 3], 6, True) == requests
     assert [request.state for request in requests] == [RUNNING, DONE, RUNNING]
 
@@ -461,11 +462,11 @@ def test_the_hang_limit_counts_from_the_start_of_the_call() -> None:
     """
     batcher, _, _ = running(4, now=3, max_batch_time_s=10)
 
-    assert batcher.attention_at == 13
+    assert batcher.lobby.attention_at == 13
     assert batcher.attend(12) == ([], [])
     assert batcher.attend(13) == ([], [0])
     assert batcher.attend(14) == ([], [])
-    assert batcher.attention_at == inf
+    assert batcher.lobby.attention_at == inf
 
 
 def test_each_call_of_a_batch_has_the_whole_time() -> None:
@@ -478,7 +479,7 @@ def test_each_call_of_a_batch_has_the_whole_time() -> None:
     batcher.call_started(9, 1, batch.id)
 
     assert batcher.attend(10) == ([], [])
-    assert batcher.attention_at == 18
+    assert batcher.lobby.attention_at == 18
     assert batcher.attend(18) == ([], [0])
 
 
@@ -490,7 +491,7 @@ def test_who_hangs_cannot_come_back() -> None:
     batcher.attend(10)
     batcher.call_started(11, 0, batch.id)
 
-    assert batcher.attention_at == inf
+    assert batcher.lobby.attention_at == inf
     assert batcher.attend(50) == ([], [])
 
 
@@ -499,14 +500,14 @@ def test_when_to_look_again_is_known_from_the_start() -> None:
     starts.
     """
     batcher = stage(1, max_batch_time_s=10)
-    seen = [batcher.attention_at]
+    seen = [batcher.lobby.attention_at]
     enter(batcher, 0, asks("a", 50))
-    seen.append(batcher.attention_at)
+    seen.append(batcher.lobby.attention_at)
     batcher.worker_ready(0)
     go(batcher, 3)
-    seen.append(batcher.attention_at)
+    seen.append(batcher.lobby.attention_at)
     enter(batcher, 4, asks("b", 7))
-    seen.append(batcher.attention_at)
+    seen.append(batcher.lobby.attention_at)
 
     assert seen == [inf, 50, 13, 7]
 
@@ -520,7 +521,7 @@ def test_a_batch_waits_until_the_next_stage_has_room_for_all_of_it(room: int, go
     is, since more will come.
     """
     batcher = stage(4)
-    batcher.next_max_size = 9
+    batcher.lobby.next_max_size = 9
     batcher.worker_ready(0)
     enter(batcher, 0, asks("abc"))
 
@@ -533,7 +534,7 @@ def test_credits_count_requests_also_where_batches_count_sizes(room: int, takes:
     that holds two requests waits for room for two, not for a hundred.
     """
     batcher = stage(100)
-    batcher.next_max_size = 20
+    batcher.lobby.next_max_size = 20
     batcher.worker_ready(0)
     requests = asks(range(12))
     for request in requests:
@@ -550,7 +551,7 @@ def test_a_batch_is_cut_where_the_next_stage_can_never_take_it_whole(room: int, 
     for ever for more room.
     """
     batcher = stage(4)
-    batcher.next_max_size = 2
+    batcher.lobby.next_max_size = 2
     batcher.worker_ready(0)
     enter(batcher, 0, asks(range(9)))
 
@@ -568,11 +569,11 @@ def test_without_credit_nobody_is_woken() -> None:
     enter(batcher, 0, asks("abc"))
 
     assert batcher.next_batch(0, inf, []) is None
-    assert batcher.wake_at == 10
+    assert batcher.lobby.wake_at == 10
     assert batcher.next_batch(0, 2, []) is None
-    batcher.next_max_size = 9
+    batcher.lobby.next_max_size = 9
     assert batcher.next_batch(0, 2, []) is None
-    assert batcher.wake_at is None
+    assert batcher.lobby.wake_at is None
 
 
 def test_it_tells_what_it_is() -> None:
@@ -582,4 +583,4 @@ def test_it_tells_what_it_is() -> None:
 
     assert repr(batcher) == "<Batcher stage queued=1 running=2 idle=0>"
     assert repr(batch) == "<Batch 1 stage=0 place=0 n=2 full>"
-    assert isinstance(batcher.policy, Greedy)
+    assert isinstance(batcher.lobby.policy, Greedy)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from carpool.core.batch import Reply
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
 from carpool.core.queue import Queue
-from carpool.core.reply import Reply
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Greedy
 from carpool.request import Request

@@ -140,11 +140,11 @@ def _told(request: Request) -> tuple[object, ...]:
 
 def _counted(batcher: Batcher) -> tuple[object, ...]:
     times = batcher.times.usual_s, batcher.times.fastest_s
-    due = batcher.wake_at, batcher.attention_at
+    due = batcher.lobby.wake_at, batcher.lobby.attention_at
     learned = batcher.times.hop_s, *times
     queue = batcher.queue
     held = queue.count, queue.size, queue.nbytes, queue.earliest_deadline, queue.earliest_due, queue.oldest_arrival
-    entered = batcher.entered, held
+    entered = batcher.lobby.entered, held
     return (batcher.running, batcher.idle, batcher.late_results, batcher.stray_replies, learned, due, entered)
 
 
@@ -289,7 +289,7 @@ def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
     """Those that come as it raises, and those after them, are admitted like all others."""
     faults: list[BaseException] = []
     to = pipeline_of(stage(policy=Breaks(2)))
-    to.batchers[0].on_fault = lambda name, error: faults.append(error)
+    to.batchers[0].lobby.on_fault = lambda name, error: faults.append(error)
     requests = first, second, third, last = [Request(n, 9.0) for n in range(4)]
     to.flow.submit(0, [first])
     to.flow.submit(1, [second, third])

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
-from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.lane_order import key_of as lane_key
 from carpool.core.levels import BY_KEY, BY_LENGTH
+from carpool.core.places import KeyedWorkers
 from carpool.core.queue import Queue
-from carpool.core.reply import Reply
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Decision, Greedy, Policy, Static, View, new_policy

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from carpool.core.levels import BY_KEY
-from carpool.core.queue import Queue
-from carpool.core.queue_view import WithoutLanes
+from carpool.core.queue import Queue, WithoutLanes
 from carpool.request import QUEUED, Lane, Request
 from tests.support.opcodes import opcodes
 

@@ -6,9 +6,8 @@ from math import inf
 
 import pytest
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.core import Core
-from carpool.core.reply import Reply
 from carpool.core.times import Times
 from carpool.errors import DeadlineExceeded, Unavailable
 from tests.support.pipelines import ask, asks, items, outcome, pipeline_of, reply, stage

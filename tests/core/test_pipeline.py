@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from carpool.core.batch import Reply
 from carpool.core.core import Core
-from carpool.core.reply import Reply
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import Decision, Greedy, OneByOne, Static, View
 from carpool.request import DONE, Request
@@ -813,17 +813,17 @@ def test_each_stage_knows_what_lies_ahead() -> None:
     empty, else their queue and one more batch.
     """
     pipeline = learned(1.0, 2.0, 4.0)
-    seen = [[one.view.onward_s for one in pipeline.batchers]]
+    seen = [[one.lobby.view.onward_s for one in pipeline.batchers]]
     pipeline.flow.submit(0, asks("abcd"))
     (batch,) = pipeline.poll(0).run
     reply(pipeline, 1, batch, busy_s=1)
     (batch, second) = pipeline.poll(1).run
     assert (batch.stage, second.stage) == (1, 0)
-    seen.append([one.view.onward_s for one in pipeline.batchers])
+    seen.append([one.lobby.view.onward_s for one in pipeline.batchers])
     reply(pipeline, 2, second, busy_s=1)
     pipeline.poll(2)
     pipeline.poll(2)
-    seen.append([one.view.onward_s for one in pipeline.batchers])
+    seen.append([one.lobby.view.onward_s for one in pipeline.batchers])
 
     assert seen == [[6, 4, 0], [2 + 2 + 4, 4, 0], [1 + 2 + 2 + 4, 4, 0]]
 

@@ -72,7 +72,7 @@ class Story:
         )
         self.faults: list[tuple[str, type[BaseException]]] = []
         for batcher in self.line.batchers:
-            batcher.on_fault = lambda name, error: self.faults.append((name, type(error)))
+            batcher.lobby.on_fault = lambda name, error: self.faults.append((name, type(error)))
         self.given: list[Request] = []
         self.gone: list[Request] = []
         self.told: Counter[Request] = Counter()
@@ -83,7 +83,7 @@ class Story:
         pipeline = self.line
         low, cancelled = ask("low", priority=-1), ask("cancelled")
         return [
-            lambda: pipeline.trained(0, 0, 1, 1, 0.5),
+            lambda: pipeline.batchers[0].trained(0, 1, 1, 0.5),
             lambda: self.submit(0, [ask("1"), ask("2"), ask("3", 9), ask("4")]),
             lambda: self.poll(0),
             lambda: self.submit(1, [ask("5", 3), low, cancelled, ask("drop")]),
@@ -177,7 +177,7 @@ def test_nothing_goes_ahead_by_a_policy_that_raises(kind: type[BaseException]) -
     policy = Raising("decide ahead", 2, kind)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
     faults: list[str] = []
-    pipeline.batchers[0].on_fault = lambda name, error: faults.append(name)
+    pipeline.batchers[0].lobby.on_fault = lambda name, error: faults.append(name)
     pipeline.batchers[0].times.usual_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
     pipeline.flow.submit(0, requests)
@@ -216,7 +216,7 @@ def test_what_is_not_possible_is_a_fault(decision: Any, text: str) -> None:
     """A policy that asks for what cannot be is done without, too, and nothing of its decision is done."""
     pipeline = pipeline_of(stage(policy=Scripted(decision, 2)))
     faults: list[str] = []
-    pipeline.batchers[0].on_fault = lambda name, error: faults.append(str(error))
+    pipeline.batchers[0].lobby.on_fault = lambda name, error: faults.append(str(error))
     requests = asks("abc")
     pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run

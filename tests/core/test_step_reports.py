@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.core.core import Core
 from carpool.core.running_set import Part, SetReport
-from carpool.core.step_reports import StepReports
+from carpool.core.stepper import Stepper
 from carpool.request import Request, Stream
 from tests.support.properties import PROPERTY
 from tests.support.steps import stepper
@@ -46,7 +46,7 @@ def seen(requests: list[Request]) -> list[Any]:
 def history(happened: list[Event], collected: int, goal: float | None, resumable: bool, is_plain: bool) -> list[Any]:
     """What a pipeline has said to all that has happened, with reports in either form."""
     stage = stepper(rows=STREAMS, resumable=resumable, silence_s=5.0, measure=lambda part: 7)
-    stage.policy.part_slo_s = goal
+    stage.lobby.policy.part_slo_s = goal
     pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     requests = [Request(i, inf) for i in range(STREAMS)]
@@ -73,7 +73,7 @@ def history(happened: list[Event], collected: int, goal: float | None, resumable
             pipeline.pause(now, requests[value - 1], what == "pause")
         todo = pipeline.poll(now)
         said.append(([(request.id, part) for request, part in todo.parts], todo.wake_at, seen(requests)))
-        said.append((stage.stray_parts, stage.parts, stage.attention_at, stage.times.usual_s, stage.queue.nbytes))
+        said.append((stage.stray_parts, stage.parts, stage.lobby.attention_at, stage.times.usual_s, stage.queue.nbytes))
     return said
 
 
@@ -90,7 +90,7 @@ def test_parts_are_taken_together_as_one_by_one(
 def test_the_fast_path_is_taken() -> None:
     """A report of nothing but parts of streams that run is not taken one by one."""
 
-    class Plain(StepReports):
+    class Plain(Stepper):
         def _take_parts(self, *arguments: Any) -> None:
             raise AssertionError("parts were taken one by one")
 

@@ -484,7 +484,7 @@ def test_while_nothing_runs_one_is_let_through_though_it_seems_late() -> None:
     """What starting takes may have been learned wrongly, from a compiling warm-up say; so it is learned anew."""
     stage = stepper()
     driver = drive(stage, start_s=lambda length: 0.1, slo_s=5.0)
-    driver.pipeline.trained_steps(0.0, rows=1, step_s=1.0, length=1, start_s=60.0)
+    driver.pipeline.batchers[0].trained_steps(0.0, rows=1, step_s=1.0, length=1, start_s=60.0)
     first, second = ask(driver, 1), ask(driver, 1, 10.0)
     driver.run()
 

@@ -16,14 +16,13 @@ from math import inf
 import pytest
 
 from carpool.core import ahead
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
 from carpool.core.graph import Node
 from carpool.core.journal import Journal
 from carpool.core.lane_order import Suspect
 from carpool.core.queue import Queue
-from carpool.core.reply import Reply
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
 from carpool.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request
@@ -465,7 +464,7 @@ class World:
 
     def _dispatched(self, batch: Batch) -> None:
         worker, stage = (batch.place, batch.stage)[::-1], batch.stage
-        limit = self.stages[stage].policy.limit
+        limit = self.stages[stage].lobby.policy.limit
         assert worker in self.ready
         assert worker not in self.leaving
         assert not (self._is_held and not stage)
@@ -607,17 +606,17 @@ class World:
             if not stage.idle or not len(queue) or (self._is_held and not index):
                 continue
             room, roomiest = self._room_after(index)
-            most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
+            most = min(stage.lobby.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
             if room < (1 if queue.next_is_suspect else min(len(queue), most, roomiest)):
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue
             assert not queue.next_is_suspect
             assert self.specs[index].policy in HOLDING_BACK
             assert not self._is_last_call(index)
-            assert stage.wake_at is not None
-            needed.append(stage.wake_at)
+            assert stage.lobby.wake_at is not None
+            needed.append(stage.lobby.wake_at)
             if self.specs[index].policy.startswith("static"):
-                assert queue.size < stage.policy.limit
+                assert queue.size < stage.lobby.policy.limit
                 needed.append(queue.oldest_arrival + self.specs[index].delay_s)
         assert min(needed, default=inf) > self.now
         assert self.now < self.wake_at <= min(needed, default=inf)
@@ -688,4 +687,4 @@ def _check_queue(queue: Queue, waiting: list[Request]) -> None:
 def _at(request: Request) -> int:
     """The position of the stage at which a request is; -1 at the door."""
     node = request.node
-    return node.crew.stage if isinstance(node, Node) else -1
+    return node.crew.lobby.stage if isinstance(node, Node) else -1

@@ -104,7 +104,7 @@ def frames(draw: st.DrawFn) -> Frame:
 async def listen(heard: list[Frame], accepts: Sequence[int] = (OBJECT,) * N) -> tuple[list[Told], list[Frame], Driver]:
     """A stage whose only worker has a batch and then says all this; the requests, what was taken of it, the driver."""
     service = Service(Stage(models.scale, max_batch_size=N, policy="greedy"))
-    batcher = assemble._batcher(service, service.stages[0], None)
+    batcher = assemble._crew(service, service.stages[0], None)
     pipeline = Core([batcher])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)

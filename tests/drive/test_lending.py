@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
+from carpool.core.batch import Reply
 from carpool.core.core import Core
-from carpool.core.reply import Reply
 from carpool.drive import lending
 from carpool.drive.aio import Driver
 from carpool.drive.lending import Lending, LentCall
@@ -440,7 +440,7 @@ class Side:
         call = LentCall(Request(b"x", began + 5.0, nbytes=1), began)
         call.ended, call.busy_s, call.waited_s = ended, busy_s, 0.001
         lender: Any = Lending.__new__(Lending)
-        lender._pipeline, lender._driver, lender._pool = self.pipeline, self, self
+        lender._pipeline, lender._batcher, lender._driver, lender._pool = self.pipeline, self.batcher, self, self
         self.roster, self.count_calls = self, None
         lender._account_for(0, [call])
 
@@ -456,7 +456,7 @@ class Side:
             batcher._batch_ids,
         ]
         times = [getattr(batcher.times, name) for name in batcher.times.__slots__]
-        learned = times, flat(batcher.policy), batcher.running, batcher.idle
+        learned = times, flat(batcher.lobby.policy), batcher.running, batcher.idle
         of_stage = {
             name: value for name, value in vars(stats.stages[0]).items() if type(value) in (int, dict, set, str)
         }
@@ -555,7 +555,7 @@ def test_what_has_gone_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None
         driver, thread = s._inner.driver, s._thread
         assert driver is not None
         assert thread is not None
-        policy = driver.pipeline.batchers[0].policy
+        policy = driver.pipeline.batchers[0].lobby.policy
 
         def act() -> None:
             policy.holds = True  # type: ignore[attr-defined]

@@ -64,7 +64,7 @@ def ready(worker: Recorder) -> None:
 def pool(idempotent: bool = True) -> tuple[BatchPool, Driver, Recorder]:
     """A stage of one worker, which is ready."""
     service = Service(Stage(models.scale, max_batch_size=1, policy="greedy", idempotent=idempotent))
-    pipeline = Core([assemble._batcher(service, service.stages[0], None)])
+    pipeline = Core([assemble._crew(service, service.stages[0], None)])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("ahead", pipeline, [roster], [False]), clock=lambda: 0.0)
     launch = assemble.launch(service, 0, None, 1)

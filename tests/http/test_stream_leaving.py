@@ -21,6 +21,7 @@ from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.server_state import Limits, ServerState
 from carpool.observe.stats import Stats
+from carpool.observe.stream_stats import StreamStats
 from tests.support.http.front import post
 from tests.support.http.jump import on_a_jumping_loop
 from tests.support.http.wire import Wire
@@ -61,7 +62,11 @@ class Front:
         self.stage = stepper(rows=1)
         pipeline = Core([self.stage])
         roster = Roster(1, lambda: 0.5)
-        self.driver = Driver(pipeline, Stats("counts", pipeline, [roster], [False]), clock=loop.time)
+        self.driver = Driver(
+            pipeline,
+            Stats("counts", pipeline, [roster], [False], streams=StreamStats(self.stage, None, None)),
+            clock=loop.time,
+        )
         self.driver.executors = [Worker(self.driver)]  # type: ignore[list-item]
         roster.due(0.0)
         roster.moved(0, PlaceState.LOADING)

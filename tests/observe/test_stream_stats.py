@@ -68,7 +68,7 @@ class World:
         self.loop = asyncio.get_running_loop()
         self.journal = Journal()
         self.pipeline = Core([stage], journal=self.journal)
-        self.stats = Stats("chat", self.pipeline, [None], [False], slo_s, part_slo_s)
+        self.stats = Stats("chat", self.pipeline, [None], [False], slo_s, StreamStats(stage, slo_s, part_slo_s))
         self.driver = Driver(self.pipeline, self.stats, self.loop.time)
         self.driver.executors = [Pool(self)]
         self.stage = stage

@@ -22,11 +22,10 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
 from carpool.core.queue import Queue
-from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
 from carpool.drive.virtual import TICK_S, VirtualDriver
 from carpool.observe.stats import Stats

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
 from carpool.core.queue import Queue
-from carpool.core.reply import Reply
 from carpool.policy import Decision, DoneBatch, Greedy, Policy, View
 from carpool.policy.base import NOTHING
 from carpool.request import Lane, Request

@@ -1,11 +1,14 @@
-"""A batch: the requests that one worker runs together, and what is known of how they do."""
+"""A batch, and the other words between the core and its drivers: what workers have answered, and
+what a driver is to do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from carpool.core.running_set import Order
 from carpool.request import DONE, RUNNING, Request
 
 
@@ -142,6 +145,57 @@ class WarmUpBatch(Batch):
         self.n, self.busy_s = n, busy_s
 
 
+DONE_EARLY: Final = object()
+"""The turn of a result that is the answer, whatever would follow."""
+
+
+class Reply:
+    """The answers of one worker to a batch, or to a part of it.
+
+    There is one reply per batch, not one per request.
+
+    Attributes:
+        stage: The position of the worker's stage in the pipeline.
+        place: The position of the worker in its stage.
+        batch_id: The batch that is answered.
+        ids: The requests that are answered, all of the batch or some of it.
+        results: One for each of `ids`; where there is an error, the result does not matter.
+        errors: By position in `ids`, why a request failed; None if none did.
+        busy_s: Seconds that the worker spent on these answers, reading and writing included.
+        waited_s: Seconds that the worker stood still before it got the batch.
+        turns: By position in `ids`, where a result goes if it says so itself: `DONE_EARLY`, or the
+            name of the way that it takes through the switch that follows; None if none does.
+    """
+
+    __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "turns", "waited_s")
+
+    def __init__(
+        self,
+        stage: int,
+        place: int,
+        batch_id: int,
+        ids: Sequence[int],
+        results: Sequence[object],
+        errors: dict[int, Exception] | None = None,
+        busy_s: float = 0.0,
+        waited_s: float = 0.0,
+        turns: Mapping[int, object] | None = None,
+    ) -> None:
+        self.stage = stage
+        self.place = place
+        self.batch_id = batch_id
+        self.ids = ids
+        self.results = results
+        self.errors = errors
+        self.busy_s = busy_s
+        self.waited_s = waited_s
+        self.turns = turns
+
+    def __repr__(self) -> str:
+        failed = len(self.errors or ())
+        return f"<Reply stage={self.stage} place={self.place} batch={self.batch_id} n={len(self.ids)} failed={failed}>"
+
+
 class Expiry(NamedTuple):
     """A request whose deadline has passed.
 
@@ -164,3 +218,49 @@ class Attention(NamedTuple):
 
     expired: list[Expiry]
     hung: list[int]
+
+
+class Gone(NamedTuple):
+    """What a worker had that is gone.
+
+    Attributes:
+        blamed: The requests that it may have been at work on.
+        untold: Those of which it had not been told.
+        resting: Those that it had, and was not at work on.
+        suspect: The only one that it was at work on, if there was but one in its batch, or if one
+            ran alone on probation; else None.
+        given_up: Why it was taken to hang; empty if it was not.
+    """
+
+    blamed: Sequence[Request]
+    untold: Sequence[Request]
+    resting: Sequence[Request]
+    suspect: Request | None
+    given_up: str
+
+
+class Todo:
+    """What a driver must do now: what each poll of a pipeline returns.
+
+    Attributes:
+        run: Batches to send to their workers; do this first, the workers are idle, or nearly so.
+        answer: Requests whose callers are to be told.
+        kill: (stage, place) of each worker that hangs.
+        wake_at: When to poll again although nothing happens; infinity for never.
+        drained: (stage, place) of each worker that was to go and has nothing left: it is to be
+            ended.
+        orders: What to tell workers of a stage of steps; do this first, too.
+        parts: Requests, each with a part of its answer to hand on: do this after `orders`, and
+            before `answer`, where those follow that have ended.
+    """
+
+    __slots__ = ("answer", "drained", "kill", "orders", "parts", "run", "wake_at")
+
+    def __init__(self) -> None:
+        self.run: list[Batch] = []
+        self.answer: list[Request] = []
+        self.kill: list[tuple[int, int]] = []
+        self.drained: Sequence[tuple[int, int]] = ()
+        self.orders: list[Order] = []
+        self.parts: list[tuple[Request, object]] = []
+        self.wake_at = inf

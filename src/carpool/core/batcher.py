@@ -1,41 +1,432 @@
-"""The batcher of one stage: a queue, a policy, idle workers and batches in flight.
+"""The batcher of one stage: its workers, what they have been handed, and what goes next.
 
-It is told what happened (`enter`, `completed`, `worker_ready`, `worker_lost`) and asked what to run
-next (`next_batch`). It keeps three promises whatever the policy says: no batch is larger than the
-limit, no request is dispatched after its deadline, and a reply is paired with a request only if
-that worker was given that request in that batch.
-
-It has three layers, and each knows only those before it: what waits (`core/stage_requests.py`),
-what workers have (`core/stage_workers.py`), and what goes next, which is this file.
+It is told what happened (`completed`, `worker_ready`, `worker_gone`) and asked what to run next
+(`next_batch`). It keeps three promises whatever the policy says: no batch is larger than the limit,
+no request is dispatched after its deadline, and a reply is paired with a request only if that
+worker was given that request in that batch. What waits is the lobby's affair (`core/lobby.py`).
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from math import inf
 
 from carpool.core.ahead import LEAST_LEAD_S, MOST, is_deep, is_time, lead_allowed_s, next_to_end
-from carpool.core.batch import Batch
+from carpool.core.batch import Attention, Batch, Expiry, Gone, LoneBatch, Todo, WarmUpBatch
 from carpool.core.graph import Node, with_room
-from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.lane_order import Suspect, key_of
-from carpool.core.queue import Queue
-from carpool.core.queue_view import WithoutLanes
-from carpool.core.stage_workers import StageWorkers
-from carpool.policy.base import Decision
-from carpool.request import Request
+from carpool.core.levels import level_of
+from carpool.core.lobby import Lobby
+from carpool.core.places import KeyedWorkers, Places
+from carpool.core.queue import Queue, WithoutLanes
+from carpool.core.running_set import Part, SetReport
+from carpool.core.safe_size import SafeSize, least_that_ran_out
+from carpool.core.times import Times
+from carpool.policy.base import Decision, Policy
+from carpool.policy.length_cost import padded
+from carpool.policy.shape import Knots
+from carpool.request import DONE, RUNNING, Request
 
 
-class Batcher(StageWorkers):
-    """One stage's decisions.
+class Batcher:
+    """The workers of one stage that answers in batches.
 
-    Its arguments are those of `StageWorkers`; `wake_at` says when to call `next_batch` again
-    although nothing happened.
+    Args:
+        name: As for `Lobby`.
+        policy: As for `Lobby`.
+        queue: As for `Lobby`.
+        max_batch_time_s: A worker that spends longer in one call is taken to hang. Infinity if the
+            user has not set it.
+        patience_s: In that case, how long a call may go on that no caller waits for (see
+            `core/times.py`).
+        idempotent: As for `Lobby`.
+        runs_ahead: Whether a worker may be handed its next batch before it is free. It has no
+            effect where requests must not be run once more, since what lies with a worker that is
+            given up may still be run by it.
+        weigh: As for `Lobby`.
+        keyed: Which workers serve which keys; None where requests have none.
+
+    Attributes:
+        lobby: What waits.
+        name: The stage's name.
+        queue: The queue of the lobby.
+        limits_padded: Whether a call takes memory by its count times its longest length, to which
+            it is padded.
+        safe_size: How much one call can hold before memory runs out, as far as it ever has: the sum
+            of its sizes, or its padded size.
+        times: How long batches take, and may take.
+        in_flight: The batch that each busy worker runs, by the worker's place.
+        ahead: The batches that lie with a busy worker already, behind the one that it runs, by its
+            place and in their order; at least one for each place that is named.
+        running: How many requests workers have been handed and have not answered.
+        leaving: The places of the workers that are about to go; see `core/places.py`.
+        stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
+        late_results: Results that came after the caller had been answered or had gone.
     """
 
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        queue: Queue,
+        *,
+        max_batch_time_s: float = inf,
+        patience_s: float = inf,
+        idempotent: bool = True,
+        runs_ahead: bool = False,
+        weigh: Callable[[Request, object], None] | None = None,
+        keyed: KeyedWorkers | None = None,
+    ) -> None:
+        self.name = name
+        self.queue = queue
+        self.lobby = lobby = Lobby(name, policy, queue, idempotent=idempotent, weigh=weigh)
+        self.enter = lobby.enter
+        self.leave = lobby.leave
+        self.put_back = lobby.put_back
+        self.quarantine = lobby.quarantine
+        self.in_the_way = lobby.in_the_way
+        self.late_unserved = lobby.late_unserved
+        self._view = lobby.view
+        self.runs_ahead = self._view.runs_ahead = runs_ahead and idempotent
+        self.keyed = keyed
+        self.limits_padded = queue.has_lengths
+        self.safe_size = SafeSize(None if self.limits_padded else policy.allowed_batch_sizes)
+        self.times = Times(max_batch_time_s, patience_s, watches_gaps=self.runs_ahead)
+        self.in_flight: dict[int, Batch] = {}
+        self.ahead: dict[int, list[Batch]] = {}
+        self.running = 0
+        self.stray_replies = 0
+        self.late_results = 0
+        self._lying = 0  # how many batches are ahead
+        self._has_asked = False  # a batch was laid ahead a moment ago, in the same poll
+        self._places = Places()
+        self._knots = Knots(policy.max_batch_size or lobby.batch_limit)  # sizes, about which others are
+        self._lone = LoneBatch(0, 0, 0, [], 1, "alone", 0.0)
+        self._lone.n = 1
+        self.leaving = self._places.leaving
+        self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
+        self._batch_ids = 0
+        self._limited_since = 0  # the last batch that went before memory ran out
+
     def __repr__(self) -> str:
-        return f"<Batcher {self.name} queued={len(self.queue)} running={self._running} idle={len(self._idle)}>"
+        return f"<Batcher {self.name} queued={len(self.queue)} running={self.running} idle={len(self._idle)}>"
+
+    @property
+    def handed_over(self) -> list[Batch]:
+        """The batches that workers have, those ahead included."""
+        return [*self.in_flight.values(), *chain.from_iterable(self.ahead.values())]
+
+    @property
+    def owed(self) -> list[Request]:
+        """The requests that workers have and whose callers wait."""
+        return [request for batch in self.handed_over for request in batch.requests if request.state == RUNNING]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a caller waits for what workers have."""
+        return any(batch.unwanted_since == inf for batch in self.handed_over)
+
+    @property
+    def idle(self) -> int:
+        """How many workers could take a batch now."""
+        return len(self._idle)
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether there is a worker, busy or idle. Slots of a function count as there."""
+        return bool(self._idle or self.in_flight) or self._places.are_slots
+
+    @property
+    def busy(self) -> int:
+        """How many workers run a batch, for which newcomers may have to wait."""
+        return len(self.in_flight)
+
+    def abandon(self, now: float, request: Request) -> None:
+        """Note that the caller of a request which a worker has is gone; it is now done."""
+        request.state = DONE
+        request.deadline = min(request.deadline, now)  # no caller waits for it from now on
+        self._look_at(request.deadline + self.times.least_s)
+
+    def may_run_again(self, request: Request) -> bool:
+        """Report whether a request may be run once more after its worker was lost."""
+        return self.lobby.idempotent
+
+    def pause(self, now: float, request: Request, is_paused: bool) -> None:
+        """Do nothing: a request that waits for one answer as a whole rests in no running set."""
+
+    def forget(self, request: Request) -> None:
+        """Do nothing: nothing is kept of a request that is not run again."""
+
+    # -- workers come and go
+
+    def have_slots(self) -> None:
+        """Take the places for slots of one function, which come and go for each batch."""
+        self._places.are_slots = True
+
+    def trained(self, now: float, n: int, size: int, busy_s: float, longest: int = 0) -> None:
+        """Tell the policy of a warm-up, unless requests have run already: those teach better."""
+        if not self._batch_ids:
+            self._learn(now, WarmUpBatch(now, self.lobby.stage, n, size, longest, busy_s), 0)
+
+    def worker_ready(self, place: int) -> None:
+        """Note that a worker can take batches from now on."""
+        if place in self._idle or place in self.in_flight or place in self.leaving:
+            raise ValueError(f"worker {place} of stage {self.name} is ready already")
+        self._idle.append(place)
+
+    def worker_gone(self, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
+        """Note that a worker is gone; return what it had, None if it had nothing.
+
+        Args:
+            place: The position of the worker.
+            unsent: Requests of its batch that it had not been sent yet.
+            blames: Whether one of its requests may be to blame.
+        """
+        self._places.gone(place)
+        if self.keyed is not None:
+            self.keyed.lost(place)
+        batch = self.in_flight.pop(place, None)
+        if batch is None:
+            return None
+        self.running -= len(batch)
+        blamed = [request for request in batch.requests if blames and request.id not in unsent]
+        untold = [r for r in batch.requests if r.state == RUNNING and (not blames or r.id in unsent)]
+        lying = [request for behind in self.ahead.pop(place, ()) for request in self._taken_back(behind)]
+        resting = [request for request in lying if request.state == RUNNING]
+        suspect = batch.requests[0] if len(batch) == 1 else None
+        return Gone(blamed, untold, resting, suspect, batch.given_up)
+
+    def drain(self, place: int) -> None:
+        """Let a worker finish what it has and get nothing more; `take_drained` reports its end."""
+        self._places.drain(place)
+
+    def take_drained(self) -> list[int]:
+        """Return, once, the places of workers that were to go and have nothing left to do."""
+        return self._places.take_drained(self.in_flight)
+
+    def _taken_back(self, batch: Batch) -> list[Request]:
+        """Note that a batch which lay ahead will not be run; return its requests."""
+        self._lying -= 1
+        self.running -= len(batch)
+        return batch.requests
+
+    # -- workers run calls
+
+    def call_started(self, now: float, place: int, batch_id: int) -> None:
+        """Note that a worker has entered user code once more for the same batch.
+
+        That is too late for a worker which was taken to hang before.
+        """
+        batch = self.in_flight.get(place)
+        if batch is not None and batch.id == batch_id and not batch.given_up:
+            batch.call_started = now
+
+    def spare(self, now: float, place: int) -> None:
+        """Count the time of a worker that seemed to hang, and does not, anew if it has a batch."""
+        batch = self.in_flight.get(place)
+        if batch is not None:
+            batch.call_started = now
+            batch.given_up = ""
+            self._look_at(now + self.times.least_s)
+
+    def ran_out_of_memory(
+        self, place: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
+    ) -> None:
+        """Learn from calls for parts of a batch: some ran out of memory, and smaller ones fitted.
+
+        A worker reports them before it replies.
+
+        Args:
+            place: The position of the worker.
+            batch_id: Its batch.
+            calls: For each call that ran out, the positions of its items in the batch; one at
+                least.
+            fitted: The same for each call that went through.
+
+        Raises:
+            ValueError: The worker has no such batch, or the batch no such positions.
+        """
+        batch = self.in_flight.get(place)
+        if batch is None or batch.id != batch_id or len(batch) != batch.n:
+            raise ValueError(f"worker {place} of stage {self.name} has no batch {batch_id}")
+        requests = batch.requests
+        if any(not 0 <= i < len(requests) for call in [*calls, *fitted] for i in call):
+            raise ValueError(f"batch {batch_id} of stage {self.name} has {len(requests)} items, not more")
+        batch.ok = False  # the time it takes is not that of one call
+
+        def size_of(call: Sequence[int]) -> int:
+            if self.limits_padded:
+                return len(call) * self.lobby.padded_length(max([requests[i].length for i in call], default=1))
+            return sum([requests[i].size for i in call])
+
+        self.safe_size.ran_out(*least_that_ran_out(size_of, calls, fitted))
+        self._limited_since = self._batch_ids
+
+    def memory_of(self, batch: Batch) -> int:
+        """Return what a batch takes of memory, in the units of `safe_size`."""
+        return batch.n * self.lobby.padded_length(batch.longest) if self.limits_padded else batch.size
+
+    # -- workers answer
+
+    def completed(
+        self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
+    ) -> Sequence[Request | None]:
+        """Note that a worker has answered the requests `ids`, and return these requests.
+
+        They are in the order of `ids`; None stands where an id is double or was never asked for.
+        Only those that are still running are to have their answers: for the others it is late.
+
+        Args:
+            now: The time.
+            place: The position of the worker.
+            batch_id: The batch that it answers.
+            ids: The requests that it answers, all of the batch or some of it.
+            busy_s: The seconds in user code that were spent on these answers.
+            ok: Whether none of them is an error.
+        """
+        batch = self.in_flight.get(place)
+        if batch is None or batch.id != batch_id:
+            return self._completed_ahead(place, batch_id, ids)
+        if ids == batch.ids:  # mostly all are answered at once
+            self._finish(now, batch, busy_s, ok)
+            return batch.requests
+        owed = {request.id: request for request in batch.requests}
+        takers = [owed.pop(id, None) for id in ids]
+        self.stray_replies += takers.count(None)
+        if not owed:
+            self._finish(now, batch, busy_s, ok)
+            return takers
+        if len(owed) < len(batch.requests):  # perhaps no caller waits for the others
+            batch.heard = now
+            self._look_at(now + self.times.least_s)
+        self.running -= len(batch.requests) - len(owed)
+        batch.requests = list(owed.values())
+        batch.ids = list(owed)
+        batch.busy_s += busy_s
+        batch.ok = batch.ok and ok
+        return takers
+
+    def reported(
+        self, now: float, report: SetReport
+    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, Part]]]:
+        """Refuse what only workers of a stage of steps can say.
+
+        Raises:
+            ValueError: It always does.
+        """
+        raise ValueError(f"stage {self.lobby.stage} is not one of steps")
+
+    def _completed_ahead(self, place: int, batch_id: int, ids: Sequence[int]) -> Sequence[Request | None]:
+        """Pair answers for a batch that the worker does not run.
+
+        They are strays, unless they say that a batch ahead has failed to reach the worker.
+        """
+        lying = self.ahead.get(place, ())
+        batch = next((batch for batch in lying if batch.id == batch_id), None)
+        if batch is None or ids != batch.ids:
+            self.stray_replies += len(ids)
+            return [None] * len(ids)
+        rest = [other for other in lying if other is not batch]
+        if rest:
+            self.ahead[place] = rest
+        else:
+            del self.ahead[place]
+        return self._taken_back(batch)
+
+    def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
+        """Note that a worker has answered all of its batch, and learn from it."""
+        batch.busy_s = busy_s = busy_s + batch.busy_s
+        batch.hop_s = self.times.learn(now - batch.started, busy_s, batch.n, batch.size, batch.ahead)
+        if not batch.requests[0].losses:  # in quarantine the policy does not decide
+            batch.ok = ok = ok and batch.ok
+            if ok and batch.id > self._limited_since and self.safe_size.limit < inf:
+                memory = self.memory_of(batch)
+                if memory > self.safe_size.limit:
+                    self.safe_size.fitted(memory)  # it was sent to find out whether more fits
+            if self.lobby.learns:
+                self._learn(now, batch, self.running)
+        del self.in_flight[batch.place]
+        if self.keyed is not None:
+            self.keyed.ended(batch.place)
+        self.running -= len(batch.requests)
+        lying = self.ahead.get(batch.place) if self.ahead else None
+        if lying:
+            self._begin(now, lying)
+        elif not self.leaving or batch.place not in self.leaving:
+            self._idle.append(batch.place)
+
+    def _learn(self, now: float, batch: Batch, running: int) -> None:
+        """Have the policy learn from a batch that is done."""
+        times, view = self.times, self._view
+        view.hop_s, view.gap_s, view.running = times.hop_s, times.gap_s, running
+        batch.judge = self._is_first
+        self.lobby.learn(now, batch)
+
+    def learn_costs(self) -> None:
+        """Learn from now on what batches of each size take, unless the policy does."""
+        if type(self.lobby.policy).cost_s is Policy.cost_s:
+            self.times.learn_costs(self.lobby.batch_limit)
+
+    def cost_s(self, size: int) -> float:
+        """Return what a batch of `size` takes, its way included; 0 while that is not known."""
+        seconds = self.lobby.cost_s(size)
+        return self.times.cost_s(size) if seconds is None else seconds
+
+    def _is_first(self, batch: Batch) -> bool:
+        """Note that a batch has run; report whether it was the first one of about its size on its
+        worker, and of about its length.
+        """
+        policy, longest = self.lobby.policy, batch.longest
+        counts, lengths = policy.allowed_batch_sizes, policy.allowed_lengths
+        size = padded(batch.n, counts) if counts else self._knots.nearest(batch.size)
+        if longest:
+            return self._places.is_first(
+                batch.place, (size, padded(longest, lengths) if lengths else level_of(longest))
+            )
+        return self._places.is_first(batch.place, size)
+
+    def _begin(self, now: float, lying: list[Batch]) -> None:
+        """Note that the worker of batches ahead is done with the one before them."""
+        batch = lying.pop(0)
+        if not lying:
+            del self.ahead[batch.place]
+        self._lying -= 1
+        batch.started = batch.call_started = batch.heard = now
+        self._look_at(now + self.times.least_s)
+        self.in_flight[batch.place] = batch
+
+    # -- what takes too long
+
+    def attend(self, now: float) -> Attention:
+        """Expire requests and find workers that hang; call it once `attention_at` has passed."""
+        expired = self.lobby.expire(now)
+        hung = []
+        attention_at = self.queue.earliest_deadline
+        for batch in self.in_flight.values():
+            expired += [Expiry(request, batch.started) for request in batch.expire(now)]
+            attention_at = min(attention_at, batch.earliest_deadline)
+            if batch.given_up:  # a worker being killed is reported once
+                continue
+            until, batch.given_up = self.times.judge(now, batch.call_started, batch.unwanted_since, batch.size)
+            if batch.given_up:
+                hung.append(batch.place)
+            else:
+                attention_at = min(attention_at, until)
+        for batch in chain.from_iterable(self.ahead.values()):
+            expired += [Expiry(request, None) for request in batch.expire(now)]
+            attention_at = min(attention_at, batch.earliest_deadline)
+        self.lobby.attention_at = attention_at
+        return Attention(expired, hung)
+
+    def _look_at(self, when: float) -> None:
+        """Have `attend` called at `when`, if not before."""
+        if when < self.lobby.attention_at:
+            self.lobby.attention_at = when
+
+    def hint(self, now: float, request: Request, started: float | None) -> str:
+        """Return what else to tell a caller whose time is up, and whose request started then."""
+        return "" if started is None else self.times.hint(now - started)
 
     @property
     def lone_place(self) -> int | None:
@@ -57,11 +448,7 @@ class Batcher(StageWorkers):
         The queue must be empty, and all workers idle. Nothing is changed. If it cannot be told
         quickly, the answer is False.
         """
-        try:
-            slack_s = self.policy.lone_slack_s
-        except BaseException as error:
-            self._failed(error)
-            return False
+        slack_s = self.lobby.lone_slack_s
         if slack_s == inf:
             return False
         due = deadline
@@ -80,7 +467,7 @@ class Batcher(StageWorkers):
         """
         self._batch_ids += 1
         hop_s = self.times.learn(now - began, busy_s, 1, 1, went_ahead=False)
-        if self._policy_learns:
+        if self.lobby.learns:
             lone, idle = self._lone, self._idle
             lone.place, lone.started, lone.ok = idle[-1] if idle else 0, began, ok
             lone.busy_s, lone.hop_s = busy_s, hop_s
@@ -97,112 +484,100 @@ class Batcher(StageWorkers):
 
     # -- what to do
 
-    def next_batch(
-        self,
-        now: float,
-        room: float,
-        dropped: list[tuple[Request, str]],
-        rooms: Mapping[Node, float] | None = None,
-    ) -> Batch | None:
+    def poll(self, now: float, room: float, todo: Todo, dropped: list[tuple[Request, str]]) -> None:
+        """Put the batches to run now on the list of what a driver must do; see `next_batch`.
+
+        Args:
+            now: The time.
+            room: How many results of requests that workers have the next stage can take in all.
+            todo: Its `run` gets the batches.
+            dropped: The requests that the policy drops are appended here, and why.
+        """
+        while (batch := self.next_batch(now, room - self.running, dropped)) is not None:
+            todo.run.append(batch)
+
+    def next_batch(self, now: float, room: float, dropped: list[tuple[Request, str]]) -> Batch | None:
         """Return the batch to run now, or None; `wake_at` then says when to ask again.
 
         Args:
             now: The time.
-            room: How many requests may be handed to workers, as there is room for their results.
+            room: How many results the next stage can take.
             dropped: The requests that the policy drops are appended here, and why.
-            rooms: In the place of `room`, that of each node of a stage that has several.
         """
-        queue = self.queue
+        queue, lobby = self.queue, self.lobby
         # After a batch for a busy worker no worker is free, and the policy has been asked already.
         has_asked, self._has_asked = self._has_asked, False
         if not (has_asked and queue.count):
-            self.wake_at = None
+            lobby.wake_at = None
         while queue.count and not has_asked:
             if queue.suspect_lanes and self._idle and room >= 1:
-                view = self._visible(rooms)
+                view = self._visible()
                 head = view.peek(1)
                 if head and type(head[0].lane.key) is Suspect:  # it waits for no other, whatever the policy
                     return self._start(now, 1, "quarantine", () if view is queue else head)
             had_several_lanes, was_short = queue.lanes > 1, room < queue.count
-            decision = self._ask(now, room, rooms)
+            decision = self._ask(now, room)
             if decision.drop:
-                self.drop(now, decision.drop)
+                lobby.drop(now, decision.drop)
                 dropped += [(request, decision.drop_reason) for request in decision.drop]
-            if decision.take and (self.keyed is not None or rooms is not None) and not decision.chosen:
-                decision = self._chosen_of_visible(decision, rooms)  # of what is left, hence after the drop
+            if decision.take and (lobby.is_shared or self.keyed is not None) and not decision.chosen:
+                decision = self._chosen_of_visible(decision)  # of what is left, hence after the drop
             n = decision.take
             if n and queue.count:
                 if decision.chosen:
-                    return self._start_chosen(now, decision, room, is_shared=rooms is not None)
+                    return self._start_chosen(now, decision, room)
                 if queue.by_length or n > self.safe_size.limit or queue.weighted or n > room:
                     n = self._most_to_send(n, room)
                 return self._start(now, n, decision.reason)
-            self.wake_at = decision.wake_at
+            lobby.wake_at = decision.wake_at
             if not decision.drop:
                 break
             # It has only dropped some. It is asked again where it may not have judged the others
             # yet: where they wait in other lanes, or where there is room for all of them only now.
             if not was_short and not (had_several_lanes and decision.wake_at is None):
                 break
-        if self.runs_ahead and queue.count and not self._idle and rooms is None:
+        if self.runs_ahead and queue.count and not self._idle and not lobby.is_shared:
             running = len(self.in_flight)
             if len(self.ahead) < running or (self._lying < MOST * running and is_deep(queue, running, self._limit)):
                 return self._next_ahead(now, room)
         return None
 
-    def _ask(self, now: float, room: float, rooms: Mapping[Node, float] | None) -> Decision:
+    def _ask(self, now: float, room: float) -> Decision:
         """Return what the policy says, or what it would if it knew that the service closes."""
         queue = self.queue
         free = len(self._idle)
-        if free and room < queue.count and room < self.next_max_size and room < self._most_requests():
+        if free and room < queue.count and room < self.lobby.next_max_size and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
         view: Queue | WithoutLanes = queue
-        if rooms is not None:
-            view = self._visible(rooms)
+        if self.lobby.is_shared or self.keyed is not None:
+            view = self._visible()
         if self.keyed is not None:
-            view = self._visible(rooms)
-            self.view.warm_keys = self.keyed.warm(self._idle)
+            self._view.warm_keys = self.keyed.warm(self._idle)
         if self.limits_padded and self.safe_size.limit < inf:
             self._tell_safe_padded()
         decision = self._decide(now, view, free)
-        if not decision.take and free and self.closing and len(view):
-            decision = decision._replace(take=int(self.batch_limit), reason="closing")
+        if not decision.take and free and self.lobby.closing and len(view):
+            decision = decision._replace(take=int(self.lobby.batch_limit), reason="closing")
         return decision
 
     def _decide(self, now: float, queue: Queue | WithoutLanes, free: int, free_in_s: float | None = None) -> Decision:
         """Return what the policy says, if that is possible."""
-        view, times = self.view, self.times
+        view, times = self._view, self.times
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
-        view.busy, view.running = len(self.in_flight), self._running
+        view.busy, view.running = len(self.in_flight), self.running
         view.hop_s, view.gap_s = times.hop_s, times.gap_s
-        try:
-            decision = self.policy.decide(view)
-            self.batch_limit = limit = self.policy.limit
-            n = decision.take
-            if type(n) is not int:
-                n = operator.index(n)
-                decision = decision._replace(take=n)
-            if n and (not 0 < n <= limit or not (free or free_in_s is not None)):
-                with_what = f"with {free} free workers" if free_in_s is None else "for a busy worker"
-                raise self._impossible(n, with_what)
-            if free_in_s is None and (decision.drop or decision.chosen):
-                self._check_named(decision)
-        except BaseException as error:
-            self._failed(error)
-            return self.policy.decide(view)
-        return decision
+        return self.lobby.decide()
 
-    def _visible(self, rooms: Mapping[Node, float] | None) -> Queue | WithoutLanes:
+    def _visible(self) -> Queue | WithoutLanes:
         """Return the queue as the policy sees it: without what must not go now.
 
         That are the keys that may get no more workers, and the nodes with too little room behind
         them: batches would be made too small.
         """
-        keys = () if self.keyed is None else self.keyed.held
-        order = self.queue.order
-        held = order.of_keys(keys)
-        if rooms is not None:
-            shut = {node for node, room in rooms.items() if self._is_too_little(node, room)}
+        lobby, order = self.lobby, self.queue.order
+        held = set() if self.keyed is None else order.of_keys(self.keyed.held)
+        if lobby.is_shared:
+            shut = {node for node in lobby.nodes if self._is_too_little(node, node.room())}
             if shut:
                 held.update([lane_queue for lane_queue in order if lane_queue.lane.source in shut])
         return WithoutLanes(self.queue, held) if held else self.queue
@@ -210,10 +585,10 @@ class Batcher(StageWorkers):
     def _is_too_little(self, node: Node, room: float) -> bool:
         return room < 1 or (room < node.queued and room < node.most_room and room < self._most_requests())
 
-    def _chosen_of_visible(self, decision: Decision, rooms: Mapping[Node, float] | None) -> Decision:
+    def _chosen_of_visible(self, decision: Decision) -> Decision:
         """Return a decision with the requests that it takes, if not just any may go."""
-        view = self._visible(rooms)
-        if view is self.queue and rooms is None:
+        view = self._visible()
+        if view is self.queue and not self.lobby.is_shared:
             return decision
         head = view.peek(decision.take)
         return decision._replace(take=decision.take if head else 0, chosen=head[: self._fitting(decision.take, head)])
@@ -232,24 +607,24 @@ class Batcher(StageWorkers):
     @property
     def _is_limited_by_length(self) -> bool:
         """Whether the lengths of requests may say how many of them share a batch."""
-        return self.queue.by_length and (self.queue.lengths_vary or self.policy.most_padded(self.view) < inf)
+        return self.queue.by_length and (self.queue.lengths_vary or self.lobby.policy.most_padded(self._view) < inf)
 
     def _tell_safe_padded(self) -> None:
         """Tell the policy how large a padded batch fits into memory, or is worth trying."""
-        safe, view, queue = self.safe_size, self.view, self.queue
+        safe, view, queue = self.safe_size, self._view, self.queue
         if any(self.memory_of(batch) > safe.limit for batch in self.handed_over):
             view.safe_padded_size = safe.limit  # whether that one fits is not known yet
             return
         longest = max([rising[-1][0] for levels in queue.levels if (rising := levels.rising())], default=1)
-        wanted = int(min(queue.count, self.batch_limit)) * self.padded_length(longest)
+        wanted = int(min(queue.count, self.lobby.batch_limit)) * self.lobby.padded_length(longest)
         view.safe_padded_size = safe.limit if wanted <= safe.limit else safe.offered(wanted)
 
     def _note_padded(self, batch: Batch) -> None:
         """Count a batch as one that could have held more, if it was kept within what fits."""
         safe = self.safe_size
-        could_be_larger = self.queue.count and self.memory_of(batch) + self.padded_length(batch.longest) > safe.limit
-        if could_be_larger:
-            safe.allowed(self.memory_of(batch))
+        memory = self.memory_of(batch)
+        if self.queue.count and memory + self.lobby.padded_length(batch.longest) > safe.limit:
+            safe.allowed(memory)
 
     def _safe(self, units: int) -> int:
         """Return how much of `units` fits into memory, or is worth trying."""
@@ -261,19 +636,19 @@ class Batcher(StageWorkers):
     def _fitting(self, units: int, requests: Sequence[Request]) -> int:
         """Return how many requests, from the first on, fit into `units`; that one always does."""
         n = size = longest = 0
-        most_padded = self.policy.most_padded(self.view)
+        most_padded = self.lobby.policy.most_padded(self._view)
         for request in requests:
             size += request.size
             longest = max(longest, request.length)
-            if n and (size > units or (n + 1) * self.padded_length(longest) > most_padded):
+            if n and (size > units or (n + 1) * self.lobby.padded_length(longest) > most_padded):
                 break
             n += 1
         return n
 
-    def _start_chosen(self, now: float, decision: Decision, room: float, is_shared: bool) -> Batch:
+    def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
         """Make a batch of the requests that the policy has chosen, as far as there is room."""
         units = decision.take
-        chosen = with_room(decision.chosen) if is_shared else decision.chosen
+        chosen = with_room(decision.chosen) if self.lobby.is_shared else decision.chosen
         most = room
         if self.limits_padded:
             most = min(most, self._fitting_of(chosen))
@@ -283,32 +658,16 @@ class Batcher(StageWorkers):
 
     def _fitting_of(self, chosen: Sequence[Request]) -> int:
         """Return how many of the requests that the policy has chosen fit into memory together."""
-        safe = self.view.safe_padded_size
+        safe = self._view.safe_padded_size
         n, longest = 0, 0
         if safe == inf:
             return len(chosen)
         for request in chosen:
-            longest = max(longest, self.padded_length(request.length))
+            longest = max(longest, self.lobby.padded_length(request.length))
             if n and (n + 1) * longest > safe:
                 break
             n += 1
         return n
-
-    def _check_named(self, decision: Decision) -> None:
-        """Raise RuntimeError if the policy drops what it cannot, or what it chooses is no batch."""
-        chosen = decision.chosen
-        self._check_queued(decision.drop, "drops")
-        if not decision.take or not chosen:
-            return
-        self._check_queued([*decision.drop, *chosen], "chooses")
-        first = chosen[0].lane
-        if any(r.lane.key != first.key or r.lane.bucket != first.bucket for r in chosen):
-            raise RuntimeError(f"{self._whose_policy} chooses requests of several keys")
-        size, longest = sum([r.size for r in chosen]), max([r.length for r in chosen])
-        if len(chosen) > 1 and (
-            size > self.batch_limit or len(chosen) * self.padded_length(longest) > self.policy.max_padded_size
-        ):
-            raise self._impossible(size, f"whose longest is {longest}")
 
     def _start(self, now: float, n: int, reason: str, chosen: Sequence[Request] = ()) -> Batch:
         """Make a batch of the next `n` requests, or of the chosen ones, for an idle worker."""
@@ -319,8 +678,8 @@ class Batcher(StageWorkers):
             batch = self._make(now, n, reason, -1, chosen=chosen)
             batch.place = place = self._place_for(self.keyed, batch)
         look_at = now + self.times.least_s
-        if look_at < self.attention_at:
-            self.attention_at = look_at
+        if look_at < self.lobby.attention_at:  # as `_look_at` does, without its call
+            self.lobby.attention_at = look_at
         self.in_flight[place] = batch
         if self.limits_padded and self.safe_size.limit < inf:
             self._note_padded(batch)
@@ -342,8 +701,8 @@ class Batcher(StageWorkers):
         requests = queue.pick(chosen, now) if chosen else queue.take(n, now)
         longest = max([request.length for request in requests]) if queue.by_length else 0
         self._batch_ids += 1
-        self._running += len(requests)
-        return Batch(self._batch_ids, self.stage, place, requests, size - queue.size, reason, now, ahead, longest)
+        self.running += len(requests)
+        return Batch(self._batch_ids, self.lobby.stage, place, requests, size - queue.size, reason, now, ahead, longest)
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
         """Return a batch for a busy worker, if it may go already: see `core/ahead.py`."""
@@ -370,7 +729,7 @@ class Batcher(StageWorkers):
         if queue.size <= n < self._limit:
             opens_at = max(opens_at, ends - LEAST_LEAD_S)
         if not is_time(now, opens_at):
-            self.wake_at = opens_at if self.wake_at is None else min(self.wake_at, opens_at)
+            self.lobby.wake_at = opens_at if self.lobby.wake_at is None else min(self.lobby.wake_at, opens_at)
             return None
         if queue.weighted or self._is_limited_by_length:
             n = self._fitting(n, queue.peek(n))
@@ -379,11 +738,6 @@ class Batcher(StageWorkers):
         self._lying += 1
         self._has_asked = True
         return made
-
-    def _impossible(self, n: int, with_what: str) -> RuntimeError:
-        return RuntimeError(
-            f"{self._whose_policy} asked for a batch of {n} {with_what} and a limit of {self.batch_limit}"
-        )
 
     # -- how long requests wait
 
@@ -397,12 +751,7 @@ class Batcher(StageWorkers):
         if self._idle and units_before < limit:
             return 0.0
         workers = max(1, len(self._idle) + len(self.in_flight) - len(self.leaving))
-        wait_s = None
-        if self._predictor is not None:
-            try:
-                wait_s = self._predictor.wait_s(int(units_before), workers)
-            except BaseException as error:
-                self._failed(error)
+        wait_s = self.lobby.predicted_wait_s(int(units_before), workers)
         if wait_s is None:
             wait_s = units_before // limit * usual_s / workers
         if self._lying:
@@ -417,7 +766,7 @@ class Batcher(StageWorkers):
         Fast path of `predicted_wait_s`: never less than that and the fastest batch, see
         tests/core/test_fast_paths.py. Infinity where the policy makes predictions of its own.
         """
-        if self._predictor is not None:
+        if self.lobby.predicts:
             return inf
         return self.times.usual_s * (2 + self._lying + (self.queue.size + more) / self._limit)
 
@@ -430,7 +779,7 @@ class Batcher(StageWorkers):
     @property
     def _limit(self) -> float:
         """The most that a batch can hold now."""
-        limit, safe = self.batch_limit, self.safe_size.limit
+        limit, safe = self.lobby.batch_limit, self.safe_size.limit
         return safe if safe < limit and not self.limits_padded else limit
 
     def _most_requests(self) -> float:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from carpool.core.graph import Declared, Door, Graph, Node, OnTheWay, Switch, fastest_s, unserved_since, ways_from
+from carpool.core.lobby import is_late_unserved
 from carpool.core.queue import Queue
-from carpool.core.stage_requests import is_late_unserved
 from carpool.core.transit import Transit, way_of
 from carpool.errors import CarpoolError, Overloaded
 from carpool.policy.admission import DISPLACED, Admission, overloaded, retry_after_s
@@ -166,7 +166,7 @@ class Flow:
         is_hurried = False
         if soonest != inf:
             units = n if alike else sum([request.size for request in requests])
-            is_hurried = soonest - now < first.longest_wait_s(units) + first.view.onward_s
+            is_hurried = soonest - now < first.longest_wait_s(units) + first.lobby.view.onward_s
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
             _clear_ids(requests[: id - before])
             return False
@@ -295,7 +295,7 @@ class Flow:
                 lot,
                 queued=node.queued + outside,
                 queued_bytes=node.nbytes + outside_bytes,
-                busy=len(crew.in_flight),
+                busy=crew.busy,
                 wait_s=crew.predicted_wait_s(now, units_before + more),
                 fastest_s=fastest,
             )
@@ -309,7 +309,7 @@ class Flow:
 
     def _displace(self, now: float, request: Request) -> None:
         """Have a request of the first queue make room: it is refused, or waits at the door."""
-        request.node.crew.displace(now, request)
+        request.node.crew.lobby.displace(now, request)
         if not request.patient:
             self.drop(now, [(request, DISPLACED)])
             return
@@ -350,14 +350,16 @@ class Flow:
         """
         again_at = inf
         for node in self.graph.nodes:
-            node.unserved_since = since = min(node.crew.unserved_since(now), unserved_since(node.after, node.block))
+            node.unserved_since = since = min(
+                node.crew.lobby.unserved_since(now, node.crew.has_worker), unserved_since(node.after, node.block)
+            )
             if since < inf and node.queued:
                 late, due = node.crew.late_unserved(now, since)
                 if node.is_shared:
                     late = [request for request in late if request.node is node]
                 again_at = min(again_at, due)
                 if late:
-                    node.crew.drop(now, late)
+                    node.crew.lobby.drop(now, late)
                     self.drop(now, [(request, TOO_LATE) for request in late])
         for door in self.doors:
             since = unserved_since(door.start)

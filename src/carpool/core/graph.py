@@ -52,17 +52,13 @@ class Crew(Protocol):
         name: The stage's name.
         queue: What waits.
         times: What its batches take.
-        nodes: Its places in graphs.
+        running: How many requests workers have been handed and have not answered.
     """
 
     name: str
     queue: Queue
     times: Times
-    nodes: list[Any]
-
-    @property
-    def running(self) -> int:
-        """How many requests workers have been handed and have not answered."""
+    running: int
 
     @property
     def owed(self) -> Sequence[Request]:
@@ -102,6 +98,7 @@ class Node:
             that leaves it goes to one place; and its stage has no other node.
         is_last: Whether all results are answers.
         is_shared: Whether its stage has other nodes besides.
+        is_held: Whether it hands out nothing for now.
         ahead_s: Expected seconds from the arrival here to the answer.
         onward_s: The same from when a result is there.
         spare_s: For how long a request can wait here without its answer being later.
@@ -119,6 +116,7 @@ class Node:
         "doors",
         "flow",
         "is_first",
+        "is_held",
         "is_in_line",
         "is_last",
         "is_shared",
@@ -142,7 +140,7 @@ class Node:
         self.doors: list[Each] = []
         self.behind: Queue | None = None
         self.most_room = inf
-        self.begins = self.is_first = self.is_shared = False
+        self.begins = self.is_first = self.is_shared = self.is_held = False
         self.is_in_line = True
         self.is_last = after is None
         self.ahead_s = self.onward_s = self.spare_s = 0.0
@@ -153,12 +151,12 @@ class Node:
 
     def settle(self) -> None:
         """Work out what depends on the other nodes of its stage, and of those that follow."""
-        self.is_shared = len(self.crew.nodes) > 1
+        self.is_shared = self.crew.lobby.is_shared
         self.begins = self.begins and not self.is_shared
         self.behind = None
         if len(self.needs) == 1 and not self.doors:
             ((other, n),) = self.needs
-            if n == 1 and len(other.sources) == 1 and len(other.crew.nodes) == 1 and not other.is_first:
+            if n == 1 and len(other.sources) == 1 and not other.crew.lobby.is_shared and not other.is_first:
                 self.behind = other.crew.queue
         after = self.after
         goes_to_one = after is None or (type(after) is Node and self.behind is not None)
@@ -196,6 +194,8 @@ class Node:
 
     def room(self) -> float:
         """Return how many requests may be handed to workers here now."""
+        if self.is_held:
+            return 0
         for each in self.doors:
             if each.door.queue.count:
                 return 0

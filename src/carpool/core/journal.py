@@ -7,9 +7,12 @@ event.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from carpool.request import Request
+from carpool.core.batch import Batch
+from carpool.core.running_set import Order, stream_of
+from carpool.request import QUEUED, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +66,38 @@ def parts_so_far(now: float, request: Request) -> str:
     silent_s = now - stream.heard
     ago = f", the last one {silent_s:.3f} s ago" if silent_s >= 0.001 else ""
     return f"after {stream.parts} part{'s' if stream.parts > 1 else ''}{ago}"
+
+
+def record_batches(journal: Journal, now: float, stage: str, batches: Sequence[Batch]) -> None:
+    """Write batches that go to their workers into the journal."""
+    for batch in batches:
+        how = f"{batch.reason}, ahead" if batch.ahead else batch.reason
+        detail = f"batch {batch.id} of {len(batch)} on worker {batch.place} ({how})"
+        for request in batch.requests:
+            journal.record(now, "runs", request.id, stage, detail)
+
+
+def record_orders(journal: Journal, now: float, stage: str, orders: Sequence[Order]) -> None:
+    """Write into the journal who joins, rests and goes on by the orders that are sent."""
+    for order in orders:
+        for request in order.join:
+            parts = stream_of(request).parts
+            event = f"resumed after {parts} parts" if parts else "runs"
+            detail = f"joins worker {order.place} by order {order.number}"
+            journal.record(now, event, request.id, stage, detail)
+        for event, ids in (("rests", order.pause), ("is stepped again", order.resume)):
+            for id in ids:
+                detail = f"on worker {order.place} by order {order.number}"
+                journal.record(now, event, id, stage, detail)
+
+
+def record_report(
+    journal: Journal, now: float, stage: str, heard: Sequence[Request], returned: Sequence[Request]
+) -> None:
+    """Write the first parts of streams into the journal, and which ones found no memory."""
+    for request in heard:
+        if stream_of(request).parts == 1:
+            journal.record(now, "first part", request.id, stage, f"from worker {stream_of(request).place}")
+    for request in returned:
+        if request.state == QUEUED:
+            journal.record(now, "out of memory, queued again", request.id, stage, parts_so_far(now, request))

@@ -37,11 +37,9 @@ from itertools import chain
 from math import inf
 from typing import Final, Protocol
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply, Todo
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
-from carpool.core.reply import Reply
-from carpool.core.todo import Todo
 from carpool.errors import CarpoolError
 from carpool.request import DONE, Request
 
@@ -250,8 +248,8 @@ class Line:
         self._release(now, slot)
         if not leader.pending:
             self._choose_next_leader()
-        elif self.next_leader is None and self._batcher.wake_at is not None:
-            self.next_leader, self._next_leader_until = leader, self._batcher.wake_at
+        elif self.next_leader is None and self._batcher.lobby.wake_at is not None:
+            self.next_leader, self._next_leader_until = leader, self._batcher.lobby.wake_at
         return None
 
     def give_up(self, slot: int) -> None:
@@ -277,7 +275,7 @@ class Line:
         if self.next_leader is not None:
             self.wake.append(self.next_leader)  # the policy may decide otherwise now that the slot is free
         self._choose_next_leader()  # the next leader is woken first, before the threads that only return their results
-        if now >= self._batcher.attention_at or self.pipeline.flow.door.count:
+        if now >= self._batcher.lobby.attention_at or self.pipeline.flow.door.count:
             self._poll(now)
         else:  # no batch can start before somebody claims the slot
             self._deliver(self.pipeline.collect_answers())
@@ -310,7 +308,8 @@ class Line:
         """
         lone, self.lone = self.lone, None
         assert lone is not None
-        self.pipeline.went_alone(lone.began, now, busy_s, ok)
+        self.pipeline.flow.went_alone(ok)
+        self._batcher.went_alone(lone.began, now, busy_s, ok)
 
     # -- the end
 
@@ -360,7 +359,7 @@ class Line:
         self._leaders[0] = lone, lone.thread
         lone.batch = self.take_batch(lone.began, 0)
         if lone.batch is None:
-            policy = self._batcher.policy
+            policy = self._batcher.lobby.policy
             kind = type(getattr(policy, "former", policy)).__name__
             raise RuntimeError(f"policy {kind} let a lone request go and then held it back")
 

@@ -1,4 +1,4 @@
-"""The stepper of a stage that answers in parts: a queue, a policy, a running set for each worker.
+"""The stepper of a stage that answers in parts: its workers, of which each has a running set.
 
 A worker steps its set without being asked; each step makes a part for every stream of the set, or
 for some. An `Order` (who leaves, joins, pauses, goes on) takes effect at the worker's next
@@ -14,20 +14,20 @@ Promises, whatever the policy says:
 * a stream that has left is out before the next step that has not begun;
 * a stream that has had parts runs again only where the model can resume it.
 
-The calls, which `core/core.py` makes for drivers (events first, then what to do):
+The calls, which `core/pipeline.py` makes for drivers (events first, then what to do):
 
     Stepper(name, policy, queue, *, rows, limit=inf, resumable=False, silence_s=inf,
             max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
             measure=None)
-    enter(now, requests)                          # Flow.submit(now, requests)
+    enter(now, requests)                          # Core.submit(now, requests)
     leave(now, request), abandon(now, request)    # Core.cancel(now, request)
     pause(now, request, is_paused)                # Core.pause(now, request, is_paused)
     reported(now, report) -> (parts, ended)       # Core.reported(now, report)
     worker_ready(place)                           # Core.worker_ready(stage, place)
-    worker_gone(now, place, unsent) -> Lost       # Core.worker_lost, Core.worker_left
+    worker_gone(place, unsent) -> Gone            # Core.worker_lost, Core.worker_left
     drain(place), is_empty(place)                 # Core.drain(stage, place); see `Todo.drained`
     trained_steps(now, rows, step_s, length, start_s)  # Core.trained_steps(...); a warm-up
-    poll(now, refuse)                             # Core.poll(now); see `Todo`
+    poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
     SetReport(stage, place, seen, stopped, parts, rows, step_s, length, start_s, returned)
@@ -48,34 +48,38 @@ without parts first) and names them as `returned`; a stream that runs out alone 
 A stream with `is_collected` hands on no parts: its worker keeps them and sends the whole answer as
 the value of one `Part` with `last`. If its worker is lost it starts again, as nothing of it has
 been told.
-
-It has three layers, and each knows only those before it: where streams are
-(`core/stage_streams.py`), what workers report (`core/step_reports.py`), and who joins and what is
-ordered, which is this file.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final, TypeAlias, cast
 
-from carpool.core.graph import Node
+from carpool.core.batch import Attention, Batch, Expiry, Gone, Todo
+from carpool.core.batcher import Batcher
 from carpool.core.lane_order import key_of
-from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, RunningSet, stream_of
-from carpool.core.step_reports import StepReports
+from carpool.core.lobby import MOST_LOSSES, Lobby, acquit
+from carpool.core.places import Places
+from carpool.core.queue import Queue
+from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, Part, RunningSet, SetReport, stream_of
+from carpool.core.safe_size import SafeSize
+from carpool.core.times import Times
+from carpool.errors import ModelError
 from carpool.policy.base import TOO_LATE
-from carpool.request import Lane, Request
+from carpool.policy.shape import Knots
+from carpool.policy.steps import GreedySteps, Stepped, StepPolicy
+from carpool.request import DONE, Lane, Request, Stream
 
 _STOP_S: Final = 150e-6  # what it costs that a worker stops for its next order
 _STOP_SHARE: Final = 0.05  # of a step, which a stop may cost
+_LATEST: Final = 5.0  # paces; where a stream further behind its goal is counted from anew, as nothing can save it
 
 
-class Stepper(StepReports):
-    """One stage's decisions, where requests join and leave a running set at every step.
-
-    It is a batcher for the pipeline, and has no batches: `next_batch` writes orders.
+class Stepper:
+    """The workers of one stage that answers in parts, where requests join and leave a running set
+    at every step.
 
     A stream whose worker was lost runs again on probation: alone, for its start and one step, while
     all others of the set rest. So only that stream is to blame if a second worker is lost. If it
@@ -83,43 +87,633 @@ class Stepper(StepReports):
     as it has just made them, it makes all of them alone (`RunningSet.note_loss`), unless another
     stream is found guilty meanwhile.
 
-    Its arguments are those of `StageStreams`.
+    Args:
+        name: As for `Lobby`.
+        policy: Decides who joins; owned by this stepper alone.
+        queue: As for `Lobby`.
+        rows: Most streams in a running set.
+        limit: Most units that the streams of a set may come to hold.
+        resumable: Whether the model can go on from the parts that it has made.
+        silence_s: How long a stream may be silent: before its first part, and between parts.
+        max_stream_s: How long a stream may take in all.
+        max_batch_time_s: As for a batcher; a call is one of `start` or `step`.
+        patience_s: As for a batcher.
+        idempotent: Whether a stream may be started once more.
+        weigh: Writes on a request how many units a stream may come to hold that gets this result of
+            the stage before; may raise a `CarpoolError`. By default it is 1.
+        measure: Returns the bytes that a part holds while it is kept.
+
+    Attributes:
+        lobby: What waits.
+        name: The stage's name.
+        queue: The queue of the lobby.
+        times: How long the first parts of streams take to come, and how long calls may take.
+        safe_size: How many units a running set can hold before memory runs out.
+        running: How many streams are in running sets.
+        leaving: The places of the workers that are about to go; see `core/places.py`.
+        stray_replies: Answers to batches: dropped and counted, as there are none.
+        late_results: What workers said of streams that others have by now.
+        rows: Most streams in a running set.
+        limit: Most units that they may come to hold.
+        resumable: Whether the model can go on from the parts that it has made.
+        sets: The running set of each worker, by its place.
+        steps: How many steps were reported.
+        parts: How many parts were handed on.
+        resumed: How often a stream went on from its parts.
+        stray_parts: How many parts came of streams that had left.
+        step_s: Smoothed seconds of a step.
     """
 
-    def __repr__(self) -> str:
-        return f"<Stepper {self.name} queued={len(self.queue)} running={self._running} sets={len(self.sets)}>"
+    in_flight: Final[Mapping[int, Batch]] = {}
+    """There are no batches."""
 
-    # -- what to do
+    limits_padded: Final = False
+    busy: Final = 0
+    """Newcomers do not wait for what runs: they join it."""
 
-    def next_batch(
-        self, now: float, room: float, dropped: list[tuple[Request, str]], rooms: Mapping[Node, float] | None = None
+    def __init__(
+        self,
+        name: str,
+        policy: StepPolicy,
+        queue: Queue,
+        *,
+        rows: int,
+        limit: float = inf,
+        resumable: bool = False,
+        silence_s: float = inf,
+        max_stream_s: float = inf,
+        max_batch_time_s: float = inf,
+        patience_s: float = inf,
+        idempotent: bool = True,
+        weigh: Callable[[Request, object], None] | None = None,
+        measure: Callable[[object], int] | None = None,
     ) -> None:
-        """Write the orders of this poll, which `take_orders` returns; there are no batches."""
-        self.poll(now, dropped)
+        self.name = name
+        self.queue = queue
+        self.lobby = Lobby(
+            name,
+            policy,
+            queue,
+            idempotent=idempotent,
+            weigh=weigh,
+            substitute=lambda former: GreedySteps(rows, cast(StepPolicy, former).part_slo_s),
+        )
+        self.safe_size = SafeSize()
+        self.times = Times(max_batch_time_s, patience_s)
+        self.running = self.stray_replies = self.late_results = 0
+        self.rows = rows
+        self.limit = limit
+        self.resumable = resumable
+        self.sets: dict[int, RunningSet] = {}
+        self.steps = self.parts = self.resumed = self.stray_parts = 0
+        self.step_s = 0.0
+        self._silence_s = silence_s
+        self._max_stream_s = max_stream_s
+        self._measure = measure
+        self._longest = 1  # the greatest length of a request so far
+        self._stay_s = 0.0  # smoothed seconds that a stream spends in a set
+        self._ends = 0  # how many streams have left sets
+        self._judged_ends = -1  # at which of these it was last judged whether more would fit
+        self._places = Places()
+        self.leaving = self._places.leaving
+        self._knots = Knots(policy.max_batch_size or self.lobby.batch_limit)  # counts, about which others are
 
-    def poll(self, now: float, refuse: list[tuple[Request, str]]) -> None:
-        """Let requests join, and write the orders that are to be sent.
+    def __repr__(self) -> str:
+        return f"<Stepper {self.name} queued={len(self.queue)} running={self.running} sets={len(self.sets)}>"
+
+    @property
+    def _policy(self) -> StepPolicy:
+        return cast(StepPolicy, self.lobby.policy)
+
+    @property
+    def idle(self) -> int:
+        """How many workers a request could join now."""
+        return sum([running.is_open and len(running) < self.rows for running in self.sets.values()])
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether there is a worker."""
+        return bool(self.sets)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a caller waits for what workers have."""
+        return self.running > 0
+
+    @property
+    def owed(self) -> list[Request]:
+        """The requests that workers have and whose callers wait."""
+        return [request for running in self.sets.values() for request in running]
+
+    # -- requests come and go
+
+    def enter(
+        self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
+    ) -> None:
+        """Put requests in the queue of this stage; `node` and `arrived` must be set already."""
+        for request in requests:
+            stream = request.stream
+            if stream is None:
+                stream = request.stream = Stream(is_collected=True)
+            stream.until = min(stream.until, request.admitted + self._max_stream_s)
+            stream.heard = request.admitted
+            silence_s = inf if stream.is_collected else self._silence_s
+            request.deadline = min(request.deadline, stream.until, now + silence_s)
+            request.due = min(request.due, request.deadline)
+            if stream.length > self._longest:
+                self._longest = stream.length
+        self.lobby.enter(now, requests)
+
+    def put_back(self, now: float, requests: Sequence[Request]) -> None:
+        """Let streams wait again, in their old places; they go on from their parts."""
+        _detach(requests)
+        self.lobby.put_back(now, requests)
+
+    def quarantine(self, requests: Sequence[Request]) -> None:
+        """Let streams wait again, each to run on probation, as one may have killed its worker."""
+        _detach(requests)
+        self.lobby.quarantine(requests)
+
+    def leave(self, now: float, request: Request) -> None:
+        """Remove a queued request whose caller has gone; it is now done."""
+        self._let_go(stream_of(request))
+        self.lobby.leave(now, request)
+
+    def in_the_way(self, request: Request) -> list[Request]:
+        """Return the requests that must give up their places to a new one, if the queue is full.
+
+        Streams that have had parts stay, since their callers have been promised the rest.
+        """
+        found = self.lobby.in_the_way(request)
+        return [] if any(stream_of(other).parts for other in found) else found
+
+    def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
+        """Return the queued requests that are late as no worker has been there `since`.
+
+        Streams that have had parts stay, since their callers have been promised the rest.
+        """
+        late, next_due = self.lobby.late_unserved(now, since)
+        return [request for request in late if not stream_of(request).parts], next_due
+
+    def abandon(self, now: float, request: Request) -> None:
+        """Note that the caller of a stream in a running set is gone; it is now done.
+
+        The next order sends it away.
+        """
+        request.state = DONE
+        self._send_away(now, self.sets[stream_of(request).place], request)
+
+    def pause(self, now: float, request: Request, is_paused: bool) -> None:
+        """Note that the caller of a stream in a running set wants no more parts for now, or wants
+        them again.
+
+        Meanwhile it keeps its place in the set and is not stepped, and no silence counts.
+        """
+        stream = stream_of(request)
+        stream.next_due = inf
+        request.deadline = stream.until if is_paused else min(stream.until, now + self._silence_s)
+        self._look_at(request.deadline)
+        self.sets[stream.place].is_restless = True
+
+    def may_run_again(self, request: Request) -> bool:
+        """Report whether a stream may be started once more, or can go on from its parts."""
+        return self.lobby.idempotent and (self.resumable or not stream_of(request).parts)
+
+    def _send_away(self, now: float, running: RunningSet, request: Request) -> None:
+        """Have the next order tell a worker that a stream has left."""
+        if request in running.to_join:
+            running.to_join.remove(request)
+        else:
+            running.to_leave.append(request.id)
+            running.gone[request.id] = running.number + 1
+        self._take_out(now, running, request)
+
+    def _take_out(self, now: float, running: RunningSet, request: Request, *, is_over: bool = True) -> None:
+        """Take a stream out of a running set; its place is free.
 
         Args:
             now: The time.
+            running: The set.
+            request: One of its members.
+            is_over: Whether it will not run again, so that its parts need not be kept.
+        """
+        stream = stream_of(request)
+        del running.members[request.id]
+        running.size -= request.size
+        running.resting -= stream.is_resting
+        self.running -= 1
+        self._ends += 1
+        if running.suspect is request:
+            running.suspect = None
+            running.is_restless = True
+        if running.unwanted_since == inf and not running.is_wanted:
+            running.unwanted_since = now
+        stay_s = now - stream.joined
+        self._stay_s += (stay_s - self._stay_s) * (0.1 if self._stay_s else 1.0)
+        if is_over:
+            self._let_go(stream)
+
+    def forget(self, request: Request) -> None:
+        """Let go of what is kept of a stream that is not run again, as its worker was lost.
+
+        If it was found guilty after more than one step on probation, all that wait to run so make
+        one step alone: most likely the others that were lost with it are innocent.
+        """
+        stream = stream_of(request)
+        self._let_go(stream)
+        if request.losses >= MOST_LOSSES and stream.redo:
+            for other in self.queue:
+                stream_of(other).probation = 1
+
+    def _let_go(self, stream: Stream) -> None:
+        """Let go of the parts that were kept of a stream which will not run again."""
+        if stream.kept:
+            self.queue.nbytes -= stream.kept_bytes
+            stream.kept_bytes = 0
+            stream.kept = []
+
+    # -- workers come and go
+
+    def trained_steps(self, now: float, rows: int, step_s: float, length: int, start_s: float) -> None:
+        """Have the policy learn from a warm-up, unless steps have been made already: those teach
+        better.
+
+        Args:
+            now: The time.
+            rows: How many streams were stepped.
+            step_s: Seconds of the step.
+            length: The sum of their lengths.
+            start_s: Seconds of starting them.
+        """
+        if not self.steps:
+            self.lobby.tell(self._policy.learn, now, Stepped(rows, step_s, length, start_s))
+
+    def worker_ready(self, place: int) -> None:
+        """Note that a worker can take orders from now on."""
+        if place in self.sets:
+            raise ValueError(f"worker {place} of stage {self.name} is ready already")
+        self.sets[place] = RunningSet(place)
+
+    def worker_gone(self, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
+        """Note that a worker is gone, and return its streams, if it was ready.
+
+        Args:
+            place: The position of the worker.
+            unsent: Streams of which the worker had not been told yet.
+            blames: Whether one of its streams may be to blame. Only those may be that it may have
+                been stepping or starting.
+        """
+        self._places.gone(place)
+        running = self.sets.pop(place, None)
+        if running is None:
+            return None
+        blamed: list[Request] = []
+        untold: list[Request] = []
+        resting: list[Request] = []
+        for request in running:
+            if request.id in unsent or request in running.to_join:
+                untold.append(request)
+            elif stream_of(request).is_resting:
+                resting.append(request)
+            else:
+                blamed.append(request)
+                running.note_loss(stream_of(request))
+        self.running -= len(running)
+        self._ends += len(running)
+        if not blames:
+            blamed, resting = [], [*blamed, *resting]
+        return Gone(blamed, untold, resting, running.suspect, running.given_up)
+
+    def drain(self, place: int) -> None:
+        """Let no stream join a worker's set any more; those that it has go on."""
+        self._places.drain(place)
+        if place in self.sets:
+            self.sets[place].is_draining = True
+
+    def take_drained(self) -> list[int]:
+        """Return, once, the places of workers that were to go and have no streams left."""
+        drained = self._places.take_drained([place for place in self.leaving if not self.is_empty(place)])
+        for place in drained:
+            self.sets.pop(place, None)
+        return drained
+
+    def is_empty(self, place: int) -> bool:
+        """Report whether a worker has no streams, and has followed all orders."""
+        running = self.sets.get(place)
+        return running is None or not (running.members or running.owes_report)
+
+    def call_started(self, now: float, place: int, batch_id: int) -> None:
+        """Note that a worker has entered user code once more since it last reported."""
+        running = self.sets.get(place)
+        if running is not None and not running.given_up:
+            running.hear(now)
+
+    def spare(self, now: float, place: int) -> None:
+        """Count the time of a worker anew that seemed to hang and does not."""
+        running = self.sets.get(place)
+        if running is not None:
+            running.hear(now)
+            running.given_up = ""
+            self._look_at(now + self.times.least_s)
+
+    # -- what takes too long
+
+    def attend(self, now: float) -> Attention:
+        """Expire requests and find workers that hang; call it once `attention_at` has passed."""
+        expired = self.lobby.expire(now)
+        for request, _ in expired:
+            self._let_go(stream_of(request))
+        hung = []
+        attention_at = self.queue.earliest_deadline
+        for running in self.sets.values():
+            for request in [request for request in running if request.deadline <= now]:
+                started = stream_of(request).joined
+                self.abandon(now, request)
+                expired.append(Expiry(request, started))
+            for request in running:
+                if request.deadline < attention_at:
+                    attention_at = request.deadline
+            if not running.owes_report or running.given_up:
+                continue
+            size = max(1, len(running))
+            until, running.given_up = self.times.judge(now, running.heard, running.unwanted_since, size)
+            if running.given_up:
+                hung.append(running.place)
+            else:
+                attention_at = min(attention_at, until)
+        self.lobby.attention_at = attention_at
+        return Attention(expired, hung)
+
+    def _look_at(self, when: float) -> None:
+        """Have `attend` called at `when`, if not before."""
+        if when < self.lobby.attention_at:
+            self.lobby.attention_at = when
+
+    def hint(self, now: float, request: Request, started: float | None) -> str:
+        """Return what else to tell a caller whose time is up."""
+        stream = stream_of(request)
+        if not stream.parts:
+            return ""
+        return f"; of {stream.parts} parts the last one came {now - stream.heard:.3f} s ago"
+
+    # -- how long requests wait
+
+    def predicted_wait_s(self, now: float, ahead: float) -> float:
+        """Return how long a request waits that has `ahead` queued ahead of it.
+
+        It goes by how long streams have stayed, and is rather too short than too long.
+        """
+        most = self.rows if self.limit == inf else min(self.rows, self.limit)
+        free = sum([most - (len(running) if self.limit == inf else running.size) for running in self.sets.values()])
+        if ahead < free:
+            return 0.0
+        return (ahead - free + 1) * self._stay_s / (most * max(1, len(self.sets)))
+
+    def longest_wait_s(self, more: int) -> float:
+        """Return a bound on a wait and the first part after it, if `more` units came now."""
+        return self.predicted_wait_s(0.0, self.queue.size + more) + self.times.usual_s
+
+    def expected_s(self, now: float) -> float:
+        """Return how long a request that came now would wait for its first part."""
+        return self.predicted_wait_s(now, self.queue.size) + self.times.usual_s
+
+    # -- what workers report
+
+    def completed(
+        self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
+    ) -> Sequence[Request | None]:
+        """Count answers to a batch as strays, since there are no batches here."""
+        self.stray_replies += len(ids)
+        return [None] * len(ids)
+
+    def reported(
+        self, now: float, report: SetReport
+    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, Part]]]:
+        """Take what a worker says after a step.
+
+        Returns:
+            The parts to hand on, each with its request, and the ends: the requests are not done
+            yet, and the value of such a part has not been handed on only if the stream is
+            collected.
+
+        Raises:
+            ValueError: The worker breaks the protocol: it is not known, has seen an order that was
+                not sent, has stepped more streams than a set may have, or names a stream
+                twice, or one that it was not given or that has ended. Nothing was done.
+        """
+        running = self._checked(report)
+        self._learn_report(now, report)
+        parts: list[tuple[Request, object]] = []
+        ended: list[tuple[Request, Part]] = []
+        if report.ids and not self._take_plain(now, running, report.ids, report.values, parts):
+            self._take_parts(now, running, list(map(Part, report.ids, report.values)), parts, ended)
+        elif report.parts:
+            self._take_parts(now, running, report.parts, parts, ended)
+        if report.returned:
+            self._take_back(now, running, report.returned, ended)
+        self._note_progress(now, running, report)
+        self.parts += len(parts)
+        return parts, ended
+
+    def _checked(self, report: SetReport) -> RunningSet:
+        """Return the set that a report is about. Raises what `reported` does."""
+        running = self.sets.get(report.place)
+        if running is None or not running.seen <= report.seen <= running.number:
+            raise ValueError(f"worker {report.place} of stage {self.name} reports on order {report.seen}")
+        if report.rows > self.rows:
+            raise ValueError(
+                f"worker {report.place} of stage {self.name} has stepped {report.rows} of {self.rows} streams"
+            )
+        ids = set(report.ids) if report.ids else {part.id for part in report.parts}
+        if len(ids) < len(report.parts) + len(report.ids):
+            raise ValueError(f"worker {report.place} of stage {self.name} names a stream twice in one report")
+        if report.returned:
+            ids.update(report.returned)
+        if not ids <= running.members.keys() and (strangers := ids - running.members.keys() - running.gone.keys()):
+            raise ValueError(f"worker {report.place} of stage {self.name} has no streams {sorted(strangers)}")
+        return running
+
+    def _learn_report(self, now: float, report: SetReport) -> None:
+        """Learn from the times of a report, and have the policy do so."""
+        rows, length = report.rows, report.length
+        if not rows and not length:
+            return
+        is_first, place = self._places.is_first, report.place
+        starts = length > 0 and is_first(place, ("start", length.bit_length()))
+        steps = rows > 0 and is_first(place, self._knots.nearest(rows))
+        self.lobby.tell(self._policy.learn, now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
+        if rows:
+            self.steps += 1
+            self.step_s += (report.step_s - self.step_s) * (0.2 if self.step_s else 1.0)
+
+    def _take_parts(
+        self,
+        now: float,
+        running: RunningSet,
+        said: Sequence[Part],
+        parts: list[tuple[Request, object]],
+        ended: list[tuple[Request, Part]],
+    ) -> None:
+        """Sort out what a worker says of its streams, and move on the times of those that go on."""
+        members = running.members
+        pace_s = self._pace_s
+        # without a goal, newcomers need not wait until a stream has caught up with what it has lost
+        latest_s = _LATEST * pace_s if self._policy.part_slo_s else 0.0
+        silence_until = now + self._silence_s
+        for part in said:
+            id, value, last, error = part
+            request = members.get(id)
+            if request is None:  # it has left meanwhile
+                self.stray_parts += 1
+                continue
+            stream = request.stream
+            assert stream is not None
+            if value is not None and not stream.is_collected:
+                parts.append((request, value))
+                stream.parts += 1
+                if stream.parts == 1:
+                    self.times.learn_usual(now - stream.joined)
+                stream.heard = now
+                if not stream.is_paused:
+                    due = stream.next_due
+                    stream.next_due = (now if due == inf or now - due > latest_s else due) + pace_s
+                    deadline = request.deadline = silence_until if silence_until < stream.until else stream.until
+                    if deadline < self.lobby.attention_at:
+                        self.lobby.attention_at = deadline
+                if self.resumable:
+                    self._keep(stream, value)
+            if last or error is not None:
+                self._take_out(now, running, request)
+                ended.append((request, part))
+
+    def _take_plain(
+        self,
+        now: float,
+        running: RunningSet,
+        ids: Sequence[int],
+        values: Sequence[object],
+        parts: list[tuple[Request, object]],
+    ) -> bool:
+        """Take parts of streams that go on; return False, with nothing done, if one has left.
+
+        Fast path of `_take_parts`: the same outcome, see tests/core/test_step_reports.py.
+        """
+        requests: list[Any] = list(map(running.members.get, ids))
+        if None in requests or None in values:
+            return False
+        streams: list[Any] = [request.stream for request in requests]
+        if True in [stream.is_collected for stream in streams]:
+            return False
+        pace_s = self._pace_s
+        oldest = now - _LATEST * pace_s if self._policy.part_slo_s else now
+        until, attention_at = now + self._silence_s, self.lobby.attention_at
+        for request, stream in zip(requests, streams, strict=True):
+            stream.heard = now
+            if not stream.parts:
+                self.times.learn_usual(now - stream.joined)
+            stream.parts += 1
+            if not stream.is_paused:
+                due = stream.next_due
+                stream.next_due = (due if oldest <= due < inf else now) + pace_s
+                request.deadline = deadline = until if until < stream.until else stream.until
+                if deadline < attention_at:
+                    attention_at = deadline
+        self.lobby.attention_at = attention_at
+        if self.resumable:
+            for stream, value in zip(streams, values, strict=True):
+                self._keep(stream, value)
+        parts += zip(requests, values, strict=True)
+        return True
+
+    @property
+    def _pace_s(self) -> float:
+        """How far apart the parts of a stream are due."""
+        try:
+            return self._policy.pace_s
+        except BaseException as error:
+            self.lobby.failed(error)
+            return self._policy.pace_s
+
+    def _keep(self, stream: Stream, value: object) -> None:
+        """Keep a part, so that the stream can go on from there."""
+        stream.kept.append(value)
+        if self._measure is not None:
+            nbytes = self._measure(value)
+            stream.kept_bytes += nbytes
+            self.queue.nbytes += nbytes
+
+    def _take_back(
+        self, now: float, running: RunningSet, returned: Sequence[int], ended: list[tuple[Request, Part]]
+    ) -> None:
+        """Let streams wait again that were stopped as memory ran out, and remember what fits."""
+        tried = running.size
+        again = []
+        for id in returned:
+            request = running.members.get(id)
+            if request is None:
+                continue
+            if self.may_run_again(request):
+                self._take_out(now, running, request, is_over=False)
+                again.append(request)
+            else:
+                self._take_out(now, running, request)
+                text = "MemoryError: memory ran out in a step, and this stream must not or cannot be started again"
+                ended.append((request, Part(id, error=ModelError(text, type_name="MemoryError"))))
+        running.untested = 0
+        if running.size < tried:
+            self.safe_size.ran_out(tried, running.size)
+        self.put_back(now, again)
+
+    def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
+        """Note which orders a worker has followed, and what follows from a step without a fault."""
+        if self.times.learns and report.rows:
+            self.times.learn_most(report.rows, now - running.heard)
+        running.hear(now)
+        running.seen = report.seen
+        running.note_step(report)
+        is_up_to_date = report.seen == running.number
+        running.is_stopped = report.stopped and is_up_to_date
+        if is_up_to_date:
+            running.starting = 0
+        if running.gone and is_up_to_date:
+            running.gone = {id: number for id, number in running.gone.items() if number > report.seen}
+        if running.suspect is not None and report.rows and report.seen >= running.suspected_by:
+            self._note_probation(running, running.suspect)
+        if running.untested and report.rows and is_up_to_date:
+            if running.untested > self.safe_size.limit:
+                self.safe_size.fitted(running.untested)
+            running.untested = 0
+
+    def _note_probation(self, running: RunningSet, suspect: Request) -> None:
+        """Note that a suspect has made a step alone; once it has made enough, it is acquitted."""
+        stream_of(suspect).probation -= 1
+        if stream_of(suspect).probation <= 0:
+            acquit(suspect)
+            running.suspect = None
+            running.is_restless = True
+
+    # -- what to do
+
+    def poll(self, now: float, room: float, todo: Todo, refuse: list[tuple[Request, str]]) -> None:
+        """Let requests join, and put the orders to send on the list of what a driver must do.
+
+        Args:
+            now: The time.
+            room: Nothing comes after a stage of steps, so there always is.
+            todo: Its `orders` gets them.
             refuse: The requests that cannot be in time are appended here, and why.
         """
-        self.wake_at = None
+        self.lobby.wake_at = None
         if self.queue.count:
             self._refuse_late(now, refuse)
             self._let_in(now)
             due = self.queue.earliest_due
-            self.wake_at = due if now < due < inf else None
+            self.lobby.wake_at = due if now < due < inf else None
         for running in self.sets.values():
             if running.is_clearing and not self._has_suspect_waiting:
                 running.is_clearing = False
                 running.is_restless = True
-            self._write_order(now, running)
-
-    def take_orders(self) -> list[Order]:
-        """Return the orders that are to be sent, once."""
-        orders, self.orders = self.orders, []
-        return orders
+            self._write_order(now, running, todo)
 
     def _refuse_late(self, now: float, refuse: list[tuple[Request, str]]) -> None:
         """Drop the queued requests whose first parts cannot come in time any more.
@@ -130,17 +724,17 @@ class Stepper(StepReports):
         try:
             late = self._find_late(now)
         except BaseException as error:
-            self._failed(error)
+            self.lobby.failed(error)
             return
-        if late and not self._running:
+        if late and not self.running:
             del late[0]
         if late:
-            self.drop(now, late)
+            self.lobby.drop(now, late)
             refuse += [(request, TOO_LATE) for request in late]
 
     def _find_late(self, now: float) -> list[Request]:
         """Return the queued requests whose first parts cannot come in time any more."""
-        queue, policy = self.queue, self.policy
+        queue, policy = self.queue, self._policy
         horizon = now + policy.first_part_s(self._longest)
         if queue.earliest_due >= horizon:
             return []
@@ -182,13 +776,13 @@ class Stepper(StepReports):
         if not heads:
             return 0
         try:
-            n = operator.index(self.policy.join(now, heads, running))
+            n = operator.index(self._policy.join(now, heads, running))
             if not 0 <= n <= len(heads):
-                raise RuntimeError(f"{self._whose_policy} has {n} of {len(heads)} requests join a set")
+                raise RuntimeError(f"{self.lobby.whose_policy} has {n} of {len(heads)} requests join a set")
         except BaseException as error:
-            self._failed(error)
+            self.lobby.failed(error)
             n = len(heads)
-        if not n and self.closing and not running.members:
+        if not n and self.lobby.closing and not running.members:
             return len(heads)
         return n
 
@@ -261,13 +855,13 @@ class Stepper(StepReports):
             if stream.is_paused:
                 running.is_restless = True
                 request.deadline = stream.until
-        self._running += n
+        self.running += n
         if not running.owes_report:
             running.unwanted_since = inf
         if running.size > self.safe_size.limit:
             running.untested = running.size
 
-    def _write_order(self, now: float, running: RunningSet) -> None:
+    def _write_order(self, now: float, running: RunningSet, todo: Todo) -> None:
         """Write the order to a worker, if there is something to tell it."""
         pause: list[int] = []
         resume: list[int] = []
@@ -282,14 +876,13 @@ class Stepper(StepReports):
         running.number += 1
         running.is_stopped = False
         running.ask = ask
-        order = Order(self.stage, running.place, running.number, running.to_leave, running.to_join, pause, resume, ask)
+        to_leave, to_join = running.to_leave, running.to_join
+        order = Order(self.lobby.stage, running.place, running.number, to_leave, to_join, pause, resume, ask)
         if order.join or pause or resume:
             running.unfollowed.append(order)
-        self.orders.append(order)
+        todo.orders.append(order)
         running.to_leave, running.to_join = [], []
-        look_at = now + self.times.least_s
-        if look_at < self.attention_at:
-            self.attention_at = look_at
+        self._look_at(now + self.times.least_s)
 
     def _ask_for(self, running: RunningSet) -> int:
         """Return what a worker is to do after its next step: see `Order.ask`.
@@ -330,3 +923,25 @@ def _may_share(running: RunningSet, lane: Lane) -> bool:
     """Report whether requests of a lane may share a set with those that it has."""
     own = next(iter(running)).lane
     return key_of(own) == key_of(lane) and own.bucket == lane.bucket
+
+
+def _detach(requests: Sequence[Request]) -> None:
+    """Note that streams are in no running set any more, and may join one again."""
+    for request in requests:
+        stream = stream_of(request)
+        stream.is_resting = False
+        stream.next_due = inf
+        stream.place = -1
+
+
+Crew: TypeAlias = Batcher | Stepper
+"""Who serves one lobby. The core asks the same of both, and does not ask which one it is:
+
+* `enter`, `leave`, `put_back`, `quarantine`, `in_the_way` and `late_unserved` are about what waits;
+* `abandon`, `pause`, `may_run_again` and `forget` are about what workers have;
+* `worker_ready`, `worker_gone`, `drain`, `take_drained`, `call_started` and `spare` are about
+  workers;
+* `completed` and `reported` take what workers say, and refuse what they cannot say;
+* `poll`, `attend` and `hint` say what to do;
+* `predicted_wait_s`, `longest_wait_s` and `expected_s` say how long it takes.
+"""

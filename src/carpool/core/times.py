@@ -159,6 +159,11 @@ class Times:
         unwanted = max(started, unwanted_since) + self._unwanted_s
         return min(unwanted, started + max(self._unwanted_s, _FAR * self._most_s(size)))
 
+    def judge(self, now: float, started: float, unwanted_since: float, size: int) -> tuple[float, str]:
+        """Return when a call is to be given up, and why if it is time; see `until`."""
+        until = self.until(started, unwanted_since, size)
+        return until, self.why(started, unwanted_since, size) if until <= now else ""
+
     def hint(self, ran_s: float) -> str:
         """Return what else to tell a caller whose time is up while the call goes on.
 

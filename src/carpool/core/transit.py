@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carpool.core import trail
+from carpool.core.batch import DONE_EARLY, Reply
 from carpool.core.graph import JOIN, After, Door, Each, Fork, Node, Switch
 from carpool.core.journal import Journal, parts_so_far
-from carpool.core.quarantine import acquit
-from carpool.core.reply import DONE_EARLY, Reply
+from carpool.core.lobby import acquit
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.request import DONE, QUEUED, RUNNING, Request
 
@@ -192,7 +192,7 @@ class Transit:
             began: When the worker began with the batch; None if it is not the one that it runs.
         """
         results, errors, turns = reply.results, reply.errors, reply.turns
-        node: Node = crew.nodes[0]
+        node: Node = crew.lobby.nodes[0]
         following = node.after
         # mostly all results go the same way, which is then found out once
         is_plain = turns is None and not node.is_shared and (following is None or type(following) is Node)
@@ -439,7 +439,7 @@ class Transit:
         try:
             if request.losses:
                 acquit(request)  # this restores its own key, before it gets that of the next stage
-            node.crew.weigh(request, result)
+            node.crew.lobby.weigh(request, result)
         except CarpoolError as error:
             self.fail(now, request, error)
             return False

@@ -14,6 +14,7 @@ from math import inf
 
 from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
+from carpool.core.batcher import Batcher
 from carpool.core.core import Core
 from carpool.drive.executor import Executor
 from carpool.drive.loop_turn import LoopTurn
@@ -158,8 +159,7 @@ class Driver(LoopTurn):
         """Take note that a caller wants no more parts for now, or wants them again."""
         now = self.clock()
         self.pipeline.pause(now, request, is_paused)
-        if self.stats.streams is not None:
-            self.stats.streams.paused(now, request, is_paused)
+        self.stats.paused(now, request, is_paused)
         if not self._is_poll_due:
             self._poll_soon()
 
@@ -224,29 +224,25 @@ class Driver(LoopTurn):
 
     # -- what the workers teach
 
-    def trained(self, stage: int, n: int, size: int, busy_s: float, longest: int = 0) -> None:
+    def trained(self, batcher: Batcher, n: int, size: int, busy_s: float, longest: int = 0) -> None:
         """Learn from a warm-up call of `n` examples, whose sizes sum to `size`.
 
         With `longest`, it was `n` times one example of that length.
         """
         self.recall()
-        self.pipeline.trained(self.clock(), stage, n, size, busy_s, longest)
+        batcher.trained(self.clock(), n, size, busy_s, longest)
 
-    def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
-        """Learn from a warm-up that has started `length` units of work and stepped `rows`."""
-        self.pipeline.trained_steps(self.clock(), rows, step_s, length, start_s)
-
-    def troubled(self, stage: int, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
+    def troubled(self, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's batch, before its results come.
 
         Raises:
             ValueError: It is about a batch or items that the worker does not have.
         """
-        batcher, stats = self.pipeline.batchers[stage], self.stats.stages[stage]
-        stats.troubled(trouble)
+        stage = batcher.lobby.stage
+        self.stats.stages[stage].troubled(trouble)
         learn(f"stage {batcher.name}", batcher, place, batch_id, trouble, self._about(stage, place))
 
-    def troubled_in_warm_up(self, stage: int, trouble: Sequence[Trouble]) -> None:
+    def troubled_in_warm_up(self, batcher: Batcher, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's warm-up."""
-        self.stats.stages[stage].troubled(trouble)
-        learn_from_warm_up(self.pipeline.batchers[stage], trouble)
+        self.stats.stages[batcher.lobby.stage].troubled(trouble)
+        learn_from_warm_up(batcher, trouble)

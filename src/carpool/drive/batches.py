@@ -6,14 +6,17 @@ All else about workers is as in `worker_pool.py`.
 from __future__ import annotations
 
 import contextlib
+import socket
+from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from carpool.call.results import Trouble
-from carpool.core.batch import Batch
-from carpool.core.reply import Reply
+from carpool.core.batch import Batch, Reply
+from carpool.core.batcher import Batcher
+from carpool.drive.process import WorkerProcess
 from carpool.drive.replies import check_ids, check_takers, decoded, errors_of
 from carpool.drive.worker import Work
 from carpool.drive.worker_pool import WorkerPool
@@ -28,10 +31,17 @@ from carpool.wire.scalars import Scalars
 
 
 class BatchPool(WorkerPool):
-    """The executor of a stage that answers in batches."""
+    """The executor of a stage that answers in batches.
+
+    Its arguments are those of `WorkerPool`.
+
+    Attributes:
+        batcher: The stage's.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.batcher = cast(Batcher, self._crew)
         # What each worker has not been sent yet, by place: the other pieces of its batch, then
         # the batches ahead, whole or in pieces.
         self._unsent: dict[int, list[Frame]] = {}
@@ -61,21 +71,21 @@ class BatchPool(WorkerPool):
             worker.send(frame)
         except FrameError:  # it is too large for one message, and nothing has been sent
             self._unsent[batch.place] = in_pieces(frame)
-            if self._batcher.in_flight.get(batch.place) is batch:
+            if self.batcher.in_flight.get(batch.place) is batch:
                 self._send_next(batch.place)  # else it lies ahead, and goes once its turn comes
         if self._after_dispatch is not None:
             self._after_dispatch()
 
     def _nbytes_ahead(self, place: int) -> int:
         """Return how many bytes the items take that lie with a worker, or are about to."""
-        return sum([request.nbytes for batch in self._batcher.ahead[place] for request in batch.requests])
+        return sum([request.nbytes for batch in self.batcher.ahead[place] for request in batch.requests])
 
     def _send_ahead(self, place: int) -> None:
         """Have the batch that comes next go to its worker, on a network once that begins to answer.
 
         Of those ahead it is the first, as a worker reads only one when it has answered.
         """
-        batch, pieces = self._batcher.ahead[place][0], self._unsent[place]
+        batch, pieces = self.batcher.ahead[place][0], self._unsent[place]
         if pieces[0].ids != batch.ids:
             return
         with contextlib.suppress(FrameError):  # it is tried again once the worker has answered, and fails then
@@ -107,6 +117,18 @@ class BatchPool(WorkerPool):
                 self._driver.call_started(self.stage, place, piece.batch_id)
                 return
 
+    def lend(self, place: int, recall: Callable[[], None]) -> tuple[WorkerProcess, socket.socket] | None:
+        """Lend the socket of a worker that has nothing to do; see `WorkerProcess.lend`.
+
+        Returns:
+            The worker and its socket; None if it cannot be lent.
+        """
+        worker = self._workers.get(place)
+        if not isinstance(worker, WorkerProcess) or self._after_dispatch is not None or self._before_reply is not None:
+            return None
+        sock = worker.lend(recall)
+        return None if sock is None else (worker, sock)
+
     # -- what the workers send
 
     def _heard(self, place: int, frame: Frame) -> None:
@@ -123,7 +145,7 @@ class BatchPool(WorkerPool):
 
     def _batch_of(self, place: int, frame: Frame) -> Batch:
         """Return the batch of a frame. Raises FrameError if the worker has another one, or none."""
-        batch = self._batcher.in_flight.get(place)
+        batch = self.batcher.in_flight.get(place)
         if batch is None or batch.id != frame.batch_id:
             raise FrameError(f"{frame.kind.name} for batch {frame.batch_id}, which it does not have")
         return batch
@@ -157,7 +179,7 @@ class BatchPool(WorkerPool):
         if place in self._unsent:
             if self._is_waiting_for_more(place):
                 self._send_next(place)
-            elif place in self._batcher.ahead:
+            elif place in self.batcher.ahead:
                 self._send_ahead(place)
 
     def _not_received(self, frame: Frame) -> dict[int, Exception]:
@@ -171,7 +193,7 @@ class BatchPool(WorkerPool):
 
     def _is_waiting_for_more(self, place: int) -> bool:
         """Report whether the worker has answered all it was sent, but not all of its batch."""
-        batch = self._batcher.in_flight.get(place)
+        batch = self.batcher.in_flight.get(place)
         if batch is None:
             return False
         return sum([len(piece.ids) for piece in self._unsent[place] if piece.batch_id == batch.id]) == len(batch.ids)
@@ -188,9 +210,9 @@ class BatchPool(WorkerPool):
                 batch = self._batch_of(place, frame)
                 if len(batch) != batch.n:  # of a piece of it, so its positions are not those in the batch
                     trouble = [msgspec.structs.replace(each, ran_out=[], fitted=[]) for each in trouble]
-                self._driver.troubled(self.stage, place, frame.batch_id, trouble)
+                self._driver.troubled(self.batcher, place, frame.batch_id, trouble)
             elif all(n == size for n, size in self._launch.warm_up.items()):  # else the first batches will show it
-                self._driver.troubled_in_warm_up(self.stage, trouble)
+                self._driver.troubled_in_warm_up(self.batcher, trouble)
         except ValueError as error:
             raise FrameError(str(error)) from error
 
@@ -200,30 +222,30 @@ class BatchPool(WorkerPool):
             for n, busy_s in decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
-                self._driver.trained(self.stage, n, self._launch.warm_up.get(n, n), busy_s)
+                self._driver.trained(self.batcher, n, self._launch.warm_up.get(n, n), busy_s)
         shapes = self._launch.warm_up_shapes
         for payload in frame.payloads[2:]:
             for i, busy_s in decoded(payload, list[tuple[int, float]]):
                 if not 0 <= i < len(shapes) or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of shape {i} in {busy_s} s")
-                self._driver.trained(self.stage, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
+                self._driver.trained(self.batcher, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
 
     def _heard_too_late(self, place: int, frame: Frame) -> None:
         """Count late results of a worker that was given up: others have its requests by now."""
         if frame.kind == FrameKind.REPLY:
-            self._batcher.late_results += len(frame.ids)
+            self.batcher.late_results += len(frame.ids)
             self._workers[place].kill()  # it has come back, so it need not write down where it hung
 
     # -- workers that go
 
     def _requests_of(self, place: int) -> list[Request]:
         """Return the requests that a worker is at work on."""
-        batch = self._batcher.in_flight.get(place)
+        batch = self.batcher.in_flight.get(place)
         return [] if batch is None else list(batch.requests)
 
     def _work_of(self, place: int) -> Work | None:
         """Return what a worker is at work on; None if it is idle, or gone."""
-        return self._batcher.in_flight.get(place)
+        return self.batcher.in_flight.get(place)
 
     def _forget(self, place: int, cause: str) -> None:
         self._unsent.pop(place, None)
@@ -236,7 +258,7 @@ class BatchPool(WorkerPool):
             Whether a request is to blame for the loss.
         """
         unsent = {id for piece in self._unsent.pop(place, ()) for id in piece.ids}
-        if has_unread_batch and place not in self._batcher.ahead:  # else the one ahead is what is unread
+        if has_unread_batch and place not in self.batcher.ahead:  # else the one ahead is what is unread
             self._driver.worker_left(self.stage, place)
         elif self._driver.worker_lost(self.stage, place, unsent):
             text = "stage %s: two workers were lost with the same request, which fails and is not tried again"

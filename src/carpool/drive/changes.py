@@ -285,13 +285,11 @@ class Changes:
 
     async def _see_off(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
         """Wait until workers have gone; have streams move that can, and after `grace_s` all."""
-        stepper = self._driver.pipeline.stepper
-        has_streams = stepper is not None and stepper.stage == pool.stage
-        if has_streams and stepper is not None and stepper.resumable:
+        if pool.moves_out(is_late=False):
             for place in places:
                 pool.turnover.move_out(place)
         late = await pool.turnover.until_gone(places, grace_s)
-        if has_streams:
+        if pool.moves_out(is_late=True):
             for place in late:
                 pool.turnover.move_out(place)
 

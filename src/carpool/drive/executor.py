@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Todo
 from carpool.core.running_set import Order
-from carpool.core.todo import Todo
 
 
 class Executor(Protocol):

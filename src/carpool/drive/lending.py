@@ -39,10 +39,10 @@ from math import inf
 from typing import Final
 
 from carpool.clock import Clock, monotonic
-from carpool.core.todo import Todo
+from carpool.core.batch import Todo
 from carpool.drive.aio import Driver
+from carpool.drive.batches import BatchPool
 from carpool.drive.process import WorkerProcess
-from carpool.drive.worker_pool import WorkerPool
 from carpool.request import DONE, Request
 from carpool.wire.frame import Frame, FrameKind, encode
 from carpool.wire.payload import LARGE
@@ -265,11 +265,11 @@ class Lending:
         post: Has something done on the loop.
     """
 
-    def __init__(self, driver: Driver, pool: WorkerPool, post: Post) -> None:
+    def __init__(self, driver: Driver, pool: BatchPool, post: Post) -> None:
         self._driver = driver
         self._pool = pool
         self._pipeline = driver.pipeline
-        (self._batcher,) = driver.pipeline.batchers
+        self._batcher = pool.batcher
         self._post = post
         self._longest_s = min(_LONGEST_S, self._batcher.times.least_s)
         self._in_a_row = 0  # calls that have been alone
@@ -355,7 +355,8 @@ class Lending:
 
     def _take_over(self, call: LentCall) -> None:
         """Have the pipeline know of a call that the worker has been sent."""
-        self._driver.took_over(self._pipeline.take_over(call.began, call.request))
+        self._pipeline.flow.admit_lone(call.began, call.request)
+        self._driver.took_over(self._batcher.start_lone(call.began))
 
     def _account_for(self, place: int, calls: Sequence[LentCall]) -> None:
         """Make up for all that was left out for calls that are done, as of the time of each."""
@@ -365,7 +366,8 @@ class Lending:
             request = call.request
             request.state = DONE
             request.admitted = call.began
-            pipeline.went_alone(call.began, call.ended, call.busy_s, True)
+            pipeline.flow.went_alone(ok=True)
+            self._batcher.went_alone(call.began, call.ended, call.busy_s, True)
             stage.went_alone(place, call.busy_s, call.waited_s)
             stats.answered((request,), call.ended)
         if calls:

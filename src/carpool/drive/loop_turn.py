@@ -13,11 +13,9 @@ from math import inf
 from typing import Any, cast
 
 from carpool.clock import Clock, monotonic
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply, Todo
 from carpool.core.core import Core
-from carpool.core.reply import Reply
 from carpool.core.running_set import SetReport
-from carpool.core.todo import Todo
 from carpool.drive.executor import DrainingExecutor, Executor, Lender, StepExecutor
 from carpool.drive.refusal_log import RefusalLog
 from carpool.drive.trouble import FAILED_FOR_S
@@ -49,7 +47,7 @@ class LoopTurn:
     def __init__(self, pipeline: Core, stats: Stats, clock: Clock = monotonic) -> None:
         self.pipeline = pipeline
         for batcher in pipeline.batchers:
-            batcher.on_fault = self._policy_raised
+            batcher.lobby.on_fault = self._policy_raised
         self.stats = stats
         self.clock = clock
         self.executors: Sequence[Executor] = ()
@@ -118,8 +116,8 @@ class LoopTurn:
             self.stats.ordered(todo.orders, self.clock())
             if self.stats.refusals.is_due:
                 self._refusal_log.tell()
-        if todo.parts and self.stats.streams is not None:
-            self.stats.streams.handed_on(todo.parts)
+        if todo.parts:
+            self.stats.handed_on(todo.parts)
         for request, part in todo.parts:  # before the answers, as parts come before the end
             try:
                 request.tell_part(part.part if type(part) is Carried else part)
@@ -227,7 +225,7 @@ class LoopTurn:
         if self._is_handing_over:
             if not self._is_poll_due:
                 self._poll_soon()
-        elif batcher.queue.size >= batcher.batch_limit:
+        elif batcher.queue.size >= batcher.lobby.batch_limit:
             self.poll()
         elif not self._is_poll_due:
             if self.pipeline.waiting:

@@ -86,7 +86,7 @@ class SharedLine:
     ) -> None:
         self._name = name
         self._batcher = batcher
-        batcher.on_fault = self._policy_raised
+        batcher.lobby.on_fault = self._policy_raised
         self._fault: BaseException | None = None  # what the policy has raised, until the line fails for it
         self._slots = slots
         self._slo_s = slo_s
@@ -114,7 +114,7 @@ class SharedLine:
         """Return why the policy decides as it does."""
         self._check_owner()
         with self._lock:
-            return explained(self._batcher.policy, self._clock(), self._batcher.times.hop_s)
+            return explained(self._batcher.lobby.policy, self._clock(), self._batcher.times.hop_s)
 
     # -- forks
 
@@ -122,7 +122,7 @@ class SharedLine:
         """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
         closed = self._line.pipeline.flow.closed_because
         self._batcher = batcher
-        batcher.on_fault = self._policy_raised
+        batcher.lobby.on_fault = self._policy_raised
         self._fault = None
         self._line = Line(batcher, self._slots, self._slo_s)
         self._counts = CallCounts()

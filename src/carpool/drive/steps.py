@@ -46,6 +46,7 @@ class StepPool(WorkerPool):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._stepper = cast(Stepper, self._crew)
         self._sent: dict[int, deque[_Sent]] = {}  # by place: the orders that workers have not followed yet
 
     def send(self, order: Order) -> None:
@@ -104,7 +105,7 @@ class StepPool(WorkerPool):
             raise FrameError("there is no memory to receive its report")
         running = self._stepper.sets.get(place)
         if running is None and self.roster.places[place].is_leaving:
-            self._batcher.late_results += len(frame.ids) - 1  # others have its streams by now
+            self._stepper.late_results += len(frame.ids) - 1  # others have its streams by now
             return
         if running is None:
             raise FrameError("a report before it is ready")
@@ -128,11 +129,12 @@ class StepPool(WorkerPool):
 
     def _learn(self, frame: Frame) -> None:
         """Pass the timings of the warm-up on to the stage's policy."""
+        now = self._driver.clock()
         for payload in frame.payloads[1:]:
             for timing in decoded(payload, list[wire.StepTiming]):
                 if timing.rows < 1 or not (0.0 <= timing.step_s < inf and 0.0 <= timing.start_s < inf):
                     raise FrameError(f"a warm-up that cannot be: {timing}")
-                self._driver.trained_steps(timing.rows, timing.step_s, timing.rows, timing.start_s)
+                self._stepper.trained_steps(now, timing.rows, timing.step_s, timing.rows, timing.start_s)
 
     def _length_started(self, place: int, seen: int) -> int:
         """Return the sum of the lengths of the streams that were started up to an order."""
@@ -145,10 +147,13 @@ class StepPool(WorkerPool):
     def _heard_too_late(self, place: int, frame: Frame) -> None:
         """Count late parts of a worker that was given up: others have its streams by now."""
         if frame.kind == FrameKind.PARTS:
-            self._batcher.late_results += len(frame.ids) - 1
+            self._stepper.late_results += len(frame.ids) - 1
             self._workers[place].kill()
 
     # -- workers that go
+
+    def moves_out(self, is_late: bool) -> bool:
+        return is_late or self._stepper.resumable
 
     def _requests_of(self, place: int) -> list[Request]:
         running = self._stepper.sets.get(place)
@@ -179,10 +184,6 @@ class StepPool(WorkerPool):
     def _hand_back_unblamed(self, place: int) -> None:
         self._sent.pop(place, None)
         super()._hand_back_unblamed(place)
-
-    @property
-    def _stepper(self) -> Stepper:
-        return cast(Stepper, self._batcher)
 
 
 def _joining(request: Request) -> wire.Joining:

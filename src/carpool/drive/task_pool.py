@@ -12,12 +12,12 @@ import asyncio
 import contextvars
 import types
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from carpool.clock import monotonic
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
+from carpool.core.batcher import Batcher
 from carpool.core.core import Core
-from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, for_all
 from carpool.observe.stats import Stats
@@ -97,7 +97,8 @@ class TaskPool:
         outcome.busy_s = monotonic() - started
         try:
             if outcome.trouble:
-                self._driver.troubled(0, batch.place, batch.id, outcome.trouble)
+                batcher = cast(Batcher, self._driver.pipeline.batchers[0])
+                self._driver.troubled(batcher, batch.place, batch.id, outcome.trouble)
         finally:
             self._answered(batch, outcome)
         if unheard is not None:

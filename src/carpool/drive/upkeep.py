@@ -13,8 +13,9 @@ import logging
 import os
 from collections.abc import Coroutine, Sequence
 from math import inf
-from typing import Any
+from typing import Any, cast
 
+from carpool.core.batcher import Batcher
 from carpool.core.recycling import Recycling
 from carpool.core.roster import PlaceState
 from carpool.core.scaler import EVERY_S, Scaler
@@ -51,7 +52,7 @@ class StageUpkeep:
         self._changes = changes
         self._recycling = recycling
         self._batcher = driver.pipeline.batchers[pool.stage]
-        self._is_single = isinstance(self._batcher.policy, OneByOne)
+        self._is_single = isinstance(self._batcher.lobby.policy, OneByOne)
         self._coming: set[asyncio.Task[None]] = set()  # which each add a worker
         self._going: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
@@ -64,9 +65,9 @@ class StageUpkeep:
     def scale_between(self, least: int, most: int) -> None:
         """Have the number of workers follow the load from now on."""
         slo_s = self._driver.pipeline.flow.slo_s
-        batcher = self._batcher
+        batcher = cast(Batcher, self._batcher)  # the number of workers of a stage of steps is fixed
         batcher.learn_costs()
-        self.scaler = Scaler(least, most, batcher.batch_limit, slo_s, batcher.cost_s)
+        self.scaler = Scaler(least, most, batcher.lobby.batch_limit, slo_s, batcher.cost_s)
 
     @property
     def is_needed(self) -> bool:

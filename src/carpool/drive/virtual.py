@@ -15,11 +15,10 @@ from math import inf
 from typing import Any, Protocol
 
 from carpool.clock import VirtualClock
-from carpool.core.batch import Batch
-from carpool.core.batcher import Batcher
+from carpool.core.batch import Batch, Reply
 from carpool.core.core import Core
-from carpool.core.reply import Reply
 from carpool.core.running_set import SetReport
+from carpool.core.stepper import Crew, Stepper
 from carpool.drive.virtual_steps import StepCosts, VirtualStepWorker
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import named_text_of, traceback_of
@@ -117,6 +116,7 @@ class VirtualDriver:
         self._busy: dict[tuple[int, int], Batch] = {}
         self._ahead: dict[tuple[int, int], list[Batch]] = {}
         self._steps = steps
+        self._stage_of_steps = -1  # if there is one
         self.step_workers: dict[int, VirtualStepWorker] = {}
         self.drained: Callable[[int, int], None] = lambda stage, place: None
         self.completed: Callable[[Batch, float], None] = lambda batch, busy_s: None
@@ -174,7 +174,7 @@ class VirtualDriver:
         """Have a worker die now, with its batches; its successor is ready `back_after_s` later."""
         self._busy.pop((stage, place), None)
         self._ahead.pop((stage, place), None)
-        if self._is_of_steps(stage):
+        if stage == self._stage_of_steps:
             self.step_workers.pop(place).lose()
         self.pipeline.worker_lost(self.clock.now, stage, place)
         self._notice()
@@ -204,8 +204,7 @@ class VirtualDriver:
 
     def recycle(self, place: int) -> None:
         """Replace a worker of the stage of steps now, in the midst of its streams."""
-        assert self.pipeline.stepper is not None
-        stage = self.pipeline.stepper.stage
+        stage = len(self.pipeline.batchers) - 1
         self.step_workers.pop(place).lose()
         self.pipeline.worker_left(self.clock.now, stage, place)
         self._make_ready(stage, place)
@@ -231,12 +230,10 @@ class VirtualDriver:
         if until != inf:
             clock.advance_to(until)
 
-    def _is_of_steps(self, stage: int) -> bool:
-        return self.pipeline.stepper is not None and stage == self.pipeline.stepper.stage
-
     def _make_ready(self, stage: int, place: int) -> None:
         """Add a worker that can take batches, or orders."""
-        if self._is_of_steps(stage):
+        if isinstance(self.pipeline.batchers[stage], Stepper):
+            self._stage_of_steps = stage
             if self._steps is None:
                 raise ValueError("the last stage is one of steps: give its costs as `steps`")
             self.step_workers[place] = VirtualStepWorker(stage, place, self._steps, self._at, self._reported)
@@ -288,7 +285,7 @@ class VirtualDriver:
         for stage, place in todo.kill:
             self.lose(stage, place)
         for stage, place in todo.drained:
-            if self._is_of_steps(stage):
+            if stage == self._stage_of_steps:
                 del self.step_workers[place]
             self.drained(stage, place)
         for request, part in todo.parts:
@@ -322,14 +319,14 @@ class VirtualDriver:
             self._run(self.clock.now, following, 0.5 * self._hop_item_s * following.size)
         self._replied(self.pipeline.batchers[batch.stage])
 
-    def _replied(self, batcher: Batcher) -> None:
+    def _replied(self, crew: Crew) -> None:
         """Poll as `Driver.completed` does after a reply.
 
         That is at once if a full batch waits, or no request at all; else at the end of the turn.
         """
         is_idle = not self._has_news and not self.pipeline.waiting
         self._notice()
-        if self._turn_s and (is_idle or batcher.queue.size >= batcher.batch_limit):
+        if self._turn_s and (is_idle or crew.queue.size >= crew.lobby.batch_limit):
             self._poll(self.clock.now)
 
 

@@ -79,7 +79,7 @@ class WorkerPool:
         self._starts = starts
         self._launch = launch
         self._driver = driver
-        self._batcher = driver.pipeline.batchers[stage]
+        self._crew = driver.pipeline.batchers[stage]
         self._sink = guarded(sink)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # for the next start that is due
@@ -134,6 +134,14 @@ class WorkerPool:
     def _learn(self, frame: Frame) -> None:
         """Pass the timings of the warm-up on to the stage's policy."""
         raise NotImplementedError
+
+    def moves_out(self, is_late: bool) -> bool:
+        """Report whether others can go on with what a worker has that is to go.
+
+        Args:
+            is_late: Whether the worker has had the time that it was given to finish it.
+        """
+        return False
 
     def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
         """Have what a lost worker owed run by others, or fail.
@@ -219,18 +227,6 @@ class WorkerPool:
         packed, now = msgspec.msgpack.encode(setup), self._driver.clock()
         worker.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], made_at=now))
 
-    def lend(self, place: int, recall: Callable[[], None]) -> tuple[WorkerProcess, socket.socket] | None:
-        """Lend the socket of a worker that has nothing to do; see `WorkerProcess.lend`.
-
-        Returns:
-            The worker and its socket; None if it cannot be lent.
-        """
-        worker = self._workers.get(place)
-        if not isinstance(worker, WorkerProcess) or self._after_dispatch is not None or self._before_reply is not None:
-            return None
-        sock = worker.lend(recall)
-        return None if sock is None else (worker, sock)
-
     # -- what the workers say of themselves
 
     def _heard(self, place: int, frame: Frame) -> None:
@@ -301,7 +297,7 @@ class WorkerPool:
         if work is None:
             return  # it has just been lost
         why = work.given_up
-        slow = self._batcher.times.learns and work.unwanted_since < inf  # no limit was set, and no caller waits
+        slow = self._crew.times.learns and work.unwanted_since < inf  # no limit was set, and no caller waits
         logger.error("worker %s hangs and is given up: %s", self._label(place), why, extra=self._about(place))
         if not self.roster.places[place].is_guest:
             self._lost_at.setdefault(place, self._driver.clock())

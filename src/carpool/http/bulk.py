@@ -107,8 +107,7 @@ class BulkItems(ExchangeItems):
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
         # the items: where a service has one stage, and does not weigh, they can be used again
-        pipeline = driver.pipeline
-        self._are_used_again = ask.endpoint.weigher is None and len(pipeline.batchers) == 1 and pipeline.stepper is None
+        self._are_used_again = ask.endpoint.weigher is None and len(driver.pipeline.batchers) == 1
         self._spare: list[BulkItem] = []  # what has been answered, and is to be a later line
 
         # the answers
@@ -420,7 +419,7 @@ class BulkItems(ExchangeItems):
             lines = b"".join([entry_of(item, ask, head) + b"\n" for item in answered])
             answered = [item for item in answered if type(item.result) is bytes]
         if self._are_used_again and not self._driver.pipeline.has_untold_answers:
-            self._spare += answered
+            self._spare += [item for item in answered if item.stream is None]  # a stream is of one answer
         return lines
 
 

@@ -60,7 +60,11 @@ def _service(stats: Stats, now: float) -> dict[str, Any]:
 
 def _stage(stage: StageStats, now: float) -> dict[str, Any]:
     batcher, roster = stage.batcher, stage.roster
-    why = {key: value for key, value in explained(batcher.policy, now, batcher.times.hop_s).items() if _is_plain(value)}
+    why = {
+        key: value
+        for key, value in explained(batcher.lobby.policy, now, batcher.times.hop_s).items()
+        if _is_plain(value)
+    }
     return {
         "name": stage.name,
         "has_failed": roster is not None and roster.failed,
@@ -82,7 +86,7 @@ def _stage(stage: StageStats, now: float) -> dict[str, Any]:
         "safe_batch_size": stage.safe_batch_size,
         "policy": why,
         "decision": _decision(stage, why),
-        "cost": _cost(batcher.policy),
+        "cost": _cost(batcher.lobby.policy),
     }
 
 

@@ -113,7 +113,7 @@ class StageStats:
         n = len(batch.requests)
         size, calls = (1, n) if self._single else (n, 1)
         self.batch_sizes[size] = self.batch_sizes.get(size, 0) + calls
-        sizes = self.batcher.policy.allowed_batch_sizes
+        sizes = self.batcher.lobby.policy.allowed_batch_sizes
         if sizes is not None:
             self.items += n
             self.padding += padded_size(n, sizes) - n
@@ -157,7 +157,7 @@ class StageStats:
         Only the reason is that of the last batch, as nobody has asked the policy.
         """
         self.batch_sizes[1] = self.batch_sizes.get(1, 0) + 1
-        sizes = self.batcher.policy.allowed_batch_sizes
+        sizes = self.batcher.lobby.policy.allowed_batch_sizes
         if sizes is not None:
             self.items += 1
             self.padding += padded_size(1, sizes) - 1
@@ -187,7 +187,7 @@ class StageStats:
 
     def _count_positions(self, batch: Batch) -> None:
         """Count how much of the items' lengths is padding up to the longest, or an allowed one."""
-        allowed = self.batcher.policy.allowed_lengths
+        allowed = self.batcher.lobby.policy.allowed_lengths
         longest = batch.longest if allowed is None else padded(batch.longest, allowed)
         positions = len(batch.requests) * longest
         self.positions += positions
@@ -209,7 +209,7 @@ class StageStats:
         self._last_reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
-            why = explained(self.batcher.policy, batch.started, self.batcher.times.hop_s)
+            why = explained(self.batcher.lobby.policy, batch.started, self.batcher.times.hop_s)
             logger.debug("stage %s: a batch of %d goes (%s); %s", self.name, batch.n, batch.reason, why)
 
     @property
@@ -264,7 +264,7 @@ class StageStats:
             unsplit_batches=self.unsplit_batches,
             out_of_memory=self.out_of_memory,
             safe_batch_size=self.safe_batch_size,
-            policy=explained(self.batcher.policy, now, self.batcher.times.hop_s),
+            policy=explained(self.batcher.lobby.policy, now, self.batcher.times.hop_s),
             elsewhere={place: hello.whereabouts for place, hello in sorted(self.elsewhere.items())},
         )
 

@@ -63,7 +63,7 @@ class Stats:
         rosters: Sequence[Roster | None],
         singles: Sequence[bool],
         slo_s: float | None = None,
-        part_slo_s: float | None = None,
+        streams: StreamStats | None = None,
     ) -> None:
         self.name = name
         self.pipeline = pipeline
@@ -80,8 +80,7 @@ class Stats:
             self.stage_stats(stage.name, pipeline, i, roster, single)
             for i, (stage, roster, single) in enumerate(zip(pipeline.batchers, rosters, singles, strict=True))
         ]
-        stepper = pipeline.stepper
-        self.streams = None if stepper is None else StreamStats(stepper, slo_s, part_slo_s)
+        self.streams = streams
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
         """Count requests that have got their answers."""
@@ -135,6 +134,16 @@ class Stats:
                 self.stages[order.stage].joined(now, order.join)
         if self.streams is not None:
             self.refusals.went_on(self.streams.newly_resumed(orders))
+
+    def handed_on(self, parts: Sequence[tuple[Request, object]]) -> None:
+        """Count parts that are handed on to their callers now."""
+        if self.streams is not None:
+            self.streams.handed_on(parts)
+
+    def paused(self, now: float, request: Request, is_paused: bool) -> None:
+        """Note that a caller wants no more parts for now, or wants them again."""
+        if self.streams is not None:
+            self.streams.paused(now, request, is_paused)
 
     def reported(self, report: SetReport) -> None:
         """Count what a worker says after a step; its parts are counted by `StreamStats`."""

@@ -22,7 +22,7 @@ until they have come `spare` is a pace less, and those who wait for them are sta
 starts take next to nothing, nothing is gained by that, and a place would stay empty for a step. So
 for a start that takes no more than a twentieth of a step these parts count already. Those of which
 one is the first are not made late by it, as 1.05 · 0.9 pace is less than a pace. Without a goal
-between parts, who would be late is counted from anew, here as in `core/step_reports.py`.
+between parts, who would be late is counted from anew, here as in `core/stepper.py`.
 
 Costs are learned with forgetting (`policy/cost_line.py`). There is no other number to choose: a
 fixed chunk of a prompt per step, as elsewhere, is right for one load and wrong for the next one.

@@ -17,12 +17,12 @@ import msgspec
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
+from carpool.core.places import KeyedWorkers
 from carpool.core.queue import Queue
 from carpool.core.recycling import Recycling
 from carpool.core.roster import Starts
-from carpool.core.stepper import Stepper
+from carpool.core.stepper import Crew, Stepper
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
 from carpool.drive.changes import Changes, CoreShares
@@ -35,6 +35,7 @@ from carpool.drive.worker_pool import WorkerPool, new_roster
 from carpool.errors import StartupError
 from carpool.logger import logger
 from carpool.observe.stats import Stats
+from carpool.observe.stream_stats import StreamStats
 from carpool.policy import OneByOne
 from carpool.service.checks import why_never_held_back
 from carpool.service.declaration import Declaration
@@ -90,10 +91,12 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     cores = affinity.usable()
     launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
-    batchers = [_batcher(service, *each) for each in zip(service.stages, [None, *service.stages], strict=False)]
+    batchers = [_crew(service, *each) for each in zip(service.stages, [None, *service.stages], strict=False)]
     pipeline = Core(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
-    singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
-    stats = Stats(service.name, pipeline, rosters, singles, service.slo_s, service.part_slo_s)
+    singles = [isinstance(batcher.lobby.policy, OneByOne) for batcher in batchers]
+    last = batchers[-1]
+    streams = StreamStats(last, service.slo_s, service.part_slo_s) if isinstance(last, Stepper) else None
+    stats = Stats(service.name, pipeline, rosters, singles, service.slo_s, streams)
     driver = Driver(pipeline, stats)
     most_starts = max(_LEAST_STARTS, affinity.available())
     if site is not None:  # workers that wait for room are the demand by which a cluster grows
@@ -126,7 +129,7 @@ def _pool_class(stage: Stage) -> type[WorkerPool]:
     return StepPool if stage.traits.in_parts else BatchPool
 
 
-def _batcher(service: Declaration, stage: Stage, before: Stage | None) -> Batcher:
+def _crew(service: Declaration, stage: Stage, before: Stage | None) -> Crew:
     if stage.traits.in_parts:
         return _stepper(service, stage, before)
     weigher = weigher_of(stage, before)
@@ -172,7 +175,7 @@ def _stepper(service: Declaration, stage: Stage, before: Stage | None) -> Steppe
     )
     weigher = weigher_of(stage, before)
     if weigher is not None:
-        stepper.weigh = weigher.weigh_encoded
+        stepper.lobby.weigh = weigher.weigh_encoded
     return stepper
 
 

@@ -15,6 +15,7 @@ from carpool.clock import monotonic
 from carpool.core.journal import Entry, Journal
 from carpool.core.life import STARTED_BEFORE, Event, LifeState
 from carpool.drive.aio import Driver
+from carpool.drive.batches import BatchPool
 from carpool.drive.callers import (
     FutureCaller,
     request_for,
@@ -166,8 +167,10 @@ class AsyncHandle:
             running.gate, running.gate_address = open_gate(self._settings.join, self.service, made.pools)
         await made.driver.start(made.pools, [stage.least_workers for stage in self.service.stages])
         thread = self._running.thread
-        if thread is not None and len(made.pools) == 1 and self.weigh is None and self._journal is None:
-            made.driver.lender = Lending(made.driver, made.pools[0], thread.post)
+        pool = made.pools[0]
+        is_plain = len(made.pools) == 1 and self.weigh is None and self._journal is None
+        if thread is not None and is_plain and isinstance(pool, BatchPool):
+            made.driver.lender = Lending(made.driver, pool, thread.post)
 
     async def close(self, drain: bool = True) -> None:
         """Close the service: refuse new requests, finish those inside, then end the workers.

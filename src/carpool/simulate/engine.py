@@ -13,8 +13,8 @@ from typing import Any
 
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
-from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
+from carpool.core.places import KeyedWorkers
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Policy

@@ -11,8 +11,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.scaler import EVERY_S, Scaler, Steady
 from carpool.drive.virtual import VirtualDriver
 from carpool.simulate import specs
@@ -94,7 +96,7 @@ class StageScaling:
         self._stage = stage
         self._rule = rule
         self._start_s = start_s
-        self._batcher = driver.pipeline.batchers[stage]
+        self._batcher = cast(Batcher, driver.pipeline.batchers[stage])  # the workers of steps are not scaled
         self._places = list(range(workers.least))  # of those that are there or on their way, and are to stay
         self._leaving: set[int] = set()
         self._batcher.learn_costs()

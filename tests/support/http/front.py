@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from carpool import ModelError, Service, Stage
-from carpool.core.batch import Batch
+from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
 from carpool.core.queue import Queue
-from carpool.core.reply import Reply
 from carpool.core.roster import PlaceState, Roster
 from carpool.drive.aio import Driver
 from carpool.http.app import App
