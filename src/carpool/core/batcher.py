@@ -511,7 +511,7 @@ class Batcher:
             lobby.wake_at = None
         while queue.count and not has_asked:
             if queue.suspect_lanes and self._idle and room >= 1:
-                view = self._visible()
+                view = self._visible(goes_alone=True)
                 head = view.peek(1)
                 if head and type(head[0].lane.key) is Suspect:  # it waits for no other, whatever the policy
                     return self._start(now, 1, "quarantine", () if view is queue else head)
@@ -568,22 +568,24 @@ class Batcher:
         view.hop_s, view.gap_s = times.hop_s, times.gap_s
         return self.lobby.decide()
 
-    def _visible(self) -> Queue | WithoutLanes:
+    def _visible(self, goes_alone: bool = False) -> Queue | WithoutLanes:
         """Return the queue as the policy sees it: without what must not go now.
 
         That are the keys that may get no more workers, and the nodes with too little room behind
-        them: batches would be made too small.
+        them: batches would be made too small, unless a single request is to go.
         """
         lobby, order = self.lobby, self.queue.order
         held = set() if self.keyed is None else order.of_keys(self.keyed.held)
         if lobby.is_shared:
-            shut = {node for node in lobby.nodes if self._is_too_little(node, node.room())}
+            rooms = [(node, node.room()) for node in lobby.nodes]
+            shut = {node for node, room in rooms if room < 1 or not (goes_alone or self._is_enough(node, room))}
             if shut:
                 held.update([lane_queue for lane_queue in order if lane_queue.lane.source in shut])
         return WithoutLanes(self.queue, held) if held else self.queue
 
-    def _is_too_little(self, node: Node, room: float) -> bool:
-        return room < 1 or (room < node.queued and room < node.most_room and room < self._most_requests())
+    def _is_enough(self, node: Node, room: float) -> bool:
+        """Report whether there is room behind a node for a batch of a usual size."""
+        return room >= node.queued or room >= node.most_room or room >= self._most_requests()
 
     def _chosen_of_visible(self, decision: Decision) -> Decision:
         """Return a decision with the requests that it takes, if not just any may go."""

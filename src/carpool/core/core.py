@@ -112,8 +112,7 @@ class Core:
                 lobby.is_shared = True
                 batcher.queue.count_by_source()
         for each_flow in self.flows:
-            for node in each_flow.graph.nodes:
-                node.settle()
+            each_flow.settle()
         for batcher in self.batchers:
             lobby = batcher.lobby
             lobby.next_max_size = lobby.nodes[0].most_room if len(lobby.nodes) == 1 else inf
@@ -352,6 +351,7 @@ class Core:
             else:
                 self._transit.fail(now, request, lost_with(request, crew.name, gone.given_up))
         if again:
+            assert all(request.state == RUNNING for request in again)  # who fails by a second loss ran alone
             crew.quarantine(again)
         self._put_back(now, crew, gone)
         for request in gone.blamed:

@@ -65,14 +65,20 @@ class Flow:
         self._transit = transit
         self.graph = Graph(declared, self)
         self.on_the_way = OnTheWay(self)
-        start = self.graph.start
-        self.doors = [Door(self, way, begins=True) for way in ways_from(start)]
-        self._first = start if isinstance(start, Node) and start.begins else None
+        self.doors = [Door(self, way, begins=True) for way in ways_from(self.graph.start)]
+        self._first: Node | None = None
         self._admissions = {
             node: Admission(node.crew.queue.max_size, node.crew.queue.max_bytes)
             for door in self.doors
             for node in door.heads
         }
+
+    def settle(self) -> None:
+        """Work out what depends on the nodes of other services in the same stages."""
+        for node in self.graph.nodes:
+            node.settle()
+        start = self.graph.start
+        self._first = start if isinstance(start, Node) and start.begins else None
 
     @property
     def door(self) -> Queue:

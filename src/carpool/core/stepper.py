@@ -258,10 +258,12 @@ class Stepper:
     def abandon(self, now: float, request: Request) -> None:
         """Note that the caller of a stream in a running set is gone; it is now done.
 
-        The next order sends it away.
+        The next order sends it away, unless it has ended, or its worker has gone, at this moment.
         """
         request.state = DONE
-        self._send_away(now, self.sets[stream_of(request).place], request)
+        running = self.sets.get(stream_of(request).place)
+        if running is not None and request.id in running.members:
+            self._send_away(now, running, request)
 
     def pause(self, now: float, request: Request, is_paused: bool) -> None:
         """Note that the caller of a stream in a running set wants no more parts for now, or wants
