@@ -36,11 +36,13 @@ class Change(NamedTuple):
 
 MUTANTS: dict[str, list[Change]] = {
     "the room behind a join is taken at the end of each branch, not before the fork": [
-        Change(needs_of, "needs, lists = needs_of(after.then)\n        for branch", "for branch"),
+        Change(needs_of, "[after.then, *after.branches]", "[*after.branches]"),
         Change(
             Graph.__init__,
-            "node.needs = list(needs.items())",
-            "node.needs = [*needs.items(), *(needs_of(node.block.then)[0].items() if node.after is JOIN else ())]",
+            "for other in node.needs:",
+            "node.needs += needs_of(node.block.then)[0] if node.after is JOIN else []\n"
+            + 12 * " "
+            + "for other in node.needs:",
         ),
     ],
     "what has no room behind it stands in the way of others of its stage": [
@@ -51,10 +53,12 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "an error leaves the siblings alone": [Change(Transit._close, "self.withdraw(now, child)", "pass")],
     "a fork that has failed counts as open": [Change(Transit._close, "family.block.running -= 1", "pass")],
-    "a fork takes room in the largest of its branches only": [
-        Change(needs_of, "needs += of_branch", "needs |= of_branch")
+    "a fork takes room in the first of its branches only": [
+        Change(needs_of, "*after.branches]", "*after.branches[:1]]")
     ],
-    "a switch takes room in the last of its ways only": [Change(needs_of, "needs |= of_way", "needs = of_way")],
+    "a switch takes room in the last of its ways only": [
+        Change(needs_of, "[*after.ways.values()]", "[*after.ways.values()][-1:]")
+    ],
     "stages are asked once a poll": [Change(Core._poll_graph, "while has_moved:", "if has_moved:")],
     "an early answer leaves the branches alone": [
         Change(Transit._answer_early, "self._close(now, family)", "self.families.pop(request)")
@@ -64,17 +68,17 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "items of lists come in at once, without a door": [Change(Core._let_in, " and each.door.has_room()", "")],
     "a batch from several nodes is cut by what each needs alone": [
-        Change(with_room, "if all(left[node] >= n for node, n in needs):", "if True:")
+        Change(with_room, "if all(left[node] >= 1 for node in needs):", "if True:")
     ],
     "who begins in the midst of a graph takes no account of those on their way there": [
-        Change(Door.has_room, "node.places() < n * many", "node.crew.queue.max_size - node.queued < n * many")
+        Change(Door.has_room, "node.places() < n", "node.crew.queue.max_size - node.queued < n")
     ],
     "nobody waits for those at the door of a list": [
         Change(Node.room, "if each.door.queue.count:", "if False:"),
         Change(Door.has_room, "if each.door.queue.count:", "if False:"),
     ],
-    "open forks take no room behind their join": [Change(Graph.__init__, "other.sources.append((block, n))", "pass")],
-    "what runs takes no room at the next node": [Change(Node.places, "taken += n * source.running", "pass")],
+    "open forks take no room behind their join": [Change(Graph.__init__, "other.sources.append(block)", "pass")],
+    "what runs takes no room at the next node": [Change(Node.places, "taken += source.running", "pass")],
     "children are joined in the order in which they end": [
         Change(Transit._go_on, "[family.results[child] for child in family.children]", "[*family.results.values()]")
     ],

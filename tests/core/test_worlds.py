@@ -7,7 +7,6 @@ and looks for a short story. What can happen, and what must hold, is in `worlds.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -189,11 +188,9 @@ def a_tight_graph(random: Random) -> World:
 
 
 def _over(random: Random, stages: Sequence[StageSpec], n: int, slo_s: float | None, most: int = 9) -> World:
-    """Services over stages, made again until there is room enough for them."""
-    with contextlib.suppress(ValueError):  # a queue is smaller than what one result needs
-        shapes = [a_shape(random, [stage.made for stage in stages], most) for _ in range(n)]
-        return World(stages, shapes, random.random() < 0.1, slo_s)
-    return _over(random, stages, n, slo_s, most)
+    """Services over stages."""
+    shapes = [a_shape(random, [stage.made for stage in stages], most) for _ in range(n)]
+    return World(stages, shapes, random.random() < 0.1, slo_s)
 
 
 def a_plain_ask(random: Random, world: World) -> AskSpec:
@@ -243,7 +240,7 @@ def something(random: Random, world: World, step: int, crowded: bool) -> tuple[C
     kind = random.choices(list(often), list(often.values()))[0]
     if kind == "submit":
         n = random.choice([1, 1, 2, 5, 9]) if len(world.asks) < 30 else 1
-        return world.submit, ([new(random, world) for _ in range(n)],)
+        return world.submit, ([new(random, world) for _ in range(n)], n > 1 and random.random() < 0.2)
     if kind == "reply":
         return world.reply, (pick, busy_s)
     if kind == "reply_oddly":

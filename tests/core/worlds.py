@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
 from typing import Any
@@ -24,7 +24,7 @@ from carpool.core import ahead
 from carpool.core.batch import DONE_EARLY, Batch, Reply
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
-from carpool.core.graph import Door, Node, Switch
+from carpool.core.graph import Door, Each, Node, Switch, needs_of
 from carpool.core.journal import Journal
 from carpool.core.lane_order import Suspect
 from carpool.core.lobby import MOST_LOSSES
@@ -37,7 +37,7 @@ from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Pol
 from carpool.policy.steps import SetView, StepPolicy
 from carpool.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request, Stream
 from tests.core.graphs import Early, Fate, Made, Shape, choose, compute, declared, dice
-from tests.support.pipelines import state_of
+from tests.support.pipelines import Listed, state_of
 from tests.support.steps import State, StubWorker, end_of, part_of
 
 POLICIES: dict[str, Callable[..., Policy]] = {
@@ -163,12 +163,14 @@ class Ask:
         self.spec = spec
         self.fate = fate
         self.ran: Counter[tuple[int, str]] = Counter()
-        self.request = request = Request((number,), now + spec.timeout, caller=self, nbytes=spec.nbytes)
+        self.request = request = Listed((number,), now + spec.timeout, caller=self, nbytes=spec.nbytes)
         request.lane, request.patient, request.size, request.bulk = spec.lane, spec.patient, spec.size, spec.bulk
         self.own_until = inf
         if spec.reads_parts or spec.has_stream:
             self.own_until = now + spec.timeout if spec.own_timeout else inf
             request.stream = Stream(is_collected=not spec.reads_parts, until=self.own_until)
+        request.lot = ()
+        self.lot: Sequence[Ask] = (self,)
         self.heard: list[object] = []
         self.told = 0
         self.cancelled = False
@@ -253,6 +255,9 @@ class World:
         self.core = Core(self.crews, first, journal=Journal() if self.journal else None, **settings)
         self.flows = [self.core.flow, *[self.core.serve(other, **settings) for other in others]]
         self.workers = [(stage, place) for stage, spec in enumerate(self.specs) for place in range(spec.workers)]
+        bodies = [block.body for flow in self.flows for block in flow.graph.blocks if isinstance(block, Each)]
+        starts = [*bodies, *[flow.graph.start for flow in self.flows]]
+        self.begun_lists = {each for start in starts for each in needs_of(start)[1]}  # which a poll may begin
         self.is_line = len(self.shapes) == 1 and self.shapes[0] == list(range(len(self.specs)))
         self.nodes = [node for flow in self.flows for node in flow.graph.nodes]
         if any(isinstance(after, int) for shape in self.shapes for after in [shape]):
@@ -260,7 +265,11 @@ class World:
 
     # -- callers
 
-    def submit(self, specs: Sequence[AskSpec]) -> None:
+    def submit(self, specs: Sequence[AskSpec], is_lot: bool = False) -> None:
+        """Callers come; or one that waits for all of these as a whole, which have one deadline."""
+        if is_lot:
+            first = specs[0]
+            specs = [replace(x, flow=first.flow, timeout=first.timeout, patient=first.patient) for x in specs]
         new: dict[int, list[Ask]] = {}
         for spec in specs:
             number, at = len(self.asks), spec.flow % len(self.flows)
@@ -271,6 +280,10 @@ class World:
                 self.core.cancel(self.now, ask.request)
                 ask.cancelled = True
         for at, of_flow in new.items():
+            if is_lot:
+                for ask in of_flow:
+                    ask.lot = of_flow
+                    ask.request.lot = [each.request for each in of_flow]
             self.flows[at].submit(self.now, [ask.request for ask in of_flow])
             for ask in of_flow:
                 assert not (ask.request.id and ask.cancelled)
@@ -720,6 +733,7 @@ class World:
         assert len({_origin(request) for request in batch.requests}) == 1
         for request in batch.requests:
             assert not (self._is_held and request.node.is_first and not request.node.is_last)
+            assert not any(each.door.queue.count for each in request.node.doors if each not in self.begun_lists)
             self._given(stage, request)
             tale = self.tales[request.id, request.node]
             assert tale.tries == 1 + tale.lost + tale.left
@@ -799,13 +813,15 @@ class World:
                 assert "ran out" in self.happened
                 return
             text = "nowhere" if "there is no branch" in text else "list" if "must return a list" in text else text
-            assert ("error", text) in outcomes, (text, outcomes)
+            assert any(("error", text) in each.fate.outcomes for each in ask.lot), (text, outcomes)
         elif isinstance(error, Overloaded):
             by_policy = any(spec.policy in DROPPING for spec in self.specs)
             is_unserved = error.reason == "slo" and self.slo_s is not None
             assert not request.patient or (error.reason in LATE and (by_policy or is_unserved))
         elif isinstance(error, InvalidRequest):
-            assert ask.spec.nbytes > min([node.crew.queue.max_bytes for node in self.nodes if node.is_first])
+            assert sum(each.spec.nbytes for each in ask.lot) > min(
+                [node.crew.queue.max_bytes for node in self.nodes if node.is_first]
+            )
         else:
             assert isinstance(error, Unavailable)
             assert self.closed or (error.code == "worker_lost" and ask.was_lost)
@@ -974,8 +990,8 @@ class World:
     @staticmethod
     def _is_taken(node: Node) -> bool:
         """Whether something is under way whose end will make room behind a node."""
-        for other, _ in node.needs:
-            if other.queued or any(source.running for source, _ in other.sources):
+        for other in node.needs:
+            if other.queued or any(source.running for source in other.sources):
                 return True
         return any(each.door.queue.count for each in node.doors)
 

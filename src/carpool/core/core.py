@@ -94,8 +94,7 @@ class Core:
             measure: Likewise.
 
         Raises:
-            ValueError: There could never be room for what a stage makes, or a stage that answers in
-                parts is not the last one.
+            ValueError: A stage that answers in parts is not the last one.
         """
         flow = Flow(declared, self._transit, slo_s=slo_s, measure=measure)
         for node in flow.graph.nodes:

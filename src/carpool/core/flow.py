@@ -65,7 +65,7 @@ class Flow:
         self._transit = transit
         self.graph = Graph(declared, self)
         self.on_the_way = OnTheWay(self)
-        self.doors = [Door(self, way, begins=True) for way in ways_from(self.graph.start)]
+        self.doors = [Door(self, way, begins=True) for way in dict.fromkeys(ways_from(self.graph.start))]
         self._first: Node | None = None
         self._admissions = {
             node: Admission(node.crew.queue.max_size, node.crew.queue.max_bytes)
@@ -188,17 +188,20 @@ class Flow:
         ones that can fit at all come in one by one, as there is room.
         """
         self._stamp(now, lot)
-        one, is_single, closed = lot[0], len(lot) == 1, self.closed_because
-        doors, refusal = (self.doors * len(lot), closed) if closed is not None else self._doors_of(lot)
-        door = doors[0]
+        one, is_single, refusal = lot[0], len(lot) == 1, self.closed_because
+        by_door: dict[Door, Sequence[Request]] = {self.doors[0]: lot}
         has_room, give_way = True, NOBODY
+        if refusal is None and isinstance(self.graph.start, Switch):
+            by_door, refusal = self._by_door(lot, self.graph.start)
         if refusal is None:
+            door = next(iter(by_door))
             if is_single and not door.has_room(one.nbytes):
                 has_room = False
                 give_way = self._in_the_way(one)
-            refusal = self._refusal(now, lot, door, give_way)
+            for door, part in by_door.items():
+                refusal = refusal or self._refusal(now, part, door, give_way)
         if refusal is not None:
-            is_own = is_single and refusal is not closed
+            is_own = is_single and refusal is not self.closed_because
             for request in lot:
                 self._refuse(request, refusal if is_own else copy.copy(refusal))
         elif one.patient and not is_single:
@@ -212,11 +215,9 @@ class Flow:
             if waits:
                 one.node = door
                 door.queue.push(lot)
-            elif is_single or len(self.doors) == 1:
-                self._transit.begin(now, lot, door)
             else:
-                for request, own in zip(lot, doors, strict=True):
-                    self._transit.begin(now, [request], own)
+                for door, part in by_door.items():
+                    self._transit.begin(now, part, door)
             if self._transit.journal is not None:
                 for request in lot:
                     self._transit.journal.record(now, "waits for room" if waits else "admitted", request.id)
@@ -236,18 +237,17 @@ class Flow:
         if not ok:
             self.failed += 1
 
-    def _doors_of(self, lot: Sequence[Request]) -> tuple[Sequence[Door], CarpoolError | None]:
-        """Return the door of each request of a lot, or why one of them has no way to go."""
-        start = self.graph.start
-        if not isinstance(start, Switch):
-            return self.doors * len(lot), None
-        doors = []
+    def _by_door(
+        self, lot: Sequence[Request], start: Switch
+    ) -> tuple[dict[Door, Sequence[Request]], CarpoolError | None]:
+        """Return the requests of a lot by their doors, or why one of them has no way to go."""
+        found: dict[Door, list[Request]] = {}
         for request in lot:
             way, error = way_of(start, request.item)
             if error is not None:
-                return self.doors, error
-            doors.append(next(door for door in self.doors if door.start is way))
-        return doors, None
+                return {}, error
+            found.setdefault(next(door for door in self.doors if door.start is way), []).append(request)
+        return {**found}, None
 
     def _in_the_way(self, request: Request) -> Sequence[Request]:
         """Return the requests that must give up their places to a new one."""

@@ -15,8 +15,8 @@ So a line is nodes whose `after` are nodes, and a switch costs no more than a li
 what follows it. Only forks make further requests.
 
 **Room.** A node may hand a request to a worker only if there is room for what it becomes. It
-*needs* the nodes at which that may come to wait: those directly after it, through switches (of all
-ways the most), and the heads of a fork's branches; and besides, what follows a fork, once its
+*needs* the nodes at which that may come to wait: those directly after it, through all ways of a
+switch, and the heads of a fork's branches; and besides, what follows a fork, once its
 branches are joined. The last nodes of the branches need nothing for that: the room behind the join
 is taken before the fork.
 
@@ -35,7 +35,6 @@ same argument; and a node before it waits while anyone is at that door.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, Protocol, TypeAlias, Union
@@ -85,9 +84,8 @@ class Node:
         flow: The service to which it belongs.
         after: What becomes of results.
         block: The fork or `Each` in which it is; None if it is in none.
-        needs: The nodes at which results may come to wait, and how many of one result.
-        sources: Who may send requests here, and how many of one: nodes by what runs there, forks
-            by what is inside.
+        needs: The nodes at which what becomes of a result may come to wait, one at each.
+        sources: Who may send requests here: nodes by what runs there, forks by what is inside.
         doors: Of each `Each` directly after it.
         behind: The queue of the node after it, if it is the only one that sends requests there, and
             all that there must be room in; else None.
@@ -135,8 +133,8 @@ class Node:
         self.flow = flow
         self.after = after
         self.block = block
-        self.needs: list[tuple[Node, int]] = []
-        self.sources: list[tuple[Node | Block, int]] = []
+        self.needs: list[Node] = []
+        self.sources: list[Node | Block] = []
         self.doors: list[Each] = []
         self.behind: Queue | None = None
         self.most_room = inf
@@ -155,8 +153,8 @@ class Node:
         self.begins = self.begins and not self.is_shared
         self.behind = None
         if len(self.needs) == 1 and not self.doors:
-            ((other, n),) = self.needs
-            if n == 1 and len(other.sources) == 1 and not other.crew.lobby.is_shared and not other.is_first:
+            (other,) = self.needs
+            if len(other.sources) == 1 and not other.crew.lobby.is_shared and not other.is_first:
                 self.behind = other.crew.queue
         after = self.after
         goes_to_one = after is None or (type(after) is Node and self.behind is not None)
@@ -188,8 +186,8 @@ class Node:
         """Return the same, if bytes do not matter."""
         queue: Queue = self.crew.queue
         taken = self.queued
-        for source, n in self.sources:
-            taken += n * source.running
+        for source in self.sources:
+            taken += source.running
         return queue.max_size - taken
 
     def room(self) -> float:
@@ -199,7 +197,7 @@ class Node:
         for each in self.doors:
             if each.door.queue.count:
                 return 0
-        return min([_share(node.vacancy(), n) for node, n in self.needs], default=inf)
+        return min([node.vacancy() for node in self.needs], default=inf)
 
 
 class Door:
@@ -224,19 +222,18 @@ class Door:
         self.start = start
         self.begins = begins
         self.heads = heads(start) if begins else []
-        needs, self._lists = needs_of(start)
-        self._needs = list(needs.items())
+        self._needs, self._lists = needs_of(start)
 
     def has_room(self, nbytes: int = 0, n: int = 1) -> bool:
         """Report whether `n` requests, of `nbytes` in all, may go on."""
         for each in self._lists:
             if each.door.queue.count:
                 return False
-        for node, many in self._needs:
+        for node in self._needs:
             if node in self.heads:  # what comes to it is known
-                if node.places() < n * many or node.nbytes + nbytes > node.crew.queue.max_bytes:
+                if node.places() < n or node.nbytes + nbytes > node.crew.queue.max_bytes:
                     return False
-            elif node.vacancy() < n * many:
+            elif node.vacancy() < n:
                 return False
         return True
 
@@ -339,9 +336,6 @@ class Graph:
         start: Where requests begin.
         nodes: The last ones first: each comes before those that need it.
         blocks: Its forks and lists, likewise.
-
-    Raises:
-        ValueError: There could never be room for what a node needs.
     """
 
     def __init__(self, declared: Declared, flow: Any) -> None:
@@ -350,22 +344,19 @@ class Graph:
         self._flow = flow
         self.start = start = self._link(declared, None, None)
         for node in self.nodes:
-            needs, node.doors = needs_of(node.after)
-            node.needs = list(needs.items())
-            for other, n in node.needs:
-                other.sources.append((node, n))
+            node.needs, node.doors = needs_of(node.after)
+            for other in node.needs:
+                other.sources.append(node)
         for block in self.blocks:
-            for other, n in needs_of(block.then)[0].items():
-                other.sources.append((block, n))
+            for other in needs_of(block.then)[0]:
+                other.sources.append(block)
         for block in self.blocks:
             if isinstance(block, Each):
                 block.door = Door(self._flow, block.body, begins=False)
         for node in heads(start):
             node.is_first = True
         for node in self.nodes:
-            node.most_room = min([_share(other.crew.queue.max_size, n) for other, n in node.needs], default=inf)
-            if node.most_room < 1:
-                raise ValueError(f"a queue behind stage {node.name} is smaller than what one result of it needs")
+            node.most_room = min([other.crew.queue.max_size for other in node.needs], default=inf)
         if isinstance(start, Node) and not start.sources:
             start.begins = True
 
@@ -412,27 +403,24 @@ class Graph:
                         inside = inside.after
 
 
-def needs_of(after: After) -> tuple[Counter[Node], list[Each]]:
-    """Return where what goes on to `after` may come to wait, and how much of it, and the lists."""
+def needs_of(after: After) -> tuple[list[Node], list[Each]]:
+    """Return where what goes on to `after` may come to wait, and the lists that it may be."""
     if isinstance(after, Node):
-        return Counter([after]), []
-    needs: Counter[Node] = Counter()
+        return [after], []
+    needs: dict[Node, None] = {}
     lists: list[Each] = []
+    parts: list[After] = []
     if isinstance(after, Switch):
-        for way in after.ways.values():
-            of_way, lists_of_way = needs_of(way)
-            needs |= of_way  # the most of each
-            lists += lists_of_way
+        parts = [*after.ways.values()]
     elif isinstance(after, Fork):
-        needs, lists = needs_of(after.then)
-        for branch in after.branches:
-            of_branch, lists_of_branch = needs_of(branch)
-            needs += of_branch
-            lists = lists + lists_of_branch
+        parts = [after.then, *after.branches]
     elif isinstance(after, Each):
-        needs, lists = needs_of(after.then)
-        lists = [after, *lists]
-    return needs, lists
+        parts, lists = [after.then], [after]
+    for part in parts:
+        of_part, lists_of_part = needs_of(part)
+        needs.update(dict.fromkeys(of_part))
+        lists += lists_of_part
+    return list(needs), lists
 
 
 def heads(after: After) -> list[Node]:
@@ -448,7 +436,7 @@ def heads(after: After) -> list[Node]:
 
 def all_after(node: Node) -> list[Node]:
     """Return the nodes to which results of a node may come directly, also through a join."""
-    found = [other for other, _ in node.needs]
+    found = list(node.needs)
     after, block = node.after, node.block
     while after is JOIN and block is not None:
         after, block = block.then, block.block
@@ -464,12 +452,12 @@ def with_room(requests: Sequence[Request]) -> list[Request]:
     found = []
     for request in requests:
         needs = request.node.needs
-        for node, _ in needs:
+        for node in needs:
             if node not in left:
                 left[node] = node.vacancy()
-        if all(left[node] >= n for node, n in needs):
-            for node, n in needs:
-                left[node] -= n
+        if all(left[node] >= 1 for node in needs):
+            for node in needs:
+                left[node] -= 1
             found.append(request)
     return found
 
@@ -479,11 +467,6 @@ def ways_from(after: After) -> list[After]:
     if isinstance(after, Switch):
         return [found for way in after.ways.values() for found in ways_from(way)]
     return [after]
-
-
-def _share(room: float, n: int) -> float:
-    """Return for how many requests there is room if each needs `n` places."""
-    return room if n == 1 or room == inf else room // n
 
 
 # -- how long it takes from here
