@@ -20,7 +20,7 @@ from carpool.core.flow import Flow
 from carpool.core.graph import Door, Graph, Node, needs_of, with_room
 from carpool.core.lobby import Lobby
 from carpool.core.transit import Transit
-from tests.core.test_worlds import a_graph, a_line, a_tight_graph, throw
+from tests.core.schedules import a_graph, a_line, a_tight_graph, throw
 
 WORLDS = 1500
 """So many are tried until one notices; most mutants are found by one of the first twenty."""

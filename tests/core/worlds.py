@@ -3,7 +3,7 @@ workers that answer in any way, step or die, and time.
 
 Each method of `World` is one thing that can happen; whoever calls them chooses which and when, by numbers of which
 there are always enough. Stub workers compute on what they were *sent*, and what a request may come to is known without
-the core (`graphs.py`), so an answer that is given to the wrong caller shows, and so does an item that was run where it
+the core (`shapes.py`), so an answer that is given to the wrong caller shows, and so does an item that was run where it
 does not belong. Orders and reports of steps travel: a worker reads its orders when it comes to them, and a report may
 lie about before it is delivered. The rules that must hold are in `check_always` and `check_after_poll`.
 """
@@ -36,7 +36,7 @@ from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloa
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
 from carpool.policy.steps import SetView, StepPolicy
 from carpool.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request, Stream
-from tests.core.graphs import Early, Fate, Made, Shape, choose, compute, declared, dice
+from tests.core.shapes import Early, Fate, Made, Shape, choose, compute, declared, dice
 from tests.support.pipelines import Listed, state_of
 from tests.support.steps import State, StubWorker, end_of, part_of
 
