@@ -40,8 +40,8 @@ MUTANTS: dict[str, list[Change]] = {
         Change(
             Graph.__init__,
             "for other in node.needs:",
-            "node.needs += needs_of(node.block.then)[0] if node.after is JOIN else []\n"
-            + 12 * " "
+            "if node.after is JOIN and node.name == 'stage': node.needs += needs_of(node.block.then)[0]\n"
+            + 8 * " "
             + "for other in node.needs:",
         ),
     ],
