@@ -123,7 +123,7 @@ class Core:
             for batcher in self.batchers
         ]
         # of a single line the stages, the last one first, each with its node; else empty
-        is_line = len(self.flows) == 1 and all(node.is_in_line for node in flow.graph.nodes)
+        is_line = len(self.flows) == 1 and flow.is_line
         self._line = [(batcher, batcher.lobby.nodes[0]) for batcher in self._order] if is_line else []
         return flow
 

@@ -81,6 +81,11 @@ class Flow:
         self._first = start if isinstance(start, Node) and start.begins else None
 
     @property
+    def is_line(self) -> bool:
+        """Whether its graph is a line of stages, each of which has no other node."""
+        return self._first is not None and not self.graph.blocks and all(node.is_in_line for node in self.graph.nodes)
+
+    @property
     def door(self) -> Queue:
         """The requests at the first door; mostly there is no other."""
         return self.doors[0].queue

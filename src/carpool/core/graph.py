@@ -92,8 +92,6 @@ class Node:
         most_room: The most requests that can ever be handed to workers here at once.
         begins: Whether the requests of its service begin here, all of them and no others.
         is_first: Whether some of them begin here.
-        is_in_line: Whether it is one of a line: all that comes here comes from one place, and all
-            that leaves it goes to one place; and its stage has no other node.
         is_last: Whether all results are answers.
         is_shared: Whether its stage has other nodes besides.
         is_held: Whether it hands out nothing for now.
@@ -115,7 +113,6 @@ class Node:
         "flow",
         "is_first",
         "is_held",
-        "is_in_line",
         "is_last",
         "is_shared",
         "most_room",
@@ -139,7 +136,6 @@ class Node:
         self.behind: Queue | None = None
         self.most_room = inf
         self.begins = self.is_first = self.is_shared = self.is_held = False
-        self.is_in_line = True
         self.is_last = after is None
         self.ahead_s = self.onward_s = self.spare_s = 0.0
         self.unserved_since = inf
@@ -156,9 +152,12 @@ class Node:
             (other,) = self.needs
             if len(other.sources) == 1 and not other.crew.lobby.is_shared and not other.is_first:
                 self.behind = other.crew.queue
+
+    @property
+    def is_in_line(self) -> bool:
+        """Whether all that leaves it goes to one place that gets nothing else, and its stage has no other node."""
         after = self.after
-        goes_to_one = after is None or (type(after) is Node and self.behind is not None)
-        self.is_in_line = not self.is_shared and goes_to_one and (self.begins or not self.is_first)
+        return not self.is_shared and (after is None or (type(after) is Node and self.behind is not None))
 
     @property
     def queued(self) -> int:
