@@ -155,7 +155,7 @@ class Node:
 
     @property
     def is_in_line(self) -> bool:
-        """Whether all that leaves it goes to one place that gets nothing else, and its stage has no other node."""
+        """Whether all that leaves it goes to one place, which gets nothing else."""
         after = self.after
         return not self.is_shared and (after is None or (type(after) is Node and self.behind is not None))
 
