@@ -155,7 +155,7 @@ class Reply:
     There is one reply per batch, not one per request.
 
     Attributes:
-        stage: The position of the worker's stage in the pipeline.
+        stage: The position of the worker's stage in the core.
         place: The position of the worker in its stage.
         batch_id: The batch that is answered.
         ids: The requests that are answered, all of the batch or some of it.
@@ -240,7 +240,7 @@ class Gone(NamedTuple):
 
 
 class Todo:
-    """What a driver must do now: what each poll of a pipeline returns.
+    """What a driver must do now: what each poll of the core returns.
 
     Attributes:
         run: Batches to send to their workers; do this first, the workers are idle, or nearly so.

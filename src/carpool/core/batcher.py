@@ -489,7 +489,7 @@ class Batcher:
 
         Args:
             now: The time.
-            room: How many results of requests that workers have the next stage can take in all.
+            room: How many requests workers may have in all, as there is room for their results.
             todo: Its `run` gets the batches.
             dropped: The requests that the policy drops are appended here, and why.
         """
@@ -501,7 +501,7 @@ class Batcher:
 
         Args:
             now: The time.
-            room: How many results the next stage can take.
+            room: How many requests may be handed to workers, as there is room for their results.
             dropped: The requests that the policy drops are appended here, and why.
         """
         queue, lobby = self.queue, self.lobby
@@ -546,7 +546,7 @@ class Batcher:
         """Return what the policy says, or what it would if it knew that the service closes."""
         queue = self.queue
         free = len(self._idle)
-        if free and room < queue.count and room < self.lobby.next_max_size and room < self._most_requests():
+        if free and room < queue.count and room < self.lobby.most_room and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
         view: Queue | WithoutLanes = queue
         if self.lobby.is_shared or self.keyed is not None:

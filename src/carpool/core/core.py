@@ -114,7 +114,7 @@ class Core:
             each_flow.settle()
         for batcher in self.batchers:
             lobby = batcher.lobby
-            lobby.next_max_size = lobby.nodes[0].most_room if len(lobby.nodes) == 1 else inf
+            lobby.most_room = lobby.nodes[0].most_room if len(lobby.nodes) == 1 else inf
         self._order = _late_first(self.flows)
         self._before = _all_before(self.flows)
         # by stage, the service whose answers all its results are; None where they are not

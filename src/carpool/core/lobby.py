@@ -53,8 +53,8 @@ class Lobby:
             that; the driver sets it. Without it what policies raise is raised.
         learns: Whether the policy learns from batches that are done.
         predicts: Whether it says itself how long requests wait.
-        next_max_size: The most results that the next stage can ever take at once; the pipeline sets
-            it.
+        most_room: The most requests that can ever be handed to workers at once, as there is room
+            for what they become; the core sets it.
         closing: Whether no request can join the queue any more, so that nothing is held back for
             company; the core sets it.
         nodes: Its places in the graphs of services, which the core sets. Requests of all of them
@@ -87,7 +87,7 @@ class Lobby:
         self.on_fault: Callable[[str, BaseException], None] | None = None
         self.idempotent = idempotent
         self.weigh = weigh or _counts_for_one
-        self.next_max_size = inf
+        self.most_room = inf
         self.nodes: list[Any] = [None]
         self.is_shared = False
         self.closing = False

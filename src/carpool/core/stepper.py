@@ -14,19 +14,19 @@ Promises, whatever the policy says:
 * a stream that has left is out before the next step that has not begun;
 * a stream that has had parts runs again only where the model can resume it.
 
-The calls, which `core/pipeline.py` makes for drivers (events first, then what to do):
+The calls, which `core/core.py` makes for drivers (events first, then what to do):
 
     Stepper(name, policy, queue, *, rows, limit=inf, resumable=False, silence_s=inf,
             max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
             measure=None)
-    enter(now, requests)                          # Core.submit(now, requests)
+    enter(now, requests)                          # Flow.submit(now, requests)
     leave(now, request), abandon(now, request)    # Core.cancel(now, request)
     pause(now, request, is_paused)                # Core.pause(now, request, is_paused)
     reported(now, report) -> (parts, ended)       # Core.reported(now, report)
     worker_ready(place)                           # Core.worker_ready(stage, place)
     worker_gone(place, unsent) -> Gone            # Core.worker_lost, Core.worker_left
     drain(place), is_empty(place)                 # Core.drain(stage, place); see `Todo.drained`
-    trained_steps(now, rows, step_s, length, start_s)  # Core.trained_steps(...); a warm-up
+    trained_steps(now, rows, step_s, length, start_s)  # a driver's, after a warm-up
     poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
