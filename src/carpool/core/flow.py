@@ -79,6 +79,7 @@ class Flow:
             node.settle()
         start = self.graph.start
         self._first = start if isinstance(start, Node) and start.begins else None
+        self.doors[0].behind = None if self._first is None else self._first.crew.queue
 
     @property
     def is_line(self) -> bool:
@@ -288,6 +289,14 @@ class Flow:
             door: Where they would wait.
             give_way: The requests that would leave the queue for them.
         """
+        if lot[0].patient:  # it is refused only where it could never fit
+            for node in door.heads:
+                refusal = self._admissions[node].refusal(
+                    now, lot, queued=0, queued_bytes=0, busy=0, wait_s=0.0, fastest_s=0.0
+                )
+                if refusal is not None:
+                    return refusal
+            return None
         outside, outside_bytes = door.queue.count, door.queue.nbytes  # no newcomer gets past them
         if give_way:
             outside = -len(give_way)
@@ -312,7 +321,7 @@ class Flow:
             )
             if refusal is not None:
                 return refusal
-        if self._first is not None or lot[0].patient:
+        if self._first is not None:
             return None
         if not door.queue.count and door.has_room(sum([request.nbytes for request in lot]), len(lot)):
             return None

@@ -16,9 +16,9 @@ what follows it. Only forks make further requests.
 
 **Room.** A node may hand a request to a worker only if there is room for what it becomes. It
 *needs* the nodes at which that may come to wait: those directly after it, through all ways of a
-switch, and the heads of a fork's branches; and besides, what follows a fork, once its
-branches are joined. The last nodes of the branches need nothing for that: the room behind the join
-is taken before the fork.
+switch, and the heads of a fork's branches; and besides, what follows a fork, once its branches are
+joined. The last nodes of the branches need nothing for that: the room behind the join is taken
+before the fork.
 
     vacancy(m) = size of m's queue - waiting at m - running at what needs m - forks open before m
 
@@ -210,9 +210,11 @@ class Door:
     Attributes:
         queue: They.
         heads: The nodes at which those come to wait first that begin here.
+        behind: The queue behind it, if it is the only way into that, and there is no other; else
+            None.
     """
 
-    __slots__ = ("_lists", "_needs", "begins", "flow", "heads", "queue", "start")
+    __slots__ = ("_lists", "_needs", "begins", "behind", "flow", "heads", "queue", "start")
     name = "the door"
 
     def __init__(self, flow: Any, start: After, begins: bool) -> None:
@@ -221,10 +223,13 @@ class Door:
         self.start = start
         self.begins = begins
         self.heads = heads(start) if begins else []
+        self.behind: Queue | None = None
         self._needs, self._lists = needs_of(start)
 
     def has_room(self, nbytes: int = 0, n: int = 1) -> bool:
         """Report whether `n` requests, of `nbytes` in all, may go on."""
+        if self.behind is not None:
+            return self.behind.has_room(nbytes, n)
         for each in self._lists:
             if each.door.queue.count:
                 return False
