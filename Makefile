@@ -10,7 +10,7 @@ LOWEST  := .venv-lowest
 # The tests start a thousand processes: where an environment keeps no bytecode, each would compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-all test-lowest test-ray fuzz lint bench bench-policies chaos chaos-mutants conformance clean
+.PHONY: help setup demo serve test test-all test-lowest test-ray fuzz lint bench bench-policies chaos chaos-mutants worlds conformance clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -72,6 +72,10 @@ chaos: setup     ## kill workers under load for MINUTES=2 and check every answer
 	$(if $(filter ray,$(TARGET)),unshare --net --pid --fork --mount-proc --kill-child) \
 	    $(BIN)/python -m bench.chaos --target $(or $(TARGET),carpool) --minutes $(or $(MINUTES),2) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(DOCS),--docs)
+
+worlds: setup    ## the core in WORLDS=20000 random graphs and schedules of everything, and each of its rules broken once
+	CARPOOL_CHAOS_SCHEDULES=$(or $(WORLDS),20000) $(BIN)/python -m pytest -n 2 -m "" \
+	    tests/core/test_worlds.py tests/core/test_world_mutants.py
 
 conformance: setup  ## run the clients of other servers against ours, each in its own environment, and write docs/clients.md
 	$(BIN)/python -m conformance --docs

@@ -10,17 +10,17 @@ import time
 from typing import Any
 
 import carpool
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 
 CANCELS = 10_000
 PATIENCE_S = 100.0
 
 
-def check_empty(pipeline: Pipeline) -> None:
+def check_empty(pipeline: Core) -> None:
     """Nobody is inside, and the counts add up."""
     (stage,) = pipeline.batchers
     assert pipeline.unanswered == pipeline.waiting == stage.running == 0
-    assert pipeline.admitted == pipeline.answered + pipeline.cancelled
+    assert pipeline.flow.admitted == pipeline.flow.answered + pipeline.flow.cancelled
     assert (stage.queue.count, stage.queue.size, stage.in_flight) == (0, 0, {})
 
 
@@ -56,7 +56,9 @@ async def storm_of_tasks(seed: int) -> tuple[int, int]:
     assert await asyncio.wait_for(double(-1), PATIENCE_S) == -2
     (driver,) = double._drivers.by_loop.values()
     check_empty(driver.pipeline)
-    assert driver.pipeline.cancelled > CANCELS // 4  # the others left before they were seen, or with their answer there
+    assert (
+        driver.pipeline.flow.cancelled > CANCELS // 4
+    )  # the others left before they were seen, or with their answer there
     await double.close()
     return cancelled, served
 

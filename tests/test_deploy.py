@@ -30,13 +30,13 @@ class _NoCallers(Callers):
 def metrics() -> dict[str, set[str]]:
     """The labels of each metric that /metrics can have, by the name of its samples."""
     from carpool.core.batcher import Batcher
-    from carpool.core.pipeline import Pipeline
+    from carpool.core.core import Core
     from carpool.core.queue import Queue
     from carpool.core.roster import Roster
     from carpool.observe.stats import Stats
     from carpool.policy import Adaptive
 
-    pipeline = Pipeline([Batcher("s", Adaptive(8), Queue(8))])
+    pipeline = Core([Batcher("s", Adaptive(8), Queue(8))])
     stats = Stats("m", pipeline, [Roster(1, lambda: 0.5)], [False], slo_s=1.0)
     text = render([stats], 0.0, more=[CallerMetrics(_NoCallers())])[0].decode()
     families = re.findall(r"^# HELP (\w+)", text, re.MULTILINE)

@@ -2,7 +2,7 @@
 
 512 tasks call a function that doubles its number, batches of up to 64, all in one process and on
 uvloop. The bare loop is the least that batching can be: a list, a future per call, one callback per
-turn of the loop. The other side is what a service runs, Driver and Pipeline with Greedy, deadlines,
+turn of the loop. The other side is what a service runs, Driver and Core with Greedy, deadlines,
 bounds and statistics, with a stage that answers in place.
 """
 
@@ -19,7 +19,7 @@ import uvloop
 from bench.tools import options
 from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.drive.aio import Driver
 from carpool.observe.stats import Stats
@@ -96,7 +96,7 @@ class CoreAndDriver:
     """What a service runs."""
 
     def __init__(self) -> None:
-        pipeline = Pipeline([Batcher("double", Greedy(MAX_BATCH_SIZE), Queue(1024, 2**28), max_batch_time_s=10.0)])
+        pipeline = Core([Batcher("double", Greedy(MAX_BATCH_SIZE), Queue(1024, 2**28), max_batch_time_s=10.0)])
         self._loop = asyncio.get_running_loop()
         self._driver = Driver(pipeline, Stats("bench", pipeline, [None], [False]))
 

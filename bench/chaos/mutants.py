@@ -58,7 +58,7 @@ def _every(n: int) -> Callable[[], bool]:
 
 def _no_retry() -> None:
     """What a dead worker had fails, although it may be run again."""
-    from carpool.core.pipeline import Pipeline
+    from carpool.core.core import Core
 
     def make(worker_lost: Callable[..., Any]) -> Callable[..., Any]:
         def lose(self: Any, now: float, stage: int, place: int, *rest: Any) -> Any:
@@ -67,12 +67,12 @@ def _no_retry() -> None:
 
         return lose
 
-    _wrap(Pipeline, "worker_lost", make)
+    _wrap(Core, "worker_lost", make)
 
 
 def _swapped_answers() -> None:
     """Two requests of a batch get each other's result."""
-    from carpool.core.pipeline import Pipeline
+    from carpool.core.core import Core
 
     now_and_then = _every(50)
 
@@ -84,7 +84,7 @@ def _swapped_answers() -> None:
 
         return complete
 
-    _wrap(Pipeline, "completed", make)
+    _wrap(Core, "completed", make)
 
 
 def _forgotten_answers() -> None:
@@ -165,7 +165,7 @@ def _leaked_memory() -> None:
 
 def _leaked_descriptors() -> None:
     """Each lost worker leaves a descriptor behind."""
-    from carpool.core.pipeline import Pipeline
+    from carpool.core.core import Core
 
     def make(worker_lost: Callable[..., Any]) -> Callable[..., Any]:
         def lose(self: Any, *arguments: Any) -> Any:
@@ -174,7 +174,7 @@ def _leaked_descriptors() -> None:
 
         return lose
 
-    _wrap(Pipeline, "worker_lost", make)
+    _wrap(Core, "worker_lost", make)
 
 
 def _uncounted_requests() -> None:

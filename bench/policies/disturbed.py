@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Policy
@@ -188,7 +188,7 @@ class World(VirtualDriver):
         self._compiled = set[tuple[int, int]]()  # places and sizes
         self._counts = defaultdict[int, list[float]](lambda: [0.0] * 5)  # by the time, in units of _BIN_S
         stage = Batcher("stage", policy, Queue(inf), runs_ahead=scenario.runs_ahead)
-        pipeline = Pipeline([stage], slo_s=None if scenario.slo_s == inf else scenario.slo_s)
+        pipeline = Core([stage], slo_s=None if scenario.slo_s == inf else scenario.slo_s)
         super().__init__(
             pipeline,
             self._seconds,

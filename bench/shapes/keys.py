@@ -18,8 +18,8 @@ from bench.tools import options
 from bench.tools.docs import write
 from bench.tools.figures import commit, table
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.levels import BY_KEY
-from carpool.core.pipeline import Pipeline
 from carpool.core.places import KeyedWorkers
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
@@ -95,7 +95,7 @@ def serve(driver: VirtualDriver, requests: int, keys: int) -> None:
 def driver_of() -> VirtualDriver:
     """One stage with one worker, of which each batch takes a millisecond."""
     batcher = Batcher("keyed", Adaptive(LIMIT), Queue(levels=BY_KEY), keyed=KeyedWorkers(inf))
-    return VirtualDriver(Pipeline([batcher]), [lambda n: 1e-3])
+    return VirtualDriver(Core([batcher]), [lambda n: 1e-3])
 
 
 def affinity(keys: int, workers: int) -> list[str]:

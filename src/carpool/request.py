@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import inf
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 # States. A request is answered exactly once: whichever code moves it to DONE owns the answer.
 NEW: Final = 0
@@ -24,18 +24,21 @@ class Lane(NamedTuple):
         priority: Lanes of higher priority go first.
         key: Only requests with equal keys may share a batch.
         bucket: Only requests of one bucket may share a batch.
+        source: The node of a graph at which they wait, in a stage that has several; else None.
+            Requests of all of them may share a batch.
     """
 
     priority: int
     key: Hashable
     bucket: int
+    source: Hashable = None
 
 
 DEFAULT_LANE: Final = Lane(0, None, 0)
 
-Trail = tuple["Trail | None", float, float]
-"""The trail of the stages before, then when the request was handed to a worker of this stage, and
-when it left the stage."""
+Trail = tuple["Trail | None", str, float, float]
+"""The trail of the stages before, then the name of this stage, when the request was handed to a
+worker of it, and when it left."""
 
 
 class Caller(Protocol):
@@ -168,12 +171,13 @@ class Request:
         admitted: When it entered the service.
         arrived: When it entered its present stage.
         losses: How many workers of its present stage were lost while they had it.
-        stage: The position of its present stage.
+        node: Where in the graph of its service it is (see `core/graph.py`); None before it is
+            admitted.
         state: NEW, QUEUED, RUNNING or DONE.
         stream: How far its answer has come, where the last stage makes it step by step; None
             elsewhere.
         trail: Times in the stages before the present one (see `core/trail.py`); not set while the
-            request is in the first stage.
+            request is in the stage with which its service begins.
         result: The answer, once the state is DONE and there is no error.
         error: Why there is no result; None if there is one.
     """
@@ -194,10 +198,10 @@ class Request:
         "length",
         "losses",
         "nbytes",
+        "node",
         "patient",
         "result",
         "size",
-        "stage",
         "state",
         "stream",
         "trail",
@@ -223,7 +227,7 @@ class Request:
         self.admitted = 0.0
         self.arrived = 0.0
         self.losses = 0
-        self.stage = 0
+        self.node: Any = None
         self.state = NEW
         self.stream: Stream | None = None
         self.result: object = None
@@ -246,4 +250,5 @@ class Request:
 
     def __repr__(self) -> str:
         state = ("new", "queued", "running", "done")[self.state]
-        return f"<Request {self.id} {state} stage={self.stage} deadline={self.deadline:.3f}>"
+        at = "" if self.node is None else f" at {self.node.name}"
+        return f"<Request {self.id} {state}{at} deadline={self.deadline:.3f}>"

@@ -106,7 +106,13 @@ class Side:
         """All that has been counted and learned."""
         pipeline = self.driver._line.pipeline
         (batcher,) = pipeline.batchers
-        counted = pipeline.admitted, pipeline.answered, pipeline.cancelled, pipeline.refused, pipeline.waiting
+        counted = (
+            pipeline.flow.admitted,
+            pipeline.flow.answered,
+            pipeline.flow.cancelled,
+            pipeline.flow.refused,
+            pipeline.waiting,
+        )
         timed = (
             batcher._batch_ids,
             batcher.times.usual_s,

@@ -17,7 +17,7 @@ from typing import Any
 
 import carpool
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable, ValidationError
@@ -37,7 +37,7 @@ async def virtual(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int 
 
 class _Virtual:
     def __init__(self, cost_s: float, max_batch_size: int, workers: int) -> None:
-        pipeline = Pipeline([Batcher("contract", Greedy(max_batch_size), Queue())])
+        pipeline = Core([Batcher("contract", Greedy(max_batch_size), Queue())])
         self._driver = VirtualDriver(pipeline, [lambda n: cost_s], [workers], [self._compute])
         self._model = Contract()
         self._places = list(range(workers))

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
 import carpool
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.core.stepper import Stepper
 from carpool.drive.virtual import VirtualDriver
@@ -192,7 +192,7 @@ class _Virtual:
     """The same core under a clock that jumps, whenever no task has anything else to do."""
 
     def __init__(self, rows: int) -> None:
-        pipeline = Pipeline([Stepper("streams", GreedySteps(rows), Queue(), rows=rows, resumable=True)])
+        pipeline = Core([Stepper("streams", GreedySteps(rows), Queue(), rows=rows, resumable=True)])
         costs = StepCosts(lambda length: 0.0, lambda n: STEP_S, _count)
         self._driver = VirtualDriver(pipeline, [], [1], steps=costs)
         self._pump: asyncio.Task[None] | None = None

@@ -17,9 +17,8 @@ from random import Random
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
-from carpool.core.trail import AT_THE_DOOR
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import CarpoolError
 from carpool.policy import Adaptive, Greedy
@@ -47,7 +46,7 @@ class Storm:
             Batcher("first", Greedy(16), Queue(max_size=100)),
             Batcher("second", Adaptive(32), Queue(max_size=64)),
         ]
-        self.pipeline = Pipeline(stages)
+        self.pipeline = Core(stages)
         self.run = VirtualDriver(
             self.pipeline,
             self._cost,
@@ -64,11 +63,15 @@ class Storm:
         pipeline = self.pipeline
         assert not self.ledger, f"{len(self.ledger)} wait for ever"
         assert pipeline.unanswered == pipeline.waiting == 0
-        assert pipeline.cancelled == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
         assert (
-            pipeline.answered + pipeline.refused == self.served + self.failed + self.left["with its answer on the way"]
+            pipeline.flow.cancelled
+            == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
         )
-        for queue in (pipeline.door, *[stage.queue for stage in pipeline.batchers]):
+        assert (
+            pipeline.flow.answered + pipeline.flow.refused
+            == self.served + self.failed + self.left["with its answer on the way"]
+        )
+        for queue in (pipeline.flow.door, *[stage.queue for stage in pipeline.batchers]):
             assert (queue.count, queue.nbytes, queue.size) == (0, 0, 0)
         for stage in pipeline.batchers:
             assert (stage.running, stage.in_flight, stage.idle) == (0, {}, 2)
@@ -146,7 +149,7 @@ class _Leaving:
                 request.caller = None
                 storm.left["with its answer on the way"] += 1
             else:
-                at_the_door = request.state == QUEUED and request.stage == AT_THE_DOOR
+                at_the_door = request.state == QUEUED and request.node is storm.pipeline.flow.doors[0]
                 storm.left["at the door" if at_the_door else _STATES[request.state]] += 1
         elif request.state == DONE:
             storm.left[_STATES[DONE]] += 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.core.batch import Batch, Reply
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.safe_size import SafeSize
 from carpool.core.times import Times
 from carpool.errors import DeadlineExceeded, Unavailable
@@ -22,11 +22,11 @@ U = 2**-9  # about two milliseconds
 TOOK_S = 8 * U  # what batches take here; where it matters who comes meanwhile, one may go ahead after half of it
 
 
-def saturated(pipeline: Pipeline, now: float = 0, took_s: float = TOOK_S) -> float:
+def saturated(pipeline: Core, now: float = 0, took_s: float = TOOK_S) -> float:
     """A few full batches one after the other, so that it is known what they take. Returns the time then."""
     for _ in range(3):
         n = sum(one.lobby.policy.limit for one in pipeline.batchers[:1]) * pipeline.batchers[0].idle
-        pipeline.submit(now, asks(["warm"] * n))
+        pipeline.flow.submit(now, asks(["warm"] * n))
         batches = pipeline.poll(now).run
         now += took_s
         for batch in batches:
@@ -35,7 +35,7 @@ def saturated(pipeline: Pipeline, now: float = 0, took_s: float = TOOK_S) -> flo
     return now
 
 
-def runs(pipeline: Pipeline, now: float) -> list[Batch]:
+def runs(pipeline: Core, now: float) -> list[Batch]:
     return pipeline.poll(now).run
 
 
@@ -49,9 +49,9 @@ def test_a_full_batch_goes_before_its_worker_is_free() -> None:
     """
     pipeline = pipeline_of(stage(2, runs_ahead=True))
     now = saturated(pipeline)
-    pipeline.submit(now, asks("abc"))
+    pipeline.flow.submit(now, asks("abc"))
     assert what(runs(pipeline, now)) == [(["a", "b"], 0, False)]
-    pipeline.submit(now + 1 * U, asks("defgh"))
+    pipeline.flow.submit(now + 1 * U, asks("defgh"))
     ahead = runs(pipeline, now + 1 * U)
     assert what(ahead) == [(["c", "d"], 0, True)]
     assert runs(pipeline, now + 7 * U) == []
@@ -74,7 +74,7 @@ def test_where_requests_differ_it_goes_no_sooner_than_it_must() -> None:
     """
     pipeline = pipeline_of(stage(2, runs_ahead=True))
     now = saturated(pipeline)
-    pipeline.submit(now, [*asks("ab"), ask("urgent", priority=1), ask("more urgent", priority=1)])
+    pipeline.flow.submit(now, [*asks("ab"), ask("urgent", priority=1), ask("more urgent", priority=1)])
     assert what(runs(pipeline, now)) == [(["urgent", "more urgent"], 0, False)]
     todo = pipeline.poll(now + 1 * U)
     assert (todo.run, todo.wake_at) == ([], now + 4 * U)
@@ -87,7 +87,7 @@ def test_while_a_long_call_runs_all_wait() -> None:
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline, took_s=8)
-    pipeline.submit(now, asks("ab"))
+    pipeline.flow.submit(now, asks("ab"))
     assert what(runs(pipeline, now)) == [(["a"], 0, False)]
     todo = pipeline.poll(now + 7)
     assert (todo.run, todo.wake_at) == ([], now + 8 - 0.02)
@@ -101,7 +101,7 @@ def test_short_batches_go_at_once() -> None:
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(pipeline, took_s=2**-10)
-    pipeline.submit(now, asks("abcd"))
+    pipeline.flow.submit(now, asks("abcd"))
     assert [ahead for _, _, ahead in what(runs(pipeline, now))] == [False, False, True, True]
 
 
@@ -121,7 +121,7 @@ def test_none_waits_for_less_than_timers_can_tell(took_s: float, after_s: float,
     """
     pipeline = pipeline_of(stage(2, runs_ahead=True))
     now = saturated(pipeline, took_s=took_s)
-    pipeline.submit(now, [*asks("ab"), ask("urgent", priority=1), ask("more urgent", priority=1)])
+    pipeline.flow.submit(now, [*asks("ab"), ask("urgent", priority=1), ask("more urgent", priority=1)])
     at_once = what(runs(pipeline, now))
     todo = pipeline.poll(now + after_s)
     gone = at_once + what(todo.run)
@@ -147,7 +147,7 @@ def test_policies_say_whether_a_full_batch_may_go(policy: Policy, goes: bool) ->
     """
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
     now = saturated(pipeline)
-    pipeline.submit(now, asks("abcdefgh"))
+    pipeline.flow.submit(now, asks("abcdefgh"))
     assert any(batch.ahead for batch in runs(pipeline, now)) is goes
 
 
@@ -157,10 +157,10 @@ def test_what_is_not_full_waits() -> None:
     """
     pipeline = pipeline_of(stage(3, runs_ahead=True))
     now = saturated(pipeline)
-    pipeline.submit(now, asks("abcde"))
+    pipeline.flow.submit(now, asks("abcde"))
     assert what(runs(pipeline, now)) == [(["a", "b", "c"], 0, False)]
     assert runs(pipeline, now + 7 * U) == []
-    pipeline.submit(now + 7 * U, asks("f"))
+    pipeline.flow.submit(now + 7 * U, asks("f"))
     assert what(runs(pipeline, now + 7 * U)) == [(["d", "e", "f"], 0, True)]
 
 
@@ -170,9 +170,9 @@ def test_who_is_urgent_is_not_overtaken() -> None:
     """
     pipeline = pipeline_of(stage(2, runs_ahead=True))
     now = saturated(pipeline)
-    pipeline.submit(now, asks("ab"))
+    pipeline.flow.submit(now, asks("ab"))
     runs(pipeline, now)
-    pipeline.submit(now + 5 * U, [ask("urgent", priority=20), *asks("cde")])
+    pipeline.flow.submit(now + 5 * U, [ask("urgent", priority=20), *asks("cde")])
     assert runs(pipeline, now + 7 * U) == []
     reply(pipeline, now + 8 * U, pipeline.batchers[0].in_flight[0])
     assert what(runs(pipeline, now + 8 * U)) == [(["urgent", "c"], 0, False)]
@@ -184,9 +184,9 @@ def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(pipeline)
-    pipeline.submit(now, asks("a"))
+    pipeline.flow.submit(now, asks("a"))
     (first,) = runs(pipeline, now)
-    pipeline.submit(now + 3 * U, asks("bcd"))
+    pipeline.flow.submit(now + 3 * U, asks("bcd"))
     (second,) = runs(pipeline, now + 3 * U)
     assert what(runs(pipeline, now + 4 * U)) == [(["c"], first.place, True)]
     assert runs(pipeline, now + 6 * U) == []
@@ -194,14 +194,14 @@ def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -
 
     late = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(late)
-    late.submit(now, asks("ab"))
+    late.flow.submit(now, asks("ab"))
     runs(late, now)
-    late.submit(now + 13 * U, asks("c"))
+    late.flow.submit(now + 13 * U, asks("c"))
     assert runs(late, now + 13 * U) == []
 
     unsteady = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(unsteady, saturated(unsteady), took_s=U)
-    unsteady.submit(now, asks("abc"))
+    unsteady.flow.submit(now, asks("abc"))
     runs(unsteady, now)
     assert not [batch for at in range(40) for batch in runs(unsteady, now + at / 4 * U)]
 
@@ -212,10 +212,10 @@ def test_where_much_waits_it_does_not_matter_who_is_free_first() -> None:
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(pipeline)
-    pipeline.submit(now, asks("ab" + "cdefghij"))
+    pipeline.flow.submit(now, asks("ab" + "cdefghij"))
     assert what(runs(pipeline, now)) == [(["a"], 0, False), (["b"], 1, False), (["c"], 0, True)]
     assert runs(pipeline, now + 1 * U) == []  # seven are not eight
-    pipeline.submit(now + 2 * U, asks("k"))
+    pipeline.flow.submit(now + 2 * U, asks("k"))
     assert what(runs(pipeline, now + 2 * U)) == [(["d"], 1, True)]
 
 
@@ -226,7 +226,7 @@ def test_where_much_waits_a_worker_has_several_short_batches_ahead(took_s: float
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(pipeline, took_s=took_s)
-    pipeline.submit(now, asks(range(40)))
+    pipeline.flow.submit(now, asks(range(40)))
     first, second, *ahead = what(runs(pipeline, now))
     assert [first, second] == [([0], 0, False), ([1], 1, False)]
     assert ahead == [([2 + i], i % 2, True) for i in range(2 * lying)]
@@ -256,7 +256,7 @@ def test_what_goes_ahead_is_no_reason_to_ask_the_policy_once_more() -> None:
     policy = Counting(1)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
     now = saturated(pipeline, took_s=U)
-    pipeline.submit(now, asks(range(12)))
+    pipeline.flow.submit(now, asks(range(12)))
     policy.asked = 0
     assert [batch.ahead for batch in runs(pipeline, now)] == [False, True, True, True, True]
     assert policy.asked == 2
@@ -268,7 +268,7 @@ def test_no_timer_is_set_for_a_further_batch_ahead() -> None:
     """A second batch ahead goes when something happens anyway: the loop is not woken for it."""
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline)
-    pipeline.submit(now, asks(range(9)))
+    pipeline.flow.submit(now, asks(range(9)))
     todo = pipeline.poll(now)
     assert (what(todo.run), todo.wake_at) == ([([0], 0, False), ([1], 0, True)], inf)
     assert what(runs(pipeline, now + 6 * U)) == [([2], 0, True)]
@@ -281,7 +281,7 @@ def test_what_lay_ahead_of_a_lost_worker_waits_again_in_its_order() -> None:
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline, took_s=4 * U)
     requests = asks(range(12))
-    pipeline.submit(now, requests)
+    pipeline.flow.submit(now, requests)
     assert what(runs(pipeline, now)) == [([0], 0, False), ([1], 0, True), ([2], 0, True)]
     pipeline.worker_lost(now + U, 0, 0)
     batcher = pipeline.batchers[0]
@@ -303,7 +303,7 @@ def test_one_of_several_batches_ahead_that_never_reached_its_worker() -> None:
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline, took_s=U)
-    pipeline.submit(now, asks(range(9)))
+    pipeline.flow.submit(now, asks(range(9)))
     batches = runs(pipeline, now)
     assert [batch.ahead for batch in batches] == [False, True, True, True, True]
     unsent = batches[2]
@@ -323,14 +323,14 @@ def test_replies_that_are_read_together_are_no_reason_to_keep_batches() -> None:
     pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(pipeline)
     for _ in range(20):
-        pipeline.submit(now, asks(range(12)))
+        pipeline.flow.submit(now, asks(range(12)))
         runs(pipeline, now)
         now += 2 * TOOK_S
         while pipeline.batchers[0].in_flight:
             for batch in list(pipeline.batchers[0].in_flight.values()):
                 reply(pipeline, now, batch, busy_s=TOOK_S)
             runs(pipeline, now)
-    pipeline.submit(now, asks(range(12)))
+    pipeline.flow.submit(now, asks(range(12)))
     assert any(batch.ahead for at in range(8) for batch in runs(pipeline, now + at * U))
 
 
@@ -345,10 +345,10 @@ def test_where_much_waits_ends_need_be_foretold_but_roughly(took_s: tuple[float,
         now = saturated(pipeline, now, took_s[i % 2])
     times = pipeline.batchers[0].times
     assert times.deviation_s / times.usual_s > 0.25
-    pipeline.submit(now, asks(range(8)))
+    pipeline.flow.submit(now, asks(range(8)))
     runs(pipeline, now)
     assert not [batch for at in range(80) for batch in runs(pipeline, now + at / 4 * U)]
-    pipeline.submit(now, asks(range(8)))
+    pipeline.flow.submit(now, asks(range(8)))
     assert bool([batch for at in range(80) for batch in runs(pipeline, now + at / 4 * U)]) is goes
 
 
@@ -359,7 +359,7 @@ def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
     pipeline = pipeline_of(stage(2, runs_ahead=True), workers=1)
     now = saturated(pipeline)
     requests = asks("abcdef")
-    pipeline.submit(now, requests)
+    pipeline.flow.submit(now, requests)
     runs(pipeline, now)
     runs(pipeline, now + 7 * U)
     pipeline.cancel(now + 7 * U, requests[2])
@@ -383,9 +383,9 @@ def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline)
-    pipeline.submit(now, asks("a"))
+    pipeline.flow.submit(now, asks("a"))
     runs(pipeline, now)
-    pipeline.submit(now + 1 * U, [ask("b", deadline=now + 7.5 * U, patient=True)])
+    pipeline.flow.submit(now + 1 * U, [ask("b", deadline=now + 7.5 * U, patient=True)])
     todo = pipeline.poll(now + 6 * U)
     assert (what(todo.run), todo.wake_at) == ([(["b"], 0, True)], now + 7.5 * U)
     assert [type(request.error) for request in pipeline.poll(now + 7.5 * U).answer] == [DeadlineExceeded]
@@ -400,10 +400,10 @@ def test_credits_count_what_lies_ahead() -> None:
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True), stage(1, max_size=1), workers=[1, 0])
     first = pipeline.batchers[0]
-    pipeline.submit(0, asks("a"))
+    pipeline.flow.submit(0, asks("a"))
     runs(pipeline, 0)
     first.times.usual_s = TOOK_S  # as if it had run before
-    pipeline.submit(U, asks("bc"))
+    pipeline.flow.submit(U, asks("bc"))
     assert runs(pipeline, 7 * U) == []
     assert (first.running, len(first.ahead)) == (1, 0)
 
@@ -415,7 +415,7 @@ def test_only_where_a_request_may_be_run_twice(settings: dict[str, bool]) -> Non
     """
     pipeline = pipeline_of(stage(1, **settings))
     now = saturated(pipeline)
-    pipeline.submit(now, asks("ab"))
+    pipeline.flow.submit(now, asks("ab"))
     runs(pipeline, now)
     assert runs(pipeline, now + 7 * U) == []
 
@@ -429,7 +429,7 @@ def test_no_batch_ahead_is_larger_than_memory_allows() -> None:
     learned = SafeSize(None)
     learned.ran_out(4, 2)
     pipeline.batchers[0].safe_size = learned
-    pipeline.submit(now, asks("abcdefgh"))
+    pipeline.flow.submit(now, asks("abcdefgh"))
     assert [len(batch.requests) for batch in runs(pipeline, now)] == [int(learned.limit)] * 2
 
 
@@ -439,7 +439,7 @@ def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
     """
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline)
-    pipeline.submit(now, asks("abc"))
+    pipeline.flow.submit(now, asks("abc"))
     under_way, ahead = runs(pipeline, now)
     error = RuntimeError("no memory")
     pipeline.completed(now + 7 * U, Reply(0, 0, ahead.id, ahead.ids, [None], {0: error}))
@@ -459,7 +459,7 @@ def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
     """If a policy asks for what is not possible for a busy worker its stage fails, as for an idle one."""
     pipeline = pipeline_of(stage(policy=Greedier(1), runs_ahead=True))
     pipeline.batchers[0].times.usual_s = TOOK_S  # as if it had run before
-    pipeline.submit(0, asks("abc"))
+    pipeline.flow.submit(0, asks("abc"))
     with pytest.raises(RuntimeError, match="asked for a batch of 2 for a busy worker and a limit of 1"):
         pipeline.poll(0)
 
@@ -473,13 +473,13 @@ def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
         now: float = 0
         for _ in range(12):
             now = saturated(pipeline, now, took_s=TOOK_S)
-        pipeline.submit(now, asks("abcdefghijkl"))
+        pipeline.flow.submit(now, asks("abcdefghijkl"))
         batch, *following = runs(pipeline, now)
         assert len(following) == ahead
         assert all(len(batch) in (3, 4) for batch in [batch, *following])  # now and then it tries a smaller one
 
 
-def stage_with_a_gap(setup_s: float, gap_s: float) -> Pipeline:
+def stage_with_a_gap(setup_s: float, gap_s: float) -> Core:
     """A stage of which it is known what batches cost (`setup_s` and 2 U an item), and how long its
     worker is idle between two of them.
     """
@@ -516,9 +516,9 @@ def test_a_smaller_batch_goes_where_its_worker_would_lose_more_by_being_idle(
     assert isinstance(batcher.lobby.policy, Adaptive)
     for _ in range(40):
         batcher.lobby.policy._inside.note(4 + n, 1)
-    pipeline.submit(0, asks("abcd"))
+    pipeline.flow.submit(0, asks("abcd"))
     assert [len(batch) for batch in runs(pipeline, 0)] == [4]
-    pipeline.submit(0, asks("efg"[:n]))
+    pipeline.flow.submit(0, asks("efg"[:n]))
     assert runs(pipeline, 0) == []
     assert (pipeline.poll(0).wake_at < inf) == goes
     assert what(runs(pipeline, 7 * U)) == [(list("efg"[:n]), 0, True)] * goes
@@ -534,9 +534,9 @@ def test_a_smaller_batch_waits_for_clients_that_are_outside() -> None:
         assert isinstance(policy, Adaptive)
         for n in inside:
             policy._inside.note(n, 1)
-        pipeline.submit(0, asks("abcd"))
+        pipeline.flow.submit(0, asks("abcd"))
         runs(pipeline, 0)
-        pipeline.submit(0, asks("efg"))
+        pipeline.flow.submit(0, asks("efg"))
         assert runs(pipeline, 7 * U) == []
 
 
@@ -566,7 +566,7 @@ def test_the_policy_hears_how_long_workers_are_idle() -> None:
     pipeline = pipeline_of(batcher)
     now = saturated(pipeline)
     assert batcher.lobby.view.gap_s == 0
-    pipeline.submit(now, asks("abcd"))
+    pipeline.flow.submit(now, asks("abcd"))
     first, ahead = runs(pipeline, now)
     assert (first.ahead, ahead.ahead) == (False, True)
     reply(pipeline, now + TOOK_S + U, first, busy_s=TOOK_S)
@@ -594,7 +594,7 @@ def test_all_that_a_lost_worker_had_is_back_before_the_policy_hears_of_it() -> N
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
     now = saturated(pipeline)
     requests = asks("abcd")
-    pipeline.submit(now, requests)
+    pipeline.flow.submit(now, requests)
     assert len(runs(pipeline, now)) == 2
     policy.broken = True
     with pytest.raises(ValueError, match="of the policy"):

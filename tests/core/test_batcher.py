@@ -215,7 +215,7 @@ def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str)
     elsewhere = stage()
     elsewhere.lobby.stage = 1
     (foreign,) = enter(elsewhere, 0, asks("x"))
-    foreign.stage = 1
+    foreign.node = object()
     culprit = {"twice": requests[1], "running": requests[0], "stranger": ask(), "of another stage": foreign}[case]
     policy.decision = Decision(drop=[requests[1], culprit])
     before = state_of(batcher)
@@ -521,7 +521,7 @@ def test_a_batch_waits_until_the_next_stage_has_room_for_all_of_it(room: int, go
     is, since more will come.
     """
     batcher = stage(4)
-    batcher.lobby.next_max_size = 9
+    batcher.lobby.most_room = 9
     batcher.worker_ready(0)
     enter(batcher, 0, asks("abc"))
 
@@ -534,7 +534,7 @@ def test_credits_count_requests_also_where_batches_count_sizes(room: int, takes:
     that holds two requests waits for room for two, not for a hundred.
     """
     batcher = stage(100)
-    batcher.lobby.next_max_size = 20
+    batcher.lobby.most_room = 20
     batcher.worker_ready(0)
     requests = asks(range(12))
     for request in requests:
@@ -551,7 +551,7 @@ def test_a_batch_is_cut_where_the_next_stage_can_never_take_it_whole(room: int, 
     for ever for more room.
     """
     batcher = stage(4)
-    batcher.lobby.next_max_size = 2
+    batcher.lobby.most_room = 2
     batcher.worker_ready(0)
     enter(batcher, 0, asks(range(9)))
 
@@ -571,7 +571,7 @@ def test_without_credit_nobody_is_woken() -> None:
     assert batcher.next_batch(0, inf, []) is None
     assert batcher.lobby.wake_at == 10
     assert batcher.next_batch(0, 2, []) is None
-    batcher.lobby.next_max_size = 9
+    batcher.lobby.most_room = 9
     assert batcher.next_batch(0, 2, []) is None
     assert batcher.lobby.wake_at is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from tests.core.cancel_storm import main, storm
 
 
@@ -24,7 +24,7 @@ def test_the_storm_finds_who_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     """The storm can fail: it finds a pipeline that does not hear that a caller has gone, and so
     runs a request for nobody.
     """
-    monkeypatch.setattr(Pipeline, "cancel", lambda self, now, request: setattr(request, "caller", None))
+    monkeypatch.setattr(Core, "cancel", lambda self, now, request: setattr(request, "caller", None))
 
     with pytest.raises(AssertionError):
         storm(1_000, seed=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from carpool.core.core import Core
 from carpool.core.line import Line
-from carpool.core.pipeline import Pipeline
 from carpool.errors import Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, Policy, Static, View
 from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
@@ -20,7 +20,7 @@ class Patient(Policy):
         return Decision(wake_at=1e9)
 
 
-def closing(pipeline: Pipeline, now: float) -> list[tuple[int, list[object], str]]:
+def closing(pipeline: Core, now: float) -> list[tuple[int, list[object], str]]:
     """What runs at once when the line is closed: by stage."""
     pipeline.close(CLOSED)
     return [(batch.stage, items(batch.requests), batch.reason) for batch in pipeline.poll(now).run]
@@ -32,7 +32,7 @@ def test_nothing_is_held_back(policy: Policy) -> None:
     whatever the policy says.
     """
     pipeline = pipeline_of(stage(policy=policy), workers=2)
-    pipeline.submit(0, asks("abc"))
+    pipeline.flow.submit(0, asks("abc"))
     assert pipeline.poll(0).run == []
 
     assert closing(pipeline, 1) == [(0, ["a", "b", "c"], "closing")]
@@ -43,7 +43,7 @@ def test_no_batch_is_larger_than_the_limit() -> None:
     the first that is free.
     """
     pipeline = pipeline_of(stage(policy=Patient(2)), workers=2)
-    pipeline.submit(0, asks("abcde"))
+    pipeline.flow.submit(0, asks("abcde"))
 
     assert closing(pipeline, 1) == [(0, ["a", "b"], "closing"), (0, ["c", "d"], "closing")]
     reply(pipeline, 2, pipeline.batchers[0].in_flight[0])
@@ -57,7 +57,7 @@ def test_what_the_policy_refuses_is_refused() -> None:
     policy = Scripted(Decision())
     pipeline = pipeline_of(stage(policy=policy))
     requests = asks("ab")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     policy.decision = Decision(drop=requests[:1], drop_reason="not today")
 
     assert closing(pipeline, 1) == [(0, ["b"], "closing")]
@@ -67,7 +67,7 @@ def test_what_the_policy_refuses_is_refused() -> None:
 def test_lanes_go_one_by_one() -> None:
     """Requests of different keys are not mixed in a batch, closing or not."""
     pipeline = pipeline_of(stage(policy=Patient(4)), workers=2)
-    pipeline.submit(0, [ask("a", key=1), ask("b", key=2), ask("c", key=1)])
+    pipeline.flow.submit(0, [ask("a", key=1), ask("b", key=2), ask("c", key=1)])
 
     assert sorted(closing(pipeline, 1)) == [(0, ["a", "c"], "closing"), (0, ["b"], "closing")]
 
@@ -77,7 +77,7 @@ def test_later_stages_wait_for_those_who_can_still_come() -> None:
     there are none, it holds nothing back either.
     """
     pipeline = pipeline_of(stage(1, policy=Greedy(1)), stage(policy=Static(4, 100)))
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     (first,) = pipeline.poll(0).run
     reply(pipeline, 1, first)
     (second,) = pipeline.poll(1).run
@@ -93,7 +93,7 @@ def test_whom_nobody_waits_for_is_no_company() -> None:
     """
     pipeline = pipeline_of(stage(1), stage(policy=Static(4, 100)))
     requests = asks("ab")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     reply(pipeline, 1, pipeline.poll(0).run[0])
     pipeline.poll(1)
     pipeline.cancel(2, requests[1])
@@ -106,7 +106,7 @@ def test_those_at_the_door_are_company_if_there_is_room() -> None:
     once, whatever waits outside.
     """
     pipeline = pipeline_of(stage(policy=Patient(8), max_size=2))
-    pipeline.submit(0, asks("abcd", patient=True))
+    pipeline.flow.submit(0, asks("abcd", patient=True))
     assert pipeline.poll(0).run == []
 
     assert closing(pipeline, 1) == [(0, ["a", "b"], "closing")]
@@ -117,7 +117,7 @@ def test_those_at_the_door_are_company_if_there_is_room() -> None:
 def test_credits_count_all_the_same() -> None:
     """Also when closing, no more goes than the next stage has room for."""
     pipeline = pipeline_of(stage(policy=Patient(4)), stage(1, max_size=2))
-    pipeline.submit(0, asks("abcd"))
+    pipeline.flow.submit(0, asks("abcd"))
 
     assert closing(pipeline, 1) == [(0, ["a", "b"], "closing")]
 
@@ -131,11 +131,11 @@ def test_every_policy_drains(policy: type[Policy]) -> None:
         pipeline = pipeline_of(stage(policy=policy(4, 1e6)))
         now = 0.0
         for _ in range(known):
-            pipeline.submit(now, asks("ab"))
+            pipeline.flow.submit(now, asks("ab"))
             for batch in pipeline.poll(now).run:
                 reply(pipeline, now + 1, batch, busy_s=1.0)
             now += 1.0
-        pipeline.submit(now, asks("x"))
+        pipeline.flow.submit(now, asks("x"))
         pipeline.poll(now)
         pipeline.close(CLOSED)
         for _ in range(20):
@@ -186,11 +186,11 @@ def test_what_waits_for_somebody_who_expires_goes_in_the_same_moment() -> None:
     the same moment.
     """
     pipeline = pipeline_of(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
-    pipeline.submit(0, asks("a"))
+    pipeline.flow.submit(0, asks("a"))
     pipeline.poll(0)
     reply(pipeline, 1, pipeline.batchers[0].in_flight[0])
     pipeline.worker_lost(1, 0, 0)
-    pipeline.submit(1, [ask("b", deadline=5)])
+    pipeline.flow.submit(1, [ask("b", deadline=5)])
     assert pipeline.poll(1).run == []
     pipeline.close(CLOSED)
     assert pipeline.poll(2).run == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.core.batch import Reply
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Greedy
@@ -13,17 +13,17 @@ from carpool.request import Request
 INFINITY = float("inf")
 
 
-def pipeline(stages: int = 1, workers: int = 1) -> Pipeline:
-    made = Pipeline([Batcher(f"s{i}", Greedy(2), Queue()) for i in range(stages)])
+def pipeline(stages: int = 1, workers: int = 1) -> Core:
+    made = Core([Batcher(f"s{i}", Greedy(2), Queue()) for i in range(stages)])
     for stage in range(stages):
         for place in range(workers):
             made.worker_ready(stage, place)
     return made
 
 
-def ask(made: Pipeline, n: int = 1, now: float = 0.0) -> list[Request]:
+def ask(made: Core, n: int = 1, now: float = 0.0) -> list[Request]:
     requests = [Request(i, INFINITY) for i in range(n)]
-    made.submit(now, requests)
+    made.flow.submit(now, requests)
     return requests
 
 
@@ -96,7 +96,7 @@ def test_a_single_stage_is_never_held() -> None:
 def test_in_virtual_time_workers_come_and_go() -> None:
     """A worker that is added is ready later, one that goes finishes, and one that is not there yet never comes."""
     gone: list[tuple[int, int]] = []
-    driver = VirtualDriver(Pipeline([Batcher("s", Greedy(1), Queue())]), [lambda n: 1.0])
+    driver = VirtualDriver(Core([Batcher("s", Greedy(1), Queue())]), [lambda n: 1.0])
     driver.drained = lambda stage, place: gone.append((stage, place))
     assert driver.add(0, 2.0) == 1
     assert driver.add(0, 2.0) == 2

@@ -19,7 +19,7 @@ def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:
     """
     pipeline = pipeline_of(stage(1, max_size=1), workers=0)
     requests = [ask("a"), ask("b", patient=True), ask("c"), ask("d", patient=True)]
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
 
     assert [outcome(request) for request in pipeline.poll(0).answer] == [Overloaded]
     assert len(pipeline.batchers[0].queue) == 1
@@ -31,24 +31,24 @@ def test_the_line_at_the_door_is_kept() -> None:
     door, even when there is room for it.
     """
     pipeline = pipeline_of(stage(1, max_size=1))
-    pipeline.submit(0, asks(range(5), patient=True))
+    pipeline.flow.submit(0, asks(range(5), patient=True))
     served = []
     for now in range(6):
         (batch,) = pipeline.poll(now).run
         served += items(batch.requests)
         if now == 0:
-            pipeline.submit(0, [ask("impatient")])
-            pipeline.submit(0, [ask(5, patient=True)])
+            pipeline.flow.submit(0, [ask("impatient")])
+            pipeline.flow.submit(0, [ask(5, patient=True)])
         reply(pipeline, now, batch)
 
     assert served == list(range(6))
-    assert pipeline.refused == 1
+    assert pipeline.flow.refused == 1
 
 
 def test_priorities_count_at_the_door() -> None:
     """Of those at the door, the ones with the higher priority are let in first."""
     pipeline = pipeline_of(stage(1, max_size=1), workers=0)
-    pipeline.submit(0, [ask("first"), ask("low", patient=True), ask("high", patient=True, priority=1)])
+    pipeline.flow.submit(0, [ask("first"), ask("low", patient=True), ask("high", patient=True, priority=1)])
     pipeline.worker_ready(0, 0)
     pipeline.poll(0)
 
@@ -60,8 +60,8 @@ def test_a_large_request_waits_for_its_bytes_and_is_not_overtaken() -> None:
     small ones behind it would keep it waiting for ever.
     """
     pipeline = pipeline_of(stage(1, max_bytes=10), workers=0)
-    pipeline.submit(0, [ask("a", nbytes=4), ask("b", nbytes=4)])
-    pipeline.submit(0, [ask("large", nbytes=9, patient=True), ask("small", nbytes=1, patient=True)])
+    pipeline.flow.submit(0, [ask("a", nbytes=4), ask("b", nbytes=4)])
+    pipeline.flow.submit(0, [ask("large", nbytes=9, patient=True), ask("small", nbytes=1, patient=True)])
     pipeline.poll(0)
     inside = [items(list(pipeline.batchers[0].queue))]
     pipeline.worker_ready(0, 0)
@@ -79,7 +79,7 @@ def test_who_expires_at_the_door_hears_at_once() -> None:
     has asked; nobody is let in at its deadline.
     """
     pipeline = pipeline_of(stage(1, max_size=1), workers=0)
-    pipeline.submit(0, [ask("a"), ask("b", 7, patient=True), ask("c", 9, patient=True)])
+    pipeline.flow.submit(0, [ask("a"), ask("b", 7, patient=True), ask("c", 9, patient=True)])
     wake_at = [pipeline.poll(0).wake_at]
     pipeline.worker_ready(0, 0)
     todo = pipeline.poll(7)
@@ -94,7 +94,7 @@ def test_who_leaves_the_door_is_not_let_in() -> None:
     """A caller that is cancelled at the door is not let in, and its place goes to the next one."""
     pipeline = pipeline_of(stage(1, max_size=1), workers=0)
     requests = asks("abc", patient=True)
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     pipeline.cancel(1, requests[1])
     pipeline.worker_ready(0, 0)
     pipeline.poll(1)
@@ -106,7 +106,7 @@ def test_who_leaves_the_door_is_not_let_in() -> None:
 def test_the_door_stays_open_while_workers_are_idle() -> None:
     """One poll lets in as many full queues as there are idle workers."""
     pipeline = pipeline_of(stage(2, max_size=2), workers=4)
-    pipeline.submit(0, asks(range(9), patient=True))
+    pipeline.flow.submit(0, asks(range(9), patient=True))
 
     todo = pipeline.poll(0)
 
@@ -119,7 +119,7 @@ def test_time_at_the_door_is_not_time_in_the_queue() -> None:
     queue was full anyway.
     """
     pipeline = pipeline_of(stage(2, max_size=2, policy=Static(2, 10)))
-    pipeline.submit(0, asks("abc", patient=True))
+    pipeline.flow.submit(0, asks("abc", patient=True))
     (batch,) = pipeline.poll(3).run
     reply(pipeline, 4, batch)
 
@@ -138,14 +138,14 @@ def test_a_higher_priority_takes_the_place_of_the_last_of_the_lowest() -> None:
     """
     pipeline = pipeline_of(stage(1, max_size=3), workers=0)
     low = asks("abc")
-    pipeline.submit(0, low)
-    pipeline.submit(0.25, [ask("same"), ask("high", priority=1)])
+    pipeline.flow.submit(0, low)
+    pipeline.flow.submit(0.25, [ask("same"), ask("high", priority=1)])
     todo = pipeline.poll(0.25)
 
     assert [(request.item, outcome(request)) for request in todo.answer] == [("same", Overloaded), ("c", Overloaded)]
     assert str(low[2].error) == "the queue is full, and others have a higher priority"
     assert isinstance(low[2].error, Overloaded)
-    assert low[2].error.retry_after_s == pipeline.retry_after_s(0.25)
+    assert low[2].error.retry_after_s == pipeline.flow.retry_after_s(0.25)
     assert items(list(pipeline.batchers[0].queue)) == ["high", "a", "b"]
     assert_counts(pipeline, admitted=4, answered=1, refused=1, unanswered=3)
 
@@ -155,11 +155,11 @@ def test_a_patient_one_waits_outside_again() -> None:
     came later; it hears nothing and is served in the end.
     """
     pipeline = pipeline_of(stage(1, max_size=2), workers=0)
-    pipeline.submit(0, asks("abc", patient=True))
-    pipeline.submit(0.25, asks("xy", priority=1, patient=True))
+    pipeline.flow.submit(0, asks("abc", patient=True))
+    pipeline.flow.submit(0.25, asks("xy", priority=1, patient=True))
     assert items(list(pipeline.batchers[0].queue)) == ["x", "a"]
-    assert items(list(pipeline.door)) == ["y", "b", "c"]  # a is the next of its priority and stays
-    pipeline.cancel(0.25, pipeline.door.peek(3)[2])
+    assert items(list(pipeline.flow.door)) == ["y", "b", "c"]  # a is the next of its priority and stays
+    pipeline.cancel(0.25, pipeline.flow.door.peek(3)[2])
     pipeline.worker_ready(0, 0)
     served = []
     for now in range(4, 8):
@@ -176,21 +176,21 @@ def test_who_is_refused_all_the_same_displaces_nobody() -> None:
     late, displaces nobody.
     """
     pipeline = pipeline_of(stage(1, max_size=2, max_bytes=9), workers=0)
-    pipeline.submit(0, asks("ab"))
-    pipeline.submit(0, [ask("large", nbytes=10, priority=1)])
+    pipeline.flow.submit(0, asks("ab"))
+    pipeline.flow.submit(0, [ask("large", nbytes=10, priority=1)])
     pipeline.close(Unavailable("closing"))
-    pipeline.submit(0, [ask("late", priority=1)])
+    pipeline.flow.submit(0, [ask("late", priority=1)])
 
     assert items(list(pipeline.batchers[0].queue)) == ["a", "b"]
-    assert pipeline.refused == 2
+    assert pipeline.flow.refused == 2
 
 
 def test_the_policy_hears_who_was_displaced() -> None:
     """The policy hears that a displaced request has left its queue."""
     policy = Scripted(Decision())
     pipeline = pipeline_of(stage(policy=policy, max_size=2))
-    pipeline.submit(0, asks("ab"))
-    pipeline.submit(1, [ask("c", priority=1)])
+    pipeline.flow.submit(0, asks("ab"))
+    pipeline.flow.submit(1, [ask("c", priority=1)])
 
     assert policy.heard[2:] == [("left", 1, "b"), ("arrived", 1, "c")]
 
@@ -205,7 +205,7 @@ def test_all_or_none_are_admitted(journal: Journal | None) -> None:
     """
     pipeline = pipeline_of(stage(1, max_size=4), workers=0, journal=journal)
     first, second = lot("ab"), lot("cde")
-    pipeline.submit(0, [*first, ask("single"), *second, ask("last"), ask("too many")])
+    pipeline.flow.submit(0, [*first, ask("single"), *second, ask("last"), ask("too many")])
 
     answers = pipeline.poll(0).answer
     assert items(answers) == ["c", "d", "e", "too many"]
@@ -217,7 +217,7 @@ def test_all_or_none_are_admitted(journal: Journal | None) -> None:
 def test_bytes_count_together() -> None:
     """The bytes of all of them have to fit, and more than the queue ever holds are too large."""
     pipeline = pipeline_of(stage(1, max_bytes=10), workers=0)
-    pipeline.submit(0, [*lot("ab", nbytes=3), *lot("cd", nbytes=3), *lot("ef", nbytes=6)])
+    pipeline.flow.submit(0, [*lot("ab", nbytes=3), *lot("cd", nbytes=3), *lot("ef", nbytes=6)])
 
     kinds = [outcome(request) for request in pipeline.poll(0).answer]
     assert kinds == [Overloaded, Overloaded, InvalidRequest, InvalidRequest]
@@ -229,11 +229,11 @@ def test_a_lot_of_one_is_a_request() -> None:
     single request is.
     """
     pipeline = pipeline_of(stage(1, max_size=3, max_bytes=10), workers=0)
-    pipeline.submit(0, asks("abc"))
+    pipeline.flow.submit(0, asks("abc"))
     for number, form in enumerate([asks, lot]):
         (large,), (high,) = form([number], nbytes=11), form([number])
         high.lane = Lane(number + 1, None, 0)
-        pipeline.submit(0, [large, high])
+        pipeline.flow.submit(0, [large, high])
         assert str(large.error) == "a request of 11 bytes is over the queue's 10"
 
     assert items(list(pipeline.batchers[0].queue)) == [1, 0, "a"]
@@ -244,10 +244,10 @@ def test_each_of_a_lot_has_an_error_of_its_own() -> None:
     """A lot is refused for one reason, but no two callers get the same exception to raise."""
     pipeline = pipeline_of(stage(1, max_size=2, max_bytes=10), workers=0)
     full, large = lot("abc"), lot("de", nbytes=6)
-    pipeline.submit(0, [*full, *large])
+    pipeline.flow.submit(0, [*full, *large])
     pipeline.close(Unavailable("closed"))
     closed = lot("fg")
-    pipeline.submit(0, closed)
+    pipeline.flow.submit(0, closed)
 
     for each in (full, large, closed):
         assert len({id(request.error) for request in each}) == len(each)
@@ -262,16 +262,16 @@ def test_the_last_of_them_has_to_make_its_deadline() -> None:
     pipeline = pipeline_of(stage(1))
     (warm,) = lot("x")
     for now in (0, 10):
-        pipeline.submit(now, [warm if now == 0 else ask("y")])
+        pipeline.flow.submit(now, [warm if now == 0 else ask("y")])
         (batch,) = pipeline.poll(now).run
         reply(pipeline, now + 10, batch, busy_s=10)
     pipeline.poll(20)
 
     idle = lot("abc", 45)
-    pipeline.submit(20, idle)
+    pipeline.flow.submit(20, idle)
     (batch,) = pipeline.poll(20).run
     late, soon = lot("def", 55), lot("g", 90)
-    pipeline.submit(20, [*late, *soon])
+    pipeline.flow.submit(20, [*late, *soon])
     refused = [request for request in pipeline.poll(20).answer if request.id == 0]
     assert items(refused) == ["d", "e", "f"]
     assert all(request.id for request in [*idle, *soon])
@@ -282,12 +282,12 @@ def test_the_others_of_a_lot_go_before_its_last() -> None:
     time.
     """
     pipeline = pipeline_of(stage(1))
-    pipeline.submit(0, [ask("x"), ask("y")])
+    pipeline.flow.submit(0, [ask("x"), ask("y")])
     reply(pipeline, 10, pipeline.poll(0).run[0], busy_s=10)
     pipeline.poll(10)  # y runs until 20
 
     three, one = lot("abc", 45), lot("d", 45)
-    pipeline.submit(10, [*three, *one])
+    pipeline.flow.submit(10, [*three, *one])
 
     assert {outcome(request) for request in three} == {Overloaded}
     assert one[0].id
@@ -298,25 +298,25 @@ def test_only_patient_ones_of_a_lot_displace_others() -> None:
     may wait, each takes a place in a full queue as a single request does.
     """
     pipeline = pipeline_of(stage(1, max_size=3, max_bytes=10), workers=0)
-    pipeline.submit(0, [ask("a"), ask("b", nbytes=9)])
+    pipeline.flow.submit(0, [ask("a"), ask("b", nbytes=9)])
     hasty, patient = lot("xy", nbytes=2), lot("123", patient=True)
     for request in [*hasty, *patient]:
         request.lane = Lane(1, None, 0)
-    pipeline.submit(0, hasty)  # to let b go would make room for both
+    pipeline.flow.submit(0, hasty)  # to let b go would make room for both
     assert {outcome(request) for request in hasty} == {Overloaded}
     assert items(list(pipeline.batchers[0].queue)) == ["a", "b"]
 
-    pipeline.submit(0, patient)
+    pipeline.flow.submit(0, patient)
     assert items(list(pipeline.batchers[0].queue)) == ["1", "2", "a"]  # one of each priority stays
-    assert items(list(pipeline.door)) == ["3"]
+    assert items(list(pipeline.flow.door)) == ["3"]
 
 
 def test_patient_ones_wait_at_the_door() -> None:
     """With `when_full="wait"` they wait for room like any other, all of them."""
     pipeline = pipeline_of(stage(1, max_size=2, max_bytes=10))
     many = lot(range(5), nbytes=1, patient=True)
-    pipeline.submit(0, [*many, *lot("ab", nbytes=11, patient=True)])
-    assert (pipeline.batchers[0].queue.count, pipeline.door.count) == (2, 3)
+    pipeline.flow.submit(0, [*many, *lot("ab", nbytes=11, patient=True)])
+    assert (pipeline.batchers[0].queue.count, pipeline.flow.door.count) == (2, 3)
     served = []
     for now in range(5):
         todo = pipeline.poll(now)
@@ -334,9 +334,9 @@ def test_a_closed_service_refuses_all_of_them() -> None:
     pipeline = pipeline_of(stage(1))
     gone, *rest = lot("abc")
     pipeline.cancel(0, gone)
-    pipeline.submit(0, [gone, *rest])
+    pipeline.flow.submit(0, [gone, *rest])
     assert [request.id > 0 for request in [gone, *rest]] == [False, True, True]
     pipeline.close(Unavailable("closed"))
     others = lot("de")
-    pipeline.submit(0, others)
+    pipeline.flow.submit(0, others)
     assert {outcome(request) for request in others} == {Unavailable}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.pipeline import Pipeline
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.policy.adapted import Adapted
 from carpool.request import Lane, Request
@@ -51,7 +51,7 @@ class Service:
     stages: int
     slo_s: float | None
 
-    def make(self) -> Pipeline:
+    def make(self) -> Core:
         settings = {"max_size": self.max_size, "max_bytes": self.max_bytes}
         first = stage(policy=POLICIES[self.policy](self.limit), **settings)
         others = [stage(self.limit) for _ in range(self.stages - 1)]
@@ -96,10 +96,10 @@ class Side:
 
     def play(self, now: float, step: str, argument: Any) -> None:
         if step == "submit":
-            self.pipeline.submit(now, [request for spec in argument for request in spec.make(now, self)])
+            self.pipeline.flow.submit(now, [request for spec in argument for request in spec.make(now, self)])
         elif step == "submit alike":
             alike, n = argument
-            self.pipeline.submit(now, [request for _ in range(n) for request in alike.make(now, self)], alike=True)
+            self.pipeline.flow.submit(now, [request for _ in range(n) for request in alike.make(now, self)], alike=True)
         elif step == "cancel" and self.requests:
             self.pipeline.cancel(now, self.requests[argument % len(self.requests)])
         elif step == "reply" and self.running:
@@ -117,7 +117,7 @@ class Side:
             [_told(request) for request in self.requests],
             [request.item for request in self.answers],
             [(batch.id, batch.stage, batch.place, batch.ids, batch.started, batch.reason) for batch in self.running],
-            (to.admitted, to.refused, to.answered, to.cancelled, to.waiting),
+            (to.flow.admitted, to.flow.refused, to.flow.answered, to.flow.cancelled, to.waiting),
             [_counted(batcher) for batcher in to.batchers],
         ]
 
@@ -126,7 +126,16 @@ def _told(request: Request) -> tuple[object, ...]:
     times = request.admitted, request.arrived, request.due, request.deadline
     error = request.error
     retry_after_s = getattr(error, "retry_after_s", None)
-    return (request.id, request.state, request.stage, times, request.result, type(error), str(error), retry_after_s)
+    return (
+        request.id,
+        request.state,
+        getattr(request.node, "name", None),
+        times,
+        request.result,
+        type(error),
+        str(error),
+        retry_after_s,
+    )
 
 
 def _counted(batcher: Batcher) -> tuple[object, ...]:
@@ -140,16 +149,16 @@ def _counted(batcher: Batcher) -> tuple[object, ...]:
 
 
 def admits_one_by_one(side: Side) -> None:
-    side.pipeline._entrance._all_fit = lambda now, requests, alike: False  # type: ignore[method-assign]
+    side.pipeline.flow._all_fit = lambda now, requests, alike: False  # type: ignore[method-assign]
 
 
 def submits_alike_like_others(side: Side) -> None:
-    submit = side.pipeline.submit
-    side.pipeline.submit = lambda now, requests, alike=False: submit(now, requests)  # type: ignore[method-assign]
+    submit = side.pipeline.flow.submit
+    side.pipeline.flow.submit = lambda now, requests, alike=False: submit(now, requests)  # type: ignore[method-assign]
 
 
 def answers_one_by_one(side: Side) -> None:
-    side.pipeline._journal = Journal()
+    side.pipeline._journal = side.pipeline._transit.journal = Journal()
 
 
 def takes_all_replies_for_partial(side: Side) -> None:
@@ -282,10 +291,10 @@ def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
     to = pipeline_of(stage(policy=Breaks(2)))
     to.batchers[0].lobby.on_fault = lambda name, error: faults.append(error)
     requests = first, second, third, last = [Request(n, 9.0) for n in range(4)]
-    to.submit(0, [first])
-    to.submit(1, [second, third])
-    to.submit(2, [last])
+    to.flow.submit(0, [first])
+    to.flow.submit(1, [second, third])
+    to.flow.submit(2, [last])
 
     assert list(map(str, faults)) == ["no more"]
     assert [request.id for request in requests] == [1, 2, 3, 4]
-    assert (to.admitted, to.door.count, to.batchers[0].queue.count) == (4, 0, 4)
+    assert (to.flow.admitted, to.flow.door.count, to.batchers[0].queue.count) == (4, 0, 4)

@@ -79,7 +79,7 @@ def test_a_worker_that_drains_gets_nothing_further() -> None:
     one = stage(max_batch_size=1)
     pipeline = pipeline_of(one, workers=2)
     requests = asks("abcd")
-    pipeline.submit(0.0, requests)
+    pipeline.flow.submit(0.0, requests)
     first, second = pipeline.poll(0.0).run
     pipeline.drain(0, first.place)
     assert not pipeline.poll(0.5).drained
@@ -96,7 +96,7 @@ def test_an_idle_worker_that_drains_is_not_used() -> None:
     one = stage()
     pipeline = pipeline_of(one)
     pipeline.drain(0, 0)
-    pipeline.submit(0.0, asks("a"))
+    pipeline.flow.submit(0.0, asks("a"))
     assert pipeline.poll(0.0).run == []
     pipeline.worker_left(1.0, 0, 0)
     pipeline.worker_ready(0, 0)

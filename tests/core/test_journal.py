@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
 from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
 
@@ -12,7 +12,7 @@ def told(journal: Journal, request_id: int) -> list[str]:
     return [str(entry) for entry in journal.story(request_id)]
 
 
-def two_stages() -> tuple[Pipeline, Journal]:
+def two_stages() -> tuple[Core, Journal]:
     journal = Journal()
     return pipeline_of(stage(1, name="decode", max_size=1), stage(name="infer"), journal=journal, workers=2), journal
 
@@ -22,7 +22,7 @@ def test_a_request_has_a_story() -> None:
     stages and batches.
     """
     pipeline, journal = two_stages()
-    pipeline.submit(1, asks("ab"))
+    pipeline.flow.submit(1, asks("ab"))
     (first,) = pipeline.poll(2).run
     reply(pipeline, 3, first)
     (second,) = pipeline.poll(4).run
@@ -42,7 +42,7 @@ def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
     """The journal also tells of waiting at the door, of a lost worker, and of an error at the end."""
     pipeline, journal = two_stages()
     pipeline.worker_lost(0, 0, 1)
-    pipeline.submit(1, asks("ab", patient=True))
+    pipeline.flow.submit(1, asks("ab", patient=True))
     (batch,) = pipeline.poll(2).run
     reply(pipeline, 3, batch, errors={0: ModelError("boom")})
     (batch,) = pipeline.poll(4).run
@@ -63,7 +63,7 @@ def test_a_story_may_end_with_its_caller() -> None:
     """The journal of a request that is cancelled ends with its caller's leaving."""
     pipeline, journal = two_stages()
     request = ask("a")
-    pipeline.submit(1, [request])
+    pipeline.flow.submit(1, [request])
     pipeline.cancel(2, request)
 
     assert told(journal, 1) == ["0.000000 admitted", "1.000000 cancelled"]
@@ -87,7 +87,7 @@ def test_with_a_journal_nothing_else_changes() -> None:
     def run(journal: Journal | None) -> list[object]:
         pipeline = pipeline_of(stage(2, max_size=4), stage(3, max_size=3), workers=2, journal=journal)
         requests = asks(range(12), patient=True)
-        pipeline.submit(0, requests)
+        pipeline.flow.submit(0, requests)
         for now in range(12):
             for batch in pipeline.poll(now).run:
                 reply(pipeline, now, batch)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.lane_order import key_of as lane_key
 from carpool.core.levels import BY_KEY, BY_LENGTH
-from carpool.core.pipeline import Pipeline
 from carpool.core.places import KeyedWorkers
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
@@ -46,7 +46,7 @@ def driven(
 
     queue = Queue(levels=BY_LENGTH if by_length else BY_KEY)
     batcher = Batcher("stage", new_policy(policy, 8), queue, keyed=KeyedWorkers(most))
-    return VirtualDriver(Pipeline([batcher]), cost, workers=[workers])
+    return VirtualDriver(Core([batcher]), cost, workers=[workers])
 
 
 POLICIES = [Adaptive(), Greedy(), Static(8, 0.002)]
@@ -178,7 +178,7 @@ def test_what_waits_behind_a_dropped_request_goes_while_another_key_is_held() ->
     """Of a decision that refuses the first request of a key and takes one, the second one goes, although a key that
     came before it is held.
     """
-    pipeline = Pipeline([Batcher("s", Adaptive(4), Queue(levels=BY_KEY), keyed=KeyedWorkers(1))])
+    pipeline = Core([Batcher("s", Adaptive(4), Queue(levels=BY_KEY), keyed=KeyedWorkers(1))])
     for place in (0, 1):
         pipeline.worker_ready(0, place)
 
@@ -189,15 +189,15 @@ def test_what_waits_behind_a_dropped_request_goes_while_another_key_is_held() ->
 
     now = 0.0
     for _ in range(12):  # it is learned that a batch takes a second
-        pipeline.submit(now, [ask("b", now, now + 50.0)])
+        pipeline.flow.submit(now, [ask("b", now, now + 50.0)])
         (batch,) = pipeline.poll(now).run
         now += 1.0
         pipeline.completed(now, Reply(0, batch.place, batch.id, batch.ids, ["x"], None, 1.0))
         pipeline.poll(now)
-    pipeline.submit(now, [ask("a", now, now + 50.0)])
+    pipeline.flow.submit(now, [ask("a", now, now + 50.0)])
     assert [each.requests[0].item for each in pipeline.poll(now).run] == ["a"]
     late, last = ask("b", now, now + 0.5), ask("b", now, now + 50.0)
-    pipeline.submit(now, [ask("a", now, now + 50.0), late, last])
+    pipeline.flow.submit(now, [ask("a", now, now + 50.0), late, last])
     todo = pipeline.poll(now)
     assert [batch.requests for batch in todo.run] == [[last]]
     assert todo.answer == [late]

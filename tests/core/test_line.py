@@ -178,7 +178,7 @@ class World:
         batcher = self.line.pipeline.batchers[0]
         threads = [(t.at, t.woken, t.until, t.waits, t.pending, t.slot, t.interrupted) for t in self.threads]
         queue = [r.item for r in batcher.queue]
-        door = [r.item for r in self.line.pipeline.door]
+        door = [r.item for r in self.line.pipeline.flow.door]
         flight = [(w, [r.item for r in b.requests]) for w, b in sorted(batcher.in_flight.items())]
         following, leaders = getattr(self.line.next_leader, "name", None), sorted(self.line._leaders)
         lone = self.line.lone and self.line.lone.thread
@@ -356,7 +356,10 @@ def test_who_runs_alone_leaves_the_others_unharmed(n: int, more: dict[str, Any],
         check(end)
         assert end.line.lone is None
         pipeline = end.line.pipeline
-        assert pipeline.admitted == pipeline.answered + pipeline.cancelled + pipeline.batchers[0].queue.count
+        assert (
+            pipeline.flow.admitted
+            == pipeline.flow.answered + pipeline.flow.cancelled + pipeline.batchers[0].queue.count
+        )
         ways |= {"caught up" if thread.lone.requests else "alone" for thread in end.threads if thread.lone}
     assert ways == {"alone", "caught up"}
 

@@ -139,5 +139,5 @@ def test_the_model_sees_exactly_those_who_stayed() -> None:
 
         seen = [item for batch in run.batches for item in items(batch.requests)]
         assert sorted(seen) == sorted(set(range(100)) - {request.item for request in gone})
-        assert (len(run.answers), pipeline.cancelled, pipeline.unanswered) == (40, 60, 0)
+        assert (len(run.answers), pipeline.flow.cancelled, pipeline.unanswered) == (40, 60, 0)
         assert not watch.answers

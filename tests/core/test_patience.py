@@ -7,27 +7,27 @@ from math import inf
 import pytest
 
 from carpool.core.batch import Batch, Reply
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.times import Times
 from carpool.errors import DeadlineExceeded, Unavailable
 from tests.support.pipelines import ask, asks, items, outcome, pipeline_of, reply, stage
 
 
-def running(*requests: object, timeout: float = inf, **settings: object) -> tuple[Pipeline, Batch]:
+def running(*requests: object, timeout: float = inf, **settings: object) -> tuple[Core, Batch]:
     """A stage that waits for 3 s for calls that nobody waits for, with one batch at work since 0."""
     pipeline = pipeline_of(stage(64, patience_s=3, **settings))  # type: ignore[arg-type]
-    pipeline.submit(0, asks(requests, timeout))
+    pipeline.flow.submit(0, asks(requests, timeout))
     (batch,) = pipeline.poll(0).run
     return pipeline, batch
 
 
-def taught(pipeline: Pipeline, batch: Batch, *, took_s: float, times: int = 8) -> Batch:
+def taught(pipeline: Core, batch: Batch, *, took_s: float, times: int = 8) -> Batch:
     """So many batches of its size have run, each for so long; returns the next one, which starts when they are over."""
     n, now = len(batch), 0.0
     for _ in range(times):
         now += took_s
         reply(pipeline, now, batch)
-        pipeline.submit(now, asks(range(n)))
+        pipeline.flow.submit(now, asks(range(n)))
         (batch,) = pipeline.poll(now).run
     return batch
 
@@ -54,7 +54,7 @@ def test_a_call_that_nobody_waits_for_is_given_up() -> None:
     then which setting limits it, and no request runs again.
     """
     pipeline, _ = running("a", timeout=9)
-    pipeline.submit(1, [ask("b", 30)])
+    pipeline.flow.submit(1, [ask("b", 30)])
     todo = pipeline.poll(9)
     (late,) = todo.answer
 

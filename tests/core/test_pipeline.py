@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from carpool.core.batch import Reply
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import Decision, Greedy, OneByOne, Static, View
 from carpool.request import DONE, Request
@@ -27,7 +27,7 @@ from tests.support.pipelines import (
 from tests.support.view import done
 
 
-def answers(to: Pipeline, now: float) -> list[object]:
+def answers(to: Core, now: float) -> list[object]:
     """What callers are told at `now`."""
     return [outcome(request) for request in to.poll(now).answer]
 
@@ -38,7 +38,7 @@ def test_a_request_goes_through_all_stages() -> None:
     """
     pipeline = pipeline_of(stage(), stage(), stage())
     (request,) = asks("x")
-    pipeline.submit(0, [request])
+    pipeline.flow.submit(0, [request])
     for now in (1, 2, 3):
         (batch,) = pipeline.poll(now).run
         assert (batch.stage, batch.started) == (now - 1, now)
@@ -56,8 +56,8 @@ def test_ids_are_unique_and_rise() -> None:
     """
     pipeline = pipeline_of(stage(99))
     requests = asks(range(5))
-    pipeline.submit(0, requests[:3])
-    pipeline.submit(0, requests[3:])
+    pipeline.flow.submit(0, requests[:3])
+    pipeline.flow.submit(0, requests[3:])
 
     assert [request.id for request in requests] == [1, 2, 3, 4, 5]
 
@@ -68,7 +68,7 @@ def test_an_error_goes_straight_back() -> None:
     """
     pipeline = pipeline_of(stage(), stage())
     requests = asks("abc")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     error = ModelError("boom")
     reply(pipeline, 1, batch, errors={1: error})
@@ -84,7 +84,7 @@ def test_an_error_in_the_last_stage_is_its_items_alone() -> None:
     """An error in the last stage fails only its own item; the others get their results."""
     pipeline = pipeline_of(stage())
     requests = asks("abc")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     reply(pipeline, 1, batch, errors={0: ModelError("boom")})
 
@@ -96,7 +96,7 @@ def test_the_last_stage_is_asked_first() -> None:
     same poll.
     """
     pipeline = pipeline_of(stage(2), stage(2, max_size=2))
-    pipeline.submit(0, asks("abcdef"))
+    pipeline.flow.submit(0, asks("abcdef"))
     (first,) = pipeline.poll(0).run
     reply(pipeline, 1, first)  # a and b wait in stage 1, whose queue is full now
 
@@ -110,7 +110,7 @@ def test_a_stage_waits_for_credit() -> None:
     however many workers are idle.
     """
     pipeline = pipeline_of(stage(2), stage(2, max_size=4), workers=(9, 0))
-    pipeline.submit(0, asks(range(20)))
+    pipeline.flow.submit(0, asks(range(20)))
 
     started = pipeline.poll(0).run
     assert [items(batch.requests) for batch in started] == [[0, 1], [2, 3]]
@@ -140,10 +140,10 @@ def test_who_is_left_after_a_drop_may_have_room() -> None:
     asked for again in the same poll: nobody would ask later.
     """
     pipeline = pipeline_of(stage(policy=DropsTheOld(4)), stage(4, max_size=4), workers=(1, 0))
-    pipeline.submit(0, asks("abc"))
+    pipeline.flow.submit(0, asks("abc"))
     reply(pipeline, 0, pipeline.poll(0).run[0])
-    pipeline.submit(1, asks("defg"))
-    pipeline.submit(5, asks("h"))
+    pipeline.flow.submit(1, asks("defg"))
+    pipeline.flow.submit(5, asks("h"))
     assert pipeline.poll(5).run == []  # three wait for the second stage, which has room for one more
 
     todo = pipeline.poll(11)
@@ -157,7 +157,7 @@ def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
     on its way.
     """
     pipeline = pipeline_of(stage(2), stage(2, max_bytes=10), measure=lambda result: 5, workers=(1, 0))
-    pipeline.submit(0, asks("abcd"))
+    pipeline.flow.submit(0, asks("abcd"))
     (batch,) = pipeline.poll(0).run
     reply(pipeline, 1, batch)
 
@@ -168,10 +168,10 @@ def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
 def test_bytes_between_stages_count_also_when_callers_wait_at_the_door() -> None:
     """Bounds on bytes between stages hold also when callers at the door are let in."""
     pipeline = pipeline_of(stage(1, max_size=1), stage(1, max_bytes=5), measure=lambda result: 5, workers=(1, 0))
-    pipeline.submit(0, asks("a"))
+    pipeline.flow.submit(0, asks("a"))
     reply(pipeline, 1, pipeline.poll(0).run[0])
     requests = asks("bc", patient=True)
-    pipeline.submit(1, requests)
+    pipeline.flow.submit(1, requests)
     pipeline.cancel(1, requests[0])
 
     todo = pipeline.poll(1)
@@ -187,7 +187,7 @@ def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
     policy = OneByOne()
     policy.learn(0, done(1, 1, 1e-6, True))
     pipeline = pipeline_of(stage(policy=policy), stage(9, max_size=10))
-    pipeline.submit(0, asks(range(50)))
+    pipeline.flow.submit(0, asks(range(50)))
 
     served: list[str] = []
     for now in range(20):
@@ -212,7 +212,7 @@ def test_a_stage_weighs_the_results_of_the_one_before() -> None:
     requests = [ask("abc"), ask("de"), ask("f")]
     for request in requests:
         request.size = 4
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     seen = []
     for now in range(4):
         todo = pipeline.poll(now)
@@ -231,7 +231,7 @@ def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
             raise ModelError("no size")
 
     pipeline = pipeline_of(stage(), stage(weigh=weigh))
-    pipeline.submit(0, asks("abc"))
+    pipeline.flow.submit(0, asks("abc"))
     reply(pipeline, 1, pipeline.poll(0).run[0])
     todo = pipeline.poll(1)
 
@@ -247,7 +247,7 @@ def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
 def test_nothing_is_dispatched_at_or_after_its_deadline(deadline: float) -> None:
     """A request is never dispatched at or after its deadline; it is answered with that instead."""
     pipeline = pipeline_of(stage())
-    pipeline.submit(0, [ask("late", deadline), ask("good", 6)])
+    pipeline.flow.submit(0, [ask("late", deadline), ask("good", 6)])
 
     todo = pipeline.poll(5)
 
@@ -258,7 +258,7 @@ def test_nothing_is_dispatched_at_or_after_its_deadline(deadline: float) -> None
 def test_a_deadline_is_checked_between_stages() -> None:
     """A result that comes at its request's deadline is not passed on to the next stage."""
     pipeline = pipeline_of(stage(), stage())
-    pipeline.submit(0, [ask("a", 5), ask("b", 6)])
+    pipeline.flow.submit(0, [ask("a", 5), ask("b", 6)])
     (batch,) = pipeline.poll(0).run
     reply(pipeline, 5, batch)
 
@@ -273,7 +273,7 @@ def test_a_deadline_ends_the_waiting_also_while_the_item_runs() -> None:
     counted when it comes.
     """
     pipeline = pipeline_of(stage())
-    pipeline.submit(0, [ask("a", 5)])
+    pipeline.flow.submit(0, [ask("a", 5)])
     todo = pipeline.poll(0)
 
     assert todo.wake_at == 5
@@ -292,7 +292,7 @@ def test_a_reply_after_the_deadline_is_late_although_nobody_has_polled() -> None
     """
     to = pipeline_of(stage())
     hasty, patient = ask(deadline=3), ask()
-    to.submit(0, [hasty, patient])
+    to.flow.submit(0, [hasty, patient])
     (batch,) = to.poll(0).run
     reply(to, 5, batch)
 
@@ -307,12 +307,12 @@ def test_the_next_wake_up_is_the_earliest_there_is() -> None:
     policies.
     """
     pipeline = pipeline_of(stage(max_batch_time_s=30), stage(policy=Static(4, 10)))
-    pipeline.submit(0, asks("a", 50))
+    pipeline.flow.submit(0, asks("a", 50))
     todo = pipeline.poll(0)
     seen = [todo.wake_at]
     reply(pipeline, 2, todo.run[0])
     seen.append(pipeline.poll(2).wake_at)
-    pipeline.submit(3, asks("b", 11))
+    pipeline.flow.submit(3, asks("b", 11))
     seen.append(pipeline.poll(3).wake_at)
     seen.append(pipeline.poll(11).wake_at)
 
@@ -331,7 +331,7 @@ def test_a_worker_that_hangs_is_named_once() -> None:
     reported.
     """
     pipeline = pipeline_of(stage(1, max_batch_time_s=10), workers=2)
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     pipeline.poll(0)
 
     assert sorted(pipeline.poll(10).kill) == [(0, 0), (0, 1)]
@@ -344,7 +344,7 @@ def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
     reports.
     """
     pipeline = pipeline_of(stage(max_batch_time_s=10))
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     (batch,) = pipeline.poll(0).run
     pipeline.call_started(9, 0, batch.place, batch.id)
 
@@ -360,7 +360,7 @@ def test_a_request_of_a_lost_worker_is_run_once_more() -> None:
     """
     pipeline = pipeline_of(stage(max_batch_time_s=10), workers=3)
     requests = asks("a")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (first,) = pipeline.poll(0).run
     pipeline.worker_lost(1, 0, first.place)
     (second,) = pipeline.poll(1).run
@@ -384,7 +384,7 @@ def test_what_a_lost_worker_had_not_been_sent_waits_again(idempotent: bool) -> N
     """
     pipeline = pipeline_of(stage(max_batch_time_s=10, idempotent=idempotent), workers=2)
     requests = asks("abc")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     pipeline.worker_lost(1, 0, batch.place, {requests[1].id, requests[2].id})
     todo = pipeline.poll(1)
@@ -400,7 +400,7 @@ def test_what_must_not_run_twice_fails_at_once() -> None:
     """
     pipeline = pipeline_of(stage(idempotent=False), workers=2)
     (request,) = asks("a")
-    pipeline.submit(0, [request])
+    pipeline.flow.submit(0, [request])
     (batch,) = pipeline.poll(0).run
     pipeline.worker_lost(1, 0, batch.place)
 
@@ -415,7 +415,7 @@ def test_losses_are_counted_per_stage() -> None:
     """A request that was run again in one stage may be run again in the next, too."""
     pipeline = pipeline_of(stage(), stage(), workers=3)
     (request,) = asks("a")
-    pipeline.submit(0, [request])
+    pipeline.flow.submit(0, [request])
     for now, index in enumerate((0, 1)):
         (batch,) = pipeline.poll(now).run
         pipeline.worker_lost(now, index, batch.place)
@@ -429,18 +429,18 @@ def test_requests_of_a_lost_worker_go_ahead_of_later_ones() -> None:
     """Requests of a lost worker wait in the order of their arrival, ahead of later ones, whether
     they are to blame or not.
     """
-    for lost in (Pipeline.worker_lost, Pipeline.worker_left):
+    for lost in (Core.worker_lost, Core.worker_left):
         pipeline = pipeline_of(stage(3), workers=1)
-        pipeline.submit(0, asks("abc"))
+        pipeline.flow.submit(0, asks("abc"))
         (batch,) = pipeline.poll(0).run
-        pipeline.submit(1, asks("de"))
+        pipeline.flow.submit(1, asks("de"))
         lost(pipeline, 2, 0, batch.place)
         seen: list[str] = []
         for worker in range(9):
             pipeline.worker_ready(0, worker)
             seen += ["".join(items(batch.requests)) for batch in pipeline.poll(2).run]
 
-        assert seen == (["a", "b", "c", "de"] if lost is Pipeline.worker_lost else ["abc", "de"])
+        assert seen == (["a", "b", "c", "de"] if lost is Core.worker_lost else ["abc", "de"])
 
 
 def test_a_worker_that_leaves_costs_its_requests_nothing() -> None:
@@ -449,7 +449,7 @@ def test_a_worker_that_leaves_costs_its_requests_nothing() -> None:
     """
     pipeline = pipeline_of(stage(), workers=0)
     requests = asks("ab")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     for worker in range(5):
         pipeline.worker_ready(0, worker)
         (batch,) = pipeline.poll(worker).run
@@ -466,8 +466,8 @@ def test_answers_that_nobody_waits_for_are_late_in_whole_replies_and_in_parts() 
     pipeline = pipeline_of(stage(6))
     requests = asks("abcdef")
     requests[1].deadline = 5
-    pipeline.submit(0, requests[:3])
-    pipeline.submit(0, requests[3:])
+    pipeline.flow.submit(0, requests[:3])
+    pipeline.flow.submit(0, requests[3:])
     (whole,) = pipeline.poll(0).run
     pipeline.cancel(1, requests[0])
     pipeline.cancel(1, requests[5])
@@ -488,7 +488,7 @@ def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
     """
     pipeline = pipeline_of(stage(), workers=2)
     (request,) = asks("a")
-    pipeline.submit(0, [request])
+    pipeline.flow.submit(0, [request])
     (first,) = pipeline.poll(0).run
     pipeline.worker_lost(1, 0, first.place)
     (second,) = pipeline.poll(1).run
@@ -504,7 +504,7 @@ def test_who_was_answered_or_has_gone_is_not_run_again() -> None:
     """Requests of a lost worker that have expired or were cancelled are not run again."""
     pipeline = pipeline_of(stage(), workers=2)
     requests = [ask("a", 5), ask("b"), ask("c")]
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     pipeline.cancel(1, requests[1])
     pipeline.poll(5)
@@ -520,7 +520,7 @@ def test_a_queued_request_that_is_cancelled_never_runs() -> None:
     """A queued request that is cancelled never runs, and nobody is told anything of it."""
     pipeline = pipeline_of(stage())
     requests = asks("ab")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     pipeline.cancel(0, requests[0])
     todo = pipeline.poll(0)
 
@@ -533,7 +533,7 @@ def test_a_cancelled_request_goes_no_further() -> None:
     """A request that is cancelled while it runs is neither passed on nor answered."""
     pipeline = pipeline_of(stage(), stage())
     requests = asks("ab")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     pipeline.cancel(1, requests[0])
     reply(pipeline, 2, batch)
@@ -549,7 +549,7 @@ def test_cancelling_in_a_later_queue_takes_it_out() -> None:
     """A request that is cancelled is taken out of whichever stage's queue it waits in."""
     pipeline = pipeline_of(stage(), stage(), workers=(1, 0))
     requests = asks("ab")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     reply(pipeline, 1, pipeline.poll(0).run[0])
     pipeline.cancel(2, requests[0])
     pipeline.worker_ready(1, 0)
@@ -564,7 +564,7 @@ def test_cancelling_before_submission_or_twice_is_harmless() -> None:
     pipeline = pipeline_of(stage(), journal=None)
     early, twice, answered = asks("abc")
     pipeline.cancel(0, early)
-    pipeline.submit(0, [early, twice, answered])
+    pipeline.flow.submit(0, [early, twice, answered])
     pipeline.cancel(0, twice)
     pipeline.cancel(0, twice)
     (batch,) = pipeline.poll(0).run
@@ -585,10 +585,10 @@ def test_a_closed_pipeline_refuses_and_finishes() -> None:
     """
     pipeline = pipeline_of(stage())
     inside, outside, patient = ask("a"), ask("b"), ask("c", patient=True)
-    pipeline.submit(0, [inside])
+    pipeline.flow.submit(0, [inside])
     (batch,) = pipeline.poll(0).run
     pipeline.close(Unavailable("closing", code="draining"))
-    pipeline.submit(1, [outside, patient])
+    pipeline.flow.submit(1, [outside, patient])
     reply(pipeline, 2, batch)
     pipeline.poll(2)
 
@@ -604,7 +604,7 @@ def test_abort_answers_all_that_is_inside() -> None:
     """
     pipeline = pipeline_of(stage(1, max_size=1), stage(1, max_size=1))
     requests = asks("abcdef", patient=True)
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     first = pipeline.poll(0).run[0]
     reply(pipeline, 0, first)
     batches = pipeline.poll(0).run
@@ -620,7 +620,7 @@ def test_abort_answers_all_that_is_inside() -> None:
     assert len({id(request.error) for request in requests}) == 6
     assert pipeline.poll(2).answer == []
     assert_counts(pipeline, waiting=0, unanswered=0)
-    pipeline.submit(3, asks("x"))
+    pipeline.flow.submit(3, asks("x"))
     assert answers(pipeline, 3) == [Unavailable]
 
 
@@ -632,12 +632,12 @@ def test_a_full_queue_refuses_and_says_when_to_try_again() -> None:
     predicted wait.
     """
     pipeline = pipeline_of(stage(2, max_size=2))
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     reply(pipeline, 4, pipeline.poll(0).run[0], busy_s=4)
     pipeline.poll(4)
-    pipeline.submit(5, asks("cd"))
+    pipeline.flow.submit(5, asks("cd"))
     (refused,) = asks("e")
-    pipeline.submit(5, [refused])
+    pipeline.flow.submit(5, [refused])
 
     assert isinstance(refused.error, Overloaded)
     assert refused.error.retry_after_s == 4
@@ -649,7 +649,7 @@ def test_some_of_a_crowd_may_get_in() -> None:
     """Where a queue has room for three of five requests, it takes the first three."""
     pipeline = pipeline_of(stage(2, max_size=3))
     requests = asks(range(5))
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     pipeline.poll(0)
 
     assert [type(request.error) for request in requests] == [type(None)] * 3 + [Overloaded] * 2
@@ -661,8 +661,8 @@ def test_a_request_larger_than_the_queue_is_too_large() -> None:
     """
     pipeline = pipeline_of(stage(max_bytes=10))
     fits, too_large = ask("a", nbytes=10), ask("b", nbytes=11, patient=True)
-    pipeline.submit(0, [too_large])
-    pipeline.submit(0, [fits])
+    pipeline.flow.submit(0, [too_large])
+    pipeline.flow.submit(0, [fits])
 
     assert isinstance(too_large.error, InvalidRequest)
     assert (too_large.error.status, too_large.error.code) == (413, "too_large")
@@ -676,7 +676,7 @@ def test_what_a_policy_drops_is_overloaded() -> None:
     policy = Scripted(Decision())
     pipeline = pipeline_of(stage(policy=policy))
     requests = asks("ab")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     policy.decision = Decision(drop=requests[:1])
 
     assert answers(pipeline, 0) == [Overloaded]
@@ -688,15 +688,15 @@ def test_trying_again_makes_sense_once_those_inside_are_served() -> None:
     never zero.
     """
     pipeline = pipeline_of(stage(2, max_size=5), workers=2)
-    unknown = pipeline.retry_after_s(0)
-    pipeline.submit(0, asks("ab"))
+    unknown = pipeline.flow.retry_after_s(0)
+    pipeline.flow.submit(0, asks("ab"))
     reply(pipeline, 3, pipeline.poll(0).run[0], busy_s=3)
-    pipeline.submit(3, asks(range(13), patient=True))
+    pipeline.flow.submit(3, asks(range(13), patient=True))
     pipeline.poll(3)
 
     assert unknown == 0.1
     assert (pipeline.batchers[0].running, pipeline.waiting) == (4, 9)
-    assert pipeline.retry_after_s(4) == 2 + 4 * 3 / 2
+    assert pipeline.flow.retry_after_s(4) == 2 + 4 * 3 / 2
 
 
 def test_without_a_worker_trying_again_makes_sense_after_a_second_at_least() -> None:
@@ -706,30 +706,30 @@ def test_without_a_worker_trying_again_makes_sense_after_a_second_at_least() -> 
     """
     pipeline = pipeline_of(stage(max_size=1), stage(), workers=0, slo_s=3)
     late, refused = asks("ab")
-    pipeline.submit(0, [late, refused])
+    pipeline.flow.submit(0, [late, refused])
     pipeline.poll(0)
     pipeline.poll(9)
     seconds = [request.error.retry_after_s for request in (late, refused) if isinstance(request.error, Overloaded)]
 
     pipeline.worker_ready(0, 0)
-    lacks_one = pipeline.retry_after_s(9)
+    lacks_one = pipeline.flow.retry_after_s(9)
     pipeline.worker_ready(1, 0)
-    lacks_none = pipeline.retry_after_s(9)
+    lacks_none = pipeline.flow.retry_after_s(9)
 
     assert (seconds, lacks_one, lacks_none) == ([1.0, 1.0], 1.0, 0.1)
-    pipeline.submit(9, asks("a"))
+    pipeline.flow.submit(9, asks("a"))
     reply(pipeline, 13, pipeline.poll(9).run[0], busy_s=4)
     pipeline.worker_lost(13, 1, 0)
-    assert pipeline.retry_after_s(13) == 4
+    assert pipeline.flow.retry_after_s(13) == 4
 
 
 # -- admission
 
 
-def learned(*seconds: float, workers: int = 1, **settings: Any) -> Pipeline:
+def learned(*seconds: float, workers: int = 1, **settings: Any) -> Core:
     """Stages of batches of two that took so long, one after the other; it is time 0 again."""
     pipeline = pipeline_of(*[stage(2, **settings) for _ in seconds], workers=workers)
-    pipeline.submit(-sum(seconds), asks("x"))
+    pipeline.flow.submit(-sum(seconds), asks("x"))
     now = -sum(seconds)
     for took_s in seconds:
         (batch,) = pipeline.poll(now).run
@@ -747,9 +747,9 @@ def crowd(n: int) -> list[Request]:
     return requests
 
 
-def verdict(pipeline: Pipeline, now: float, request: Request) -> object:
+def verdict(pipeline: Core, now: float, request: Request) -> object:
     """What becomes of a newcomer at once: the class of its error, or None if it may wait."""
-    pipeline.submit(now, [request])
+    pipeline.flow.submit(now, [request])
     return outcome(request) if request.state == DONE else None
 
 
@@ -759,13 +759,13 @@ def test_who_cannot_make_its_deadline_is_refused_on_arrival(deadline: float, tol
     refused on arrival, and told when to come.
     """
     pipeline = learned(4.0)
-    pipeline.submit(0, crowd(2))
+    pipeline.flow.submit(0, crowd(2))
     pipeline.poll(0)
-    pipeline.submit(0, crowd(4))
+    pipeline.flow.submit(0, crowd(4))
     request = ask("newcomer", deadline)
 
     assert verdict(pipeline, 1, request) is told
-    assert pipeline.refused == (told is not None)
+    assert pipeline.flow.refused == (told is not None)
     if isinstance(request.error, Overloaded):
         assert str(request.error) == "the request would not be answered by its deadline"
         assert request.error.reason == "deadline"
@@ -786,9 +786,9 @@ def test_an_idle_service_refuses_nobody() -> None:
 def test_who_goes_first_does_not_wait_for_the_others() -> None:
     """The predicted wait counts only what is ahead of a request, by priority and by due time."""
     pipeline = learned(4.0)
-    pipeline.submit(0, asks(range(2)))
+    pipeline.flow.submit(0, asks(range(2)))
     pipeline.poll(0)
-    pipeline.submit(0, asks(range(40), 1000))
+    pipeline.flow.submit(0, asks(range(40), 1000))
 
     assert verdict(pipeline, 0, ask("same", 1000)) is None
     assert verdict(pipeline, 0, ask("due first", 8)) is None
@@ -799,7 +799,7 @@ def test_who_goes_first_does_not_wait_for_the_others() -> None:
 def test_a_patient_caller_waits_for_its_deadline() -> None:
     """A patient caller is never refused on arrival; it waits until its deadline."""
     pipeline = learned(4.0)
-    pipeline.submit(0, asks(range(9)))
+    pipeline.flow.submit(0, asks(range(9)))
     pipeline.poll(0)
 
     assert verdict(pipeline, 0, ask("patient", 5, patient=True)) is None
@@ -808,7 +808,7 @@ def test_a_patient_caller_waits_for_its_deadline() -> None:
 def test_the_stages_behind_take_their_time_too() -> None:
     """The prediction on arrival adds the time that the stages behind need at least."""
     pipeline = learned(4.0, 3.0)
-    pipeline.submit(0, asks(range(2)))
+    pipeline.flow.submit(0, asks(range(2)))
     pipeline.poll(0)
 
     assert verdict(pipeline, 0, ask("late", 10.9)) is Overloaded
@@ -818,12 +818,12 @@ def test_the_stages_behind_take_their_time_too() -> None:
 def test_sizes_count_in_what_is_ahead() -> None:
     """The prediction on arrival counts sizes: two batches of one large request each go first."""
     pipeline = learned(4.0)
-    pipeline.submit(0, asks(range(2)))
+    pipeline.flow.submit(0, asks(range(2)))
     pipeline.poll(0)
     large = crowd(2)
     for request in large:
         request.size = 2
-    pipeline.submit(0, large)
+    pipeline.flow.submit(0, large)
 
     assert verdict(pipeline, 0, ask("late", 15.9)) is Overloaded
     assert verdict(pipeline, 0, ask("in time", 16)) is None
@@ -838,7 +838,7 @@ def test_each_stage_knows_what_lies_ahead() -> None:
     """
     pipeline = learned(1.0, 2.0, 4.0)
     seen = [[one.lobby.view.onward_s for one in pipeline.batchers]]
-    pipeline.submit(0, asks("abcd"))
+    pipeline.flow.submit(0, asks("abcd"))
     (batch,) = pipeline.poll(0).run
     reply(pipeline, 1, batch, busy_s=1)
     (batch, second) = pipeline.poll(1).run
@@ -865,20 +865,20 @@ def test_submitting_a_request_twice_is_an_error_that_changes_nothing(case: str, 
     if case == "in one list":
         again = [other, known, other]
     else:
-        pipeline.submit(0, [known])
+        pipeline.flow.submit(0, [known])
     if case in ("running", "answered"):
         (batch,) = pipeline.poll(0).run
         if case == "answered":
             reply(pipeline, 1, batch)
             pipeline.poll(1)
     if full:
-        pipeline.submit(1, asks("cd"))
-    before = (state_of(pipeline.batchers[0]), pipeline.admitted, pipeline.waiting, other.state)
+        pipeline.flow.submit(1, asks("cd"))
+    before = (state_of(pipeline.batchers[0]), pipeline.flow.admitted, pipeline.waiting, other.state)
 
     with pytest.raises(ValueError, match="was submitted before"):
-        pipeline.submit(2, again)
+        pipeline.flow.submit(2, again)
 
-    assert (state_of(pipeline.batchers[0]), pipeline.admitted, pipeline.waiting, other.state) == before
+    assert (state_of(pipeline.batchers[0]), pipeline.flow.admitted, pipeline.waiting, other.state) == before
 
 
 @pytest.mark.parametrize("results", [[], ["a'"], ["a'", "b'", "c'"]])
@@ -887,7 +887,7 @@ def test_a_reply_with_another_number_of_results_is_an_error_that_changes_nothing
     batch is still owed.
     """
     pipeline = pipeline_of(stage())
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     (batch,) = pipeline.poll(0).run
     before = state_of(pipeline.batchers[0])
 
@@ -903,9 +903,9 @@ def test_a_policy_that_asks_for_too_much_harms_nobody_else() -> None:
     """
     policy = Scripted(Decision(take=9))
     pipeline = pipeline_of(stage(), stage(policy=policy))
-    pipeline.submit(0, asks("a"))
+    pipeline.flow.submit(0, asks("a"))
     reply(pipeline, 1, pipeline.poll(0).run[0])
-    pipeline.submit(1, asks("b"))
+    pipeline.flow.submit(1, asks("b"))
     with pytest.raises(RuntimeError, match="policy Scripted"):
         pipeline.poll(1)
     policy.decision = Decision(take=1)
@@ -919,12 +919,12 @@ def test_it_tells_what_it_is() -> None:
     """
     pipeline = pipeline_of(stage(name="decode"), stage(name="infer"))
     request = ask("a", 5)
-    pipeline.submit(0, [request])
+    pipeline.flow.submit(0, [request])
 
     assert repr(pipeline) == (
-        "<Pipeline <Batcher decode queued=1 running=0 idle=1> -> <Batcher infer queued=0 running=0 idle=1>>"
+        "<Core <Batcher decode queued=1 running=0 idle=1> -> <Batcher infer queued=0 running=0 idle=1>>"
     )
-    assert repr(request) == "<Request 1 queued stage=0 deadline=5.000>"
+    assert repr(request) == "<Request 1 queued at decode deadline=5.000>"
 
 
 def test_a_stage_whose_memory_is_short_needs_less_credit() -> None:
@@ -932,10 +932,10 @@ def test_a_stage_whose_memory_is_short_needs_less_credit() -> None:
     now.
     """
     pipeline = pipeline_of(stage(4), stage(4, max_size=5), workers=(1, 0))
-    pipeline.submit(0, asks("abcd"))
+    pipeline.flow.submit(0, asks("abcd"))
     (batch,) = pipeline.poll(0).run
     pipeline.batchers[0].ran_out_of_memory(batch.place, batch.id, [[0, 1, 2, 3]], [[0]])
     reply(pipeline, 1, batch)
-    pipeline.submit(1, asks("efgh"))
+    pipeline.flow.submit(1, asks("efgh"))
 
     assert [items(batch.requests) for batch in pipeline.poll(1).run] == [["e"]]

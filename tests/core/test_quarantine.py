@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from carpool.core.batch import Batch
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, OneByOne, Policy, Static
-from carpool.request import DEFAULT_LANE, Request
+from carpool.request import DEFAULT_LANE, Lane, Request
 from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
 from tests.support.view import done
 
 POLICIES = [Greedy, Static, AIMD, Cork, Deadline, Adaptive]
 
 
-def crash(pipeline: Pipeline, now: float, batch: Batch) -> bool:
+def crash(pipeline: Core, now: float, batch: Batch) -> bool:
     """The worker of `batch` dies, and its successor is ready at once; whether a request is to blame."""
     blamed = pipeline.worker_lost(now, batch.stage, batch.place)
     pipeline.worker_ready(batch.stage, batch.place)
@@ -90,7 +90,7 @@ def test_a_suspect_runs_alone_and_at_once(policy: type[Policy]) -> None:
     for _ in range(12):
         made.learn(0, done(1, 1, 1e-6, True))  # it is past its training, and lets single items travel together
     pipeline = pipeline_of(stage(policy=made), workers=0)
-    pipeline.submit(0, asks("abc"))
+    pipeline.flow.submit(0, asks("abc"))
     pipeline.worker_ready(0, 0)
     todo = pipeline.poll(0)
     while not todo.run:
@@ -114,7 +114,7 @@ def test_the_poison_is_found_and_only_its_deaths_are_forgiven() -> None:
     """
     pipeline = pipeline_of(stage(4))
     requests = asks("abcd")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     blamed = [crash(pipeline, 1, batch)]
     for now, poison in enumerate([False, True, False, False], start=2):
@@ -141,7 +141,7 @@ def test_a_request_whose_time_is_up_may_still_be_to_blame() -> None:
     killed for it afterwards still counts as its second.
     """
     pipeline = pipeline_of(stage(max_batch_time_s=10))
-    pipeline.submit(0, [ask("hangs", 15)])
+    pipeline.flow.submit(0, [ask("hangs", 15)])
     (batch,) = pipeline.poll(0).run
     assert pipeline.poll(10).kill
     assert crash(pipeline, 10, batch) is False
@@ -166,7 +166,7 @@ def test_what_must_not_run_twice_has_no_second_chance() -> None:
     """
     pipeline = pipeline_of(stage(idempotent=False))
     requests = asks("ab")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     blamed = crash(pipeline, 1, pipeline.poll(0).run[0])
     todo = pipeline.poll(1)
 
@@ -179,11 +179,11 @@ def test_suspects_keep_their_place() -> None:
     nothing of its own lane overtakes it.
     """
     pipeline = pipeline_of(stage(2))
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     (batch,) = pipeline.poll(0).run
-    pipeline.submit(0.25, asks("cd"))
-    pipeline.submit(0.25, asks("xy", priority=1))
-    pipeline.submit(0.25, asks("uv", priority=-1))
+    pipeline.flow.submit(0.25, asks("cd"))
+    pipeline.flow.submit(0.25, asks("xy", priority=1))
+    pipeline.flow.submit(0.25, asks("uv", priority=-1))
     crash(pipeline, 0.5, batch)
     seen = []
     for i in range(5):
@@ -200,10 +200,10 @@ def test_many_suspects_do_not_outlast_a_higher_priority() -> None:
     for being many.
     """
     pipeline = pipeline_of(stage(64))
-    pipeline.submit(0, asks(range(64)))
+    pipeline.flow.submit(0, asks(range(64)))
     (batch,) = pipeline.poll(0).run
     crash(pipeline, 10, batch)
-    pipeline.submit(10, [ask("high", priority=1)])
+    pipeline.flow.submit(10, [ask("high", priority=1)])
     seen = []
     for i in range(3):
         (batch,) = pipeline.poll(10 + i / 16).run
@@ -219,7 +219,7 @@ def test_the_next_stage_knows_nothing_of_it() -> None:
     """
     pipeline = pipeline_of(stage(), stage(), workers=(1, 0))
     requests = asks("ab", key="k", priority=3)
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     crash(pipeline, 1, pipeline.poll(0).run[0])
     for now in (2, 3):
         (batch,) = pipeline.poll(now).run
@@ -228,7 +228,7 @@ def test_the_next_stage_knows_nothing_of_it() -> None:
     (batch,) = pipeline.poll(4).run
 
     assert items(batch.requests) == ["a'", "b'"]
-    assert [(request.lane, request.losses) for request in requests] == [((3, "k", 0), 0)] * 2
+    assert [(request.lane, request.losses) for request in requests] == [(Lane(3, "k", 0), 0)] * 2
     assert crash(pipeline, 5, batch) is False
     assert items(pipeline.poll(5).run[0].requests) == ["a'"]
 
@@ -236,7 +236,7 @@ def test_the_next_stage_knows_nothing_of_it() -> None:
 def test_a_suspect_waits_for_credit_like_others() -> None:
     """A suspect waits for room in the next stage as all requests do."""
     pipeline = pipeline_of(stage(1), stage(1, max_size=1), workers=(1, 0))
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     reply(pipeline, 0, pipeline.poll(0).run[0])
     pipeline.worker_ready(1, 0)
     (batch, other) = pipeline.poll(1).run
@@ -259,7 +259,7 @@ def test_lanes_of_suspects_are_forgotten(how: str) -> None:
     for number in range(3):
         now = 100.0 * number
         requests = asks("abcd", now + 50, key=number)
-        pipeline.submit(now, requests)
+        pipeline.flow.submit(now, requests)
         (batch,) = pipeline.poll(now).run
         pipeline.worker_lost(now, 0, batch.place)
         if how == "cancelled":
@@ -273,7 +273,7 @@ def test_lanes_of_suspects_are_forgotten(how: str) -> None:
                 crash(pipeline, now + 10, todo[0])
             else:
                 reply(pipeline, now + 10, todo[0])
-    pipeline.submit(1000, asks("z"))
+    pipeline.flow.submit(1000, asks("z"))
 
     assert (pipeline.unanswered, queue.count, queue.nbytes, queue.size) == (1, 1, 0, 1)
     assert (queue.lanes, queue.next_is_suspect) == (1, False)
@@ -286,7 +286,7 @@ def test_the_policy_is_not_told_of_the_quarantine() -> None:
     """
     policy = Scripted(Decision(take=2))
     pipeline = pipeline_of(stage(policy=policy))
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     crash(pipeline, 1, pipeline.poll(0).run[0])
     policy.decision = Decision()
     for now in (2, 3):
@@ -301,9 +301,9 @@ def test_suspects_count_in_the_bounds_of_the_queue() -> None:
     of it.
     """
     pipeline = pipeline_of(stage(2, max_size=3))
-    pipeline.submit(0, asks("ab", nbytes=5))
+    pipeline.flow.submit(0, asks("ab", nbytes=5))
     (batch,) = pipeline.poll(0).run
-    pipeline.submit(0, asks("cd", nbytes=7))
+    pipeline.flow.submit(0, asks("cd", nbytes=7))
     pipeline.worker_lost(1, 0, batch.place)
     queue = pipeline.batchers[0].queue
 
@@ -316,7 +316,7 @@ def test_suspects_count_in_the_bounds_of_the_queue() -> None:
 def test_deadlines_of_suspects_are_watched() -> None:
     """The driver is woken for the deadlines of suspects, too."""
     pipeline = pipeline_of(stage(2))
-    pipeline.submit(0, [ask("a", 9), ask("b", 7)])
+    pipeline.flow.submit(0, [ask("a", 9), ask("b", 7)])
     (batch,) = pipeline.poll(0).run
     pipeline.worker_lost(1, 0, batch.place)
     seen = []

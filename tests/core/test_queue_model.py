@@ -50,7 +50,7 @@ class NaiveQueue:
 
     def peek(self, n: int) -> list[Request]:
         line = self.line()
-        return [r for r in line if r.lane[1:] == line[0].lane[1:]][:n]
+        return [r for r in line if r.lane[1:3] == line[0].lane[1:3]][:n]
 
     def remove(self, request: Request) -> None:
         self.lanes[request.lane].remove(request)

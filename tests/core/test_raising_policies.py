@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.core.batch import Batch
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.errors import ModelError, Unavailable
 from carpool.policy import Decision, DoneBatch, Policy, View
 from carpool.request import DONE, Request
@@ -111,7 +111,7 @@ class Story:
 
     def submit(self, now: float, requests: list[Request]) -> None:
         self.given += requests
-        self.line.submit(now, requests)
+        self.line.flow.submit(now, requests)
 
     def cancel(self, now: float, request: Request) -> None:
         self.gone.append(request)
@@ -180,7 +180,7 @@ def test_nothing_goes_ahead_by_a_policy_that_raises(kind: type[BaseException]) -
     pipeline.batchers[0].lobby.on_fault = lambda name, error: faults.append(name)
     pipeline.batchers[0].times.usual_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     assert len(pipeline.poll(0).run) == 2
     pipeline.poll(2**-6 - 2**-8)
     assert faults == ["stage"]
@@ -196,7 +196,7 @@ def test_nothing_goes_ahead_by_a_policy_that_raises(kind: type[BaseException]) -
 def test_without_a_driver_that_takes_faults_they_are_raised() -> None:
     """In a pipeline of which nobody takes the faults, as in a simulation, a policy's error is raised."""
     pipeline = pipeline_of(stage(policy=Raising("decide", 0, LookupError)))
-    pipeline.submit(0, asks("a"))
+    pipeline.flow.submit(0, asks("a"))
     with pytest.raises(LookupError, match="of the policy"):
         pipeline.poll(0)
 
@@ -218,7 +218,7 @@ def test_what_is_not_possible_is_a_fault(decision: Any, text: str) -> None:
     faults: list[str] = []
     pipeline.batchers[0].lobby.on_fault = lambda name, error: faults.append(str(error))
     requests = asks("abc")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     assert len(faults) == 1
     assert text in faults[0]
@@ -254,7 +254,7 @@ def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
             return Decision(take=1.5)  # type: ignore[arg-type]
 
     pipeline = pipeline_of(stage(policy=Half(2)))
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     with pytest.raises(TypeError):
         pipeline.poll(0)
 
@@ -276,9 +276,9 @@ def test_an_item_that_cannot_be_weighed_fails_alone(kind: type[BaseException]) -
         if result == "b'":
             raise kind("of the user")
 
-    pipeline: Pipeline = pipeline_of(stage(), stage(weigh=weigh))
+    pipeline: Core = pipeline_of(stage(), stage(weigh=weigh))
     requests = asks("abc")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     reply(pipeline, 1, pipeline.poll(0).run[0])
     (batch,) = pipeline.poll(1).run
     reply(pipeline, 2, batch)

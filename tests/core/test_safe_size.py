@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.levels import BY_LENGTH
-from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.safe_size import SafeSize
 from carpool.policy import Adaptive, DoneBatch, Greedy, Policy
@@ -207,7 +207,7 @@ def out_of_memory(batcher: Batcher, worker: int, calls: list[list[int]], fitted:
 def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
     """All workers of a stage share its limit, which holds whatever the policy says."""
     pipeline = pipeline_of(stage(64), workers=2)
-    pipeline.submit(0, asks(range(200)))
+    pipeline.flow.submit(0, asks(range(200)))
     first, second = pipeline.poll(0).run
     assert (first.n, second.n) == (64, 64)
     out_of_memory(pipeline.batchers[0], first.place, [[*range(64)], [*range(32)]], [[*range(16)], [*range(16, 32)]])
@@ -223,7 +223,7 @@ def test_the_limit_is_one_of_sizes() -> None:
     requests = asks(range(20))
     for request in requests:
         request.size = 10
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     assert (batch.n, batch.size) == (6, 60)
     out_of_memory(pipeline.batchers[0], 0, [[*range(6)]], [[0, 1, 2], [3, 4, 5]])
@@ -246,7 +246,7 @@ def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
 
     one = stage(policy=Listening(4))
     pipeline = pipeline_of(one)
-    pipeline.submit(0, asks(range(8)))
+    pipeline.flow.submit(0, asks(range(8)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(one, 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
     reply(pipeline, 1, batch)
@@ -259,7 +259,7 @@ def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
 def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
     """Now and then a batch over the limit is let out, and if it goes through the limit rises."""
     pipeline = pipeline_of(stage(4))
-    pipeline.submit(0, asks(range(1000)))
+    pipeline.flow.submit(0, asks(range(1000)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(pipeline.batchers[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
     sizes = []
@@ -278,7 +278,7 @@ def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
     """
     pipeline = pipeline_of(stage(4), workers=2)
     pipeline.batchers[0].safe_size.ran_out(4, 2)
-    pipeline.submit(0, asks(range(1000)))
+    pipeline.flow.submit(0, asks(range(1000)))
     first, second = pipeline.poll(0).run
     sizes = []
     for now in range(1, 40):
@@ -296,11 +296,11 @@ def test_waits_are_predicted_with_what_fits() -> None:
     be held.
     """
     pipeline = pipeline_of(stage(8))
-    pipeline.submit(0, asks(range(8)))
+    pipeline.flow.submit(0, asks(range(8)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(pipeline.batchers[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
     reply(pipeline, 1, batch)
-    pipeline.submit(1, asks(range(9)))
+    pipeline.flow.submit(1, asks(range(9)))
     pipeline.poll(1)
 
     assert pipeline.batchers[0].predicted_wait_s(1, 8) == 4 + 1
@@ -310,7 +310,7 @@ def test_waits_are_predicted_with_what_fits() -> None:
 def test_a_report_of_what_is_not_in_the_batch_is_refused(positions: list[list[int]]) -> None:
     """Nothing is learned from a report about more than the batch holds."""
     pipeline = pipeline_of(stage(4))
-    pipeline.submit(0, asks(range(4)))
+    pipeline.flow.submit(0, asks(range(4)))
     pipeline.poll(0)
     batcher = pipeline.batchers[0]
     with pytest.raises(ValueError, match="4 items"):
@@ -331,7 +331,7 @@ def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:
     pipeline.batchers[0].safe_size.ran_out(20, 10)
     large = ask("large")
     large.size = 50
-    pipeline.submit(0, [large, *asks(range(3))])
+    pipeline.flow.submit(0, [large, *asks(range(3))])
     (batch,) = pipeline.poll(0).run
 
     assert (batch.n, batch.size) == (1, 50)
@@ -344,14 +344,14 @@ def test_padded_batches_fit_by_their_count_times_their_longest(policy: Policy) -
     """
     memory = 1000
     batcher = Batcher("stage", policy, Queue(levels=BY_LENGTH))
-    pipeline = Pipeline([batcher])
+    pipeline = Core([batcher])
     pipeline.worker_ready(0, 0)
     failures, later = 0, []
     for turn in range(150):
         requests = asks(range(80))
         for i, request in enumerate(requests):
             request.length = 100 if i % 5 == 0 else 5
-        pipeline.submit(turn, requests)
+        pipeline.flow.submit(turn, requests)
         for batch in iter_batches(pipeline, turn):
             padded = batch.n * batch.longest
             if padded > memory:
@@ -381,7 +381,7 @@ def in_halves(lengths: list[int], memory: int) -> tuple[list[list[int]], list[li
     return calls, fitted
 
 
-def iter_batches(pipeline: Pipeline, now: float) -> Iterator[Batch]:
+def iter_batches(pipeline: Core, now: float) -> Iterator[Batch]:
     """Each batch in turn, until nothing waits."""
     while (todo := pipeline.poll(now)).run:
         yield from todo.run

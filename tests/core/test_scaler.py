@@ -101,7 +101,7 @@ def test_what_batches_cost_is_learned_once(policy: Policy) -> None:
     assert batcher.cost_s(8) == 0.0
     pipeline, now = pipeline_of(batcher), 0.0
     for n in (1, 8, 16, 32, 64) * 12:
-        pipeline.submit(now, asks(range(n)))
+        pipeline.flow.submit(now, asks(range(n)))
         while pipeline.unanswered:
             for batch in pipeline.poll(now).run:
                 now += 0.009 + 0.00025 * batch.size

@@ -1,6 +1,6 @@
 """Every stream ends, once no more workers are lost: walks at random through all that can happen to a stage of steps.
 
-`test_step_machine.py` looks for what must never be, in any order of events. Here events come about as often as in a
+`test_worlds.py` looks for what must never be, in any order of events. Here events come about as often as in a
 service whose workers are killed, so that whoever is forgotten in between is found: a stream that pauses or rests and
 is never told to go on.
 """
@@ -11,8 +11,9 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
-from carpool.request import QUEUED, RUNNING, Lane
-from tests.core.step_world import Listener, StepSpec, StepWorld, StreamSpec
+from carpool.request import QUEUED
+from tests.core.shapes import Made
+from tests.core.worlds import Adversary, Ask, AskSpec, StageSpec, World
 from tests.effort import share
 
 _ENDS_AFTER = 400
@@ -25,23 +26,19 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.dice = dice = Random(seed)
         self.places = dice.randint(1, 3)
-        self.world = StepWorld(
-            StepSpec(
-                rows=dice.randint(2, 4),
-                limit=inf,
-                resumable=dice.random() < 0.8,
-                idempotent=True,
-                silence_s=inf,
-                max_stream_s=inf,
-                max_batch_time_s=dice.choice([inf, inf, 4.0]),
-                patience_s=inf,
-                max_size=inf,
-                slo_s=None,
-                journal=False,
-                seed=seed,
-            )
+        spec = StageSpec(
+            policy="adversary",
+            limit=dice.randint(2, 4),
+            resumable=dice.random() < 0.8,
+            max_batch_time_s=dice.choice([inf, inf, 4.0]),
+            workers=self.places,
+            made=Made(in_parts=True),
+            seed=seed,
         )
-        self.world.policy.is_kind = dice.random() < 0.5
+        self.world = World([spec], [[0]])
+        self.policy = self.world.crews[0].lobby.policy
+        assert isinstance(self.policy, Adversary)
+        self.policy.is_kind = dice.random() < 0.5
         self.start_workers()
 
     def run(self) -> None:
@@ -52,7 +49,7 @@ class Walk:
             (1, self.pause),
             (1, self.lose_worker),
             (0.1, lambda: self.world.worker_left(self.pick())),
-            (1, lambda: self.world.worker_ready(self.dice.randrange(self.places))),
+            (1, lambda: self.world.worker_ready(self.pick())),
             (4, self.poll),
             (3, self.step),
             (4, lambda: self.world.boundary(self.pick(), self.dice, 1000, 0)),
@@ -64,12 +61,12 @@ class Walk:
             happens()
             self.world.check_always()
 
-    def end(self) -> list[Listener]:
+    def end(self) -> list[Ask]:
         """Let nobody come, no worker be lost and all callers read on; return those whose streams do not end."""
-        self.world.policy.is_kind = True
-        for listener in self.world.listeners:
-            self.world.pipeline.pause(self.world.now, listener.request, False)
-        if not self.world.workers or self.dice.random() < 0.5:
+        self.policy.is_kind = True
+        for i in range(len(self.world.asks)):
+            self.world.pause(i, False)
+        if not self.world.ready or self.dice.random() < 0.5:
             self.start_workers()
         for _ in range(_ENDS_AFTER):
             if not self.waiting:
@@ -80,22 +77,21 @@ class Walk:
     # -- what can happen
 
     def start_workers(self) -> None:
-        for place in range(self.places):
-            if place not in self.world.workers:
-                self.world.worker_ready(place)
+        for _ in range(self.places):
+            self.world.worker_ready(0)
 
     def submit(self) -> None:
-        specs = [StreamSpec(inf, False, 1, self.dice.random() < 0.2, Lane(0, None, 0), True)]
+        specs = [AskSpec(reads_parts=self.dice.random() < 0.8)]
         self.world.submit(specs * self.dice.randint(1, 3))
 
     def cancel(self) -> None:
         """A caller leaves, more often than not one who waits for a worker."""
-        queued = [listener for listener in self.waiting if listener.request.state == QUEUED]
+        queued = [ask for ask in self.waiting if ask.request.state == QUEUED]
         if some := self.dice.choice([queued, self.waiting]):
-            self.world.cancel(self.world.listeners.index(self.dice.choice(some)))
+            self.world.cancel(self.world.asks.index(self.dice.choice(some)))
 
     def pause(self) -> None:
-        if self.world.listeners:
+        if self.world.asks:
             self.world.pause(self.pick(), self.dice.random() < 0.5)
 
     def lose_worker(self) -> None:
@@ -103,11 +99,7 @@ class Walk:
 
     def step(self) -> None:
         """All workers step once, with reports and orders as quick as they can be."""
-        self.poll()
-        for pick in range(len(self.world.workers)):
-            self.world.boundary(pick, self.dice, 1000, 0)
-        while self.world.post:
-            self.world.deliver(0)
+        self.world.go_on(self.dice)
         self.world.now += 2**-10
 
     def poll(self) -> None:
@@ -117,9 +109,9 @@ class Walk:
         return self.dice.randrange(10_000)
 
     @property
-    def waiting(self) -> list[Listener]:
+    def waiting(self) -> list[Ask]:
         """The callers whose streams have not ended."""
-        return [each for each in self.world.listeners if each.request.state in (QUEUED, RUNNING)]
+        return [ask for ask in self.world.asks if ask.inside]
 
 
 def test_every_stream_ends_once_no_more_workers_are_lost() -> None:

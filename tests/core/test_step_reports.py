@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.running_set import Part, SetReport
 from carpool.core.stepper import Stepper
 from carpool.request import Request, Stream
@@ -47,12 +47,12 @@ def history(happened: list[Event], collected: int, goal: float | None, resumable
     """What a pipeline has said to all that has happened, with reports in either form."""
     stage = stepper(rows=STREAMS, resumable=resumable, silence_s=5.0, measure=lambda part: 7)
     stage.lobby.policy.part_slo_s = goal
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     requests = [Request(i, inf) for i in range(STREAMS)]
     for i, request in enumerate(requests):
         request.stream = Stream(is_collected=i == collected, until=6.0 if i == 1 else inf)
-    pipeline.submit(0.0, requests)
+    pipeline.flow.submit(0.0, requests)
     pipeline.poll(0.0)
     now, said = 0.0, []
     for what, value in happened:
@@ -96,11 +96,11 @@ def test_the_fast_path_is_taken() -> None:
 
     stage = stepper()
     stage.__class__ = type("PlainStepper", (type(stage),), {"_take_parts": Plain._take_parts})
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     request = Request(0, inf)
     request.stream = Stream()
-    pipeline.submit(0.0, [request])
+    pipeline.flow.submit(0.0, [request])
     pipeline.poll(0.0)
     pipeline.reported(1.0, SetReport(0, 0, 1, False, rows=1, step_s=1.0, ids=[request.id], values=[b"1"]))
     assert list(pipeline.poll(1.0).parts) == [(request, b"1")]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.pipeline import Pipeline
 from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, Part, SetReport, stream_of
 from carpool.drive.virtual import VirtualDriver
 from carpool.drive.virtual_steps import StepCosts
@@ -26,17 +26,17 @@ def code_of(request: Request) -> str:
     return getattr(request.error, "code", "none")
 
 
-def submitted(pipeline: Pipeline, now: float, n: int, size: int = 1) -> list[Request]:
+def submitted(pipeline: Core, now: float, n: int, size: int = 1) -> list[Request]:
     """So many streams that have just come."""
     requests = [Request(i, inf) for i in range(n)]
     for request in requests:
         request.stream = Stream()
         request.size = size
-    pipeline.submit(now, requests)
+    pipeline.flow.submit(now, requests)
     return requests
 
 
-def only_order(pipeline: Pipeline, now: float) -> Order:
+def only_order(pipeline: Core, now: float) -> Order:
     """The one order that is to be sent now."""
     (order,) = pipeline.poll(now).orders
     return order
@@ -137,7 +137,7 @@ def test_a_stream_of_which_its_caller_has_enough_ends_as_complete() -> None:
     assert reader(waiting).times == [] and reader(waiting).ended == 3.5
     assert enough.error is None and waiting.error is None
     assert reader(following).times == [5, 6]
-    assert (pipeline.cancelled, pipeline.answered, pipeline.unanswered) == (0, 3, 0)
+    assert (pipeline.flow.cancelled, pipeline.flow.answered, pipeline.unanswered) == (0, 3, 0)
 
 
 @pytest.mark.parametrize("way", ["cancelled", "silent", "late", "collected"])
@@ -171,7 +171,7 @@ def test_nobody_is_sent_behind_a_step_for_nobody_while_another_worker_is_idle(
 @pytest.mark.parametrize("first", [0, 1])
 def test_where_workers_hold_one_stream_the_first_one_that_is_free_takes_the_next_request(first: int) -> None:
     """Between a step for nobody and one for another stream, a request waits for whichever ends first."""
-    pipeline = Pipeline([stepper(rows=1)])
+    pipeline = Core([stepper(rows=1)])
     for place in (0, 1):
         pipeline.worker_ready(0, place)
     gone, other = submitted(pipeline, 0.0, 2)
@@ -190,7 +190,7 @@ def test_where_workers_hold_one_stream_the_first_one_that_is_free_takes_the_next
 
 def test_the_only_worker_is_told_at_once_who_leaves_and_who_joins() -> None:
     """Nothing is gained by waiting for the step under way where there is no other worker."""
-    pipeline = Pipeline([stepper(rows=1)])
+    pipeline = Core([stepper(rows=1)])
     pipeline.worker_ready(0, 0)
     (gone,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -233,7 +233,7 @@ def test_nothing_this_time_an_end_without_a_part_and_an_exception() -> None:
 
 def test_orders_are_numbered_and_a_worker_that_runs_ahead_is_told_nothing() -> None:
     """An order goes out only if there is news; while nobody waits, the worker goes on by itself."""
-    pipeline = Pipeline([stepper(rows=2)])
+    pipeline = Core([stepper(rows=2)])
     pipeline.worker_ready(0, 0)
     (first,) = submitted(pipeline, 0.0, 1)
     assert only_order(pipeline, 0.0) == Order(0, 0, 1, [], [first], [], [], GO_ON)
@@ -250,7 +250,7 @@ def test_orders_are_numbered_and_a_worker_that_runs_ahead_is_told_nothing() -> N
 def test_while_others_wait_a_worker_stops_where_that_costs_little(step_s: float, asked: int) -> None:
     """It stops after every step if a stop is less than a twentieth of one, else only after a step that frees a row."""
     refusing = Picky(4)
-    pipeline = Pipeline([stepper(rows=4, policy=refusing)])
+    pipeline = Core([stepper(rows=4, policy=refusing)])
     pipeline.worker_ready(0, 0)
     (first,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -263,7 +263,7 @@ def test_while_others_wait_a_worker_stops_where_that_costs_little(step_s: float,
 
 def test_a_full_set_stops_only_when_a_stream_has_ended() -> None:
     """As nobody could join before, however cheap a stop is."""
-    pipeline = Pipeline([stepper(rows=1)])
+    pipeline = Core([stepper(rows=1)])
     pipeline.worker_ready(0, 0)
     first, _ = submitted(pipeline, 0.0, 2)
     order = only_order(pipeline, 0.0)
@@ -273,7 +273,7 @@ def test_a_full_set_stops_only_when_a_stream_has_ended() -> None:
 def test_a_worker_that_has_stopped_is_told_to_go_on() -> None:
     """Even if there is no other news."""
     refusing = Picky(4)
-    pipeline = Pipeline([stepper(policy=refusing)])
+    pipeline = Core([stepper(policy=refusing)])
     pipeline.worker_ready(0, 0)
     (first,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -303,7 +303,7 @@ def test_a_policy_that_asks_for_what_is_not_there_is_told_so(n: int) -> None:
         def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
             return n
 
-    pipeline = Pipeline([stepper(policy=Wrong(4))])
+    pipeline = Core([stepper(policy=Wrong(4))])
     pipeline.worker_ready(0, 0)
     requests = submitted(pipeline, 0.0, 2)
     with pytest.raises(RuntimeError, match=f"policy Wrong of stage steps has {n} of 2 requests join a set"):
@@ -326,7 +326,7 @@ def test_what_a_policy_raises_amid_joins_loses_no_request() -> None:
                 raise KeyError("second set")
             return 1
 
-    pipeline = Pipeline([stepper(policy=Raises(4))])
+    pipeline = Core([stepper(policy=Raises(4))])
     pipeline.worker_ready(0, 0)
     pipeline.worker_ready(0, 1)
     requests = submitted(pipeline, 0.0, 3)
@@ -366,7 +366,7 @@ def test_whatever_a_policy_raises_everybody_is_answered(call: str, nth: int) -> 
                 request.tell()
     driver.run()
 
-    assert driver.pipeline.closed_because is not None and driver.pipeline.unanswered == 0
+    assert driver.pipeline.flow.closed_because is not None and driver.pipeline.unanswered == 0
     assert all(one.ended >= 0 for one in readers)
     assert all(one.parts == list(range(len(one.parts))) for one in readers)
 
@@ -501,7 +501,7 @@ def test_parts_are_due_one_pace_apart(goal: float | None) -> None:
         pace_s = 2.0  # type: ignore[assignment]
 
     policy = Paced(4, part_slo_s=goal)
-    pipeline = Pipeline([stepper(policy=policy)])
+    pipeline = Core([stepper(policy=policy)])
     pipeline.worker_ready(0, 0)
     (request,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -544,7 +544,7 @@ def test_streams_of_a_dead_worker_go_on_where_the_model_can_resume(resumable: bo
 
 def test_a_stream_that_was_put_back_is_due_one_pace_after_its_next_part() -> None:
     """What was due while it had no worker holds no door."""
-    pipeline = Pipeline([stepper(resumable=True, policy=GreedySteps(4, part_slo_s=2.0))])
+    pipeline = Core([stepper(resumable=True, policy=GreedySteps(4, part_slo_s=2.0))])
     pipeline.worker_ready(0, 0)
     (request,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -587,7 +587,7 @@ def test_a_stream_that_kills_its_workers_costs_two_and_harms_nobody() -> None:
 
 def test_steps_in_which_a_stream_rests_are_none_that_it_has_lost() -> None:
     """What a stream has to make again is what it has made, whoever was stepped meanwhile."""
-    pipeline = Pipeline([stepper(resumable=True)])
+    pipeline = Core([stepper(resumable=True)])
     pipeline.worker_ready(0, 0)
     rests, mate = submitted(pipeline, 0.0, 2)
     stream_of(rests).is_collected = True
@@ -655,7 +655,7 @@ def test_streams_that_were_lost_in_different_steps_make_one_step_alone() -> None
 def test_on_probation_all_others_of_a_set_rest() -> None:
     """First an order has them rest; once it is followed, the suspect joins, and after one step it is acquitted."""
     stage = stepper(rows=4, resumable=True)
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     pipeline.worker_ready(0, 1)
     suspect, mate = submitted(pipeline, 0.0, 2)
@@ -677,7 +677,7 @@ def test_on_probation_all_others_of_a_set_rest() -> None:
 def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
     """So that only the suspect is to blame if the worker is lost."""
     stage = stepper(rows=4, resumable=True)
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     pipeline.worker_ready(0, 1)
     (suspect,) = submitted(pipeline, 0.0, 1)
@@ -700,11 +700,11 @@ def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
     assert runs.state == QUEUED and runs.losses == 0
 
 
-def cleared_for_a_suspect() -> tuple[Pipeline, Request, Request, int]:
+def cleared_for_a_suspect() -> tuple[Core, Request, Request, int]:
     """A pipeline whose only stream that runs rests, so that the suspect which waits may join its set, and the place of
     that set; no other request waits.
     """
-    pipeline = Pipeline([stepper(rows=4, resumable=True)])
+    pipeline = Core([stepper(rows=4, resumable=True)])
     pipeline.worker_ready(0, 0)
     pipeline.worker_ready(0, 1)
     (suspect,) = submitted(pipeline, 0.0, 1)
@@ -738,7 +738,7 @@ def test_a_set_that_was_cleared_for_a_suspect_goes_on_when_the_caller_of_it_leav
 def test_a_suspect_joins_no_set_that_would_run_out_of_memory() -> None:
     """Those that rest hold memory, too: it waits for a set with room, as all others do."""
     stage = stepper(rows=4, resumable=True)
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     pipeline.worker_ready(0, 1)
     (suspect,) = submitted(pipeline, 0.0, 1)
@@ -768,7 +768,7 @@ def test_where_requests_must_not_run_twice_a_lost_worker_ends_its_streams() -> N
 
 def test_streams_of_which_a_lost_worker_had_not_heard_are_not_blamed() -> None:
     """They wait again as if they had not been taken, even where requests must not run twice."""
-    pipeline = Pipeline([stepper(idempotent=False)])
+    pipeline = Core([stepper(idempotent=False)])
     pipeline.worker_ready(0, 0)
     told, untold = submitted(pipeline, 0.0, 2)
     pipeline.poll(0.0)
@@ -781,7 +781,7 @@ def test_streams_of_which_a_lost_worker_had_not_heard_are_not_blamed() -> None:
 def test_when_memory_runs_out_the_newest_go_back_and_what_fits_is_remembered() -> None:
     """It is nobody's fault; with `resume` they go on from their parts, once there is room by the new limit."""
     stage = stepper(rows=4, resumable=True)
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     requests = submitted(pipeline, 0.0, 4)
     ids = [request.id for request in requests]
@@ -802,7 +802,7 @@ def test_when_memory_runs_out_the_newest_go_back_and_what_fits_is_remembered() -
 
 def test_without_resume_those_with_parts_fail_when_memory_runs_out() -> None:
     """A worker sends back those without parts first; those start again."""
-    pipeline = Pipeline([stepper(rows=4)])
+    pipeline = Core([stepper(rows=4)])
     pipeline.worker_ready(0, 0)
     (old,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -829,7 +829,7 @@ def test_a_set_that_has_grown_beyond_what_was_known_to_fit_raises_the_limit() ->
 def test_a_worker_that_should_step_and_says_nothing_hangs() -> None:
     """It is given up after `max_batch_time_s`; one whose streams all rest says nothing rightly."""
     stage = stepper(max_batch_time_s=5.0)
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     (request,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -856,7 +856,7 @@ def test_a_worker_that_waits_does_not_hang() -> None:
 def test_a_step_that_nobody_waits_for_is_given_up_after_a_while() -> None:
     """Without `max_batch_time_s`: all callers have left, and the worker has not come to the order that says so."""
     stage = stepper(patience_s=4.0)
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     (request,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -870,7 +870,7 @@ def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
     and a worker that speaks again is kept.
     """
     stage = stepper(patience_s=4.0)
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     (first,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -901,7 +901,7 @@ def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
 )
 def test_a_worker_that_breaks_the_protocol_is_found_out(report: SetReport) -> None:
     """An order not sent, a worker or a stage not there, a stream that it never had: nothing is done."""
-    pipeline = Pipeline([stepper()])
+    pipeline = Core([stepper()])
     pipeline.worker_ready(0, 0)
     (request,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -912,7 +912,7 @@ def test_a_worker_that_breaks_the_protocol_is_found_out(report: SetReport) -> No
 
 def test_nothing_comes_after_an_end() -> None:
     """A part of a stream that has ended breaks the protocol."""
-    pipeline = Pipeline([stepper()])
+    pipeline = Core([stepper()])
     pipeline.worker_ready(0, 0)
     first, second = submitted(pipeline, 0.0, 2)
     pipeline.poll(0.0)
@@ -924,7 +924,7 @@ def test_nothing_comes_after_an_end() -> None:
 def test_parts_of_a_stream_that_has_left_are_dropped_until_the_worker_has_heard() -> None:
     """Then they break the protocol, too."""
     stage = stepper()
-    pipeline = Pipeline([stage])
+    pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     gone, stays = submitted(pipeline, 0.0, 2)
     pipeline.poll(0.0)
@@ -974,7 +974,7 @@ def test_streams_move_when_their_worker_is_replaced(resumable: bool) -> None:
 
 def test_a_stage_of_steps_is_the_last_one_of_a_pipeline() -> None:
     """Requests come from the stage before, and their item is its result."""
-    pipeline = Pipeline([batch_stage(4), stepper(rows=2)])
+    pipeline = Core([batch_stage(4), stepper(rows=2)])
     costs = StepCosts(lambda length: 0.0, lambda n: 1.0)
     driver = VirtualDriver(pipeline, [lambda n: 1.0], steps=costs, computes=[lambda xs: [x + 1 for x in xs]])
     request = driver.submit(2, timeout_s=60.0)
@@ -1011,7 +1011,7 @@ def test_a_story_tells_joins_pauses_and_what_became_of_it() -> None:
 def test_a_story_tells_of_parts_and_of_memory_that_ran_out() -> None:
     """The first part has an entry of its own; the end, and a way back into the queue, say how many there were."""
     journal = Journal()
-    pipeline = Pipeline([stepper(resumable=True)], journal=journal)
+    pipeline = Core([stepper(resumable=True)], journal=journal)
     pipeline.worker_ready(0, 0)
     (kept, back, gone) = submitted(pipeline, 0.0, 3)
     pipeline.poll(0.0)
@@ -1032,7 +1032,7 @@ def test_a_story_tells_of_parts_and_of_memory_that_ran_out() -> None:
 
 def test_a_stream_that_has_begun_gives_no_place_to_a_higher_priority() -> None:
     """Its caller has parts already; a newcomer that finds only such streams in a full queue is refused."""
-    pipeline = Pipeline([stepper(rows=1, resumable=True, max_size=1)])
+    pipeline = Core([stepper(rows=1, resumable=True, max_size=1)])
     pipeline.worker_ready(0, 0)
     (begun,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
@@ -1040,7 +1040,7 @@ def test_a_stream_that_has_begun_gives_no_place_to_a_higher_priority() -> None:
     pipeline.worker_left(1.0, 0, 0)
     newcomer = Request("x", inf)
     newcomer.lane = Lane(5, None, 0)
-    pipeline.submit(1.0, [newcomer])
+    pipeline.flow.submit(1.0, [newcomer])
 
     assert begun.state == QUEUED and isinstance(newcomer.error, Overloaded)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, Overloaded
 from carpool.policy import Adaptive, Greedy, Policy, Static
@@ -13,20 +13,20 @@ from tests.effort import slow_where
 from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
 
 
-def chain(**settings: int) -> Pipeline:
+def chain(**settings: int) -> Core:
     return pipeline_of(stage(1, name="embed", **settings), stage(1, name="rank"), stage(1, name="sort"))
 
 
-def told(pipeline: Pipeline, now: float) -> str:
+def told(pipeline: Core, now: float) -> str:
     """The error of the only one that is answered at `now`."""
     (request,) = pipeline.poll(now).answer
     assert isinstance(request.error, DeadlineExceeded)
     return str(request.error)
 
 
-def to_stage(pipeline: Pipeline, stage: int, request: Request) -> None:
+def to_stage(pipeline: Core, stage: int, request: Request) -> None:
     """At times 0 to 1, 2 and so on it waits, a quarter of each longer, and then is worked on."""
-    pipeline.submit(0, [request])
+    pipeline.flow.submit(0, [request])
     for index in range(stage):
         (batch,) = pipeline.poll(index + 0.25 * (index + 1)).run
         reply(pipeline, index + 1, batch)
@@ -55,7 +55,7 @@ def test_in_a_queue(at: int) -> None:
 def test_a_time_out_of_less_than_a_millisecond_is_told_in_milliseconds() -> None:
     """A caller with a very short time-out reads how short it was, and not that it was 0.000 s."""
     pipeline = chain()
-    pipeline.submit(0, [ask("a", 0.0005)])
+    pipeline.flow.submit(0, [ask("a", 0.0005)])
 
     assert told(pipeline, 0.0005) == "no answer within 0.500 ms: 0.500 ms waiting for embed"
 
@@ -97,10 +97,10 @@ def test_what_a_worker_refuses_as_too_late() -> None:
 def test_at_the_door() -> None:
     """A request that expires at the door is told how long it waited for room."""
     pipeline = chain(max_size=1)
-    pipeline.submit(0, asks("ab"))
+    pipeline.flow.submit(0, asks("ab"))
     pipeline.poll(0)
-    pipeline.submit(0, asks("c"))
-    pipeline.submit(1, [ask("d", 3, patient=True)])
+    pipeline.flow.submit(0, asks("c"))
+    pipeline.flow.submit(1, [ask("d", 3, patient=True)])
 
     assert told(pipeline, 3) == "no answer within 2.000 s: 2.000 s waiting for room in the queue"
 
@@ -108,10 +108,10 @@ def test_at_the_door() -> None:
 def test_through_the_door() -> None:
     """A request that came through the door is told its wait for room as well."""
     pipeline = chain(max_size=1)
-    pipeline.submit(0, asks("a"))
+    pipeline.flow.submit(0, asks("a"))
     (batch,) = pipeline.poll(0).run
-    pipeline.submit(0, asks("b", 50))
-    pipeline.submit(1, [ask("c", 4.5, patient=True)])
+    pipeline.flow.submit(0, asks("b", 50))
+    pipeline.flow.submit(1, [ask("c", 4.5, patient=True)])
     pipeline.poll(1)
     pipeline.worker_ready(0, 7)
     pipeline.poll(2)
@@ -128,10 +128,10 @@ def test_through_the_door_and_on() -> None:
     for that stage.
     """
     pipeline = chain(max_size=1)
-    pipeline.submit(0, asks("a"))
+    pipeline.flow.submit(0, asks("a"))
     (batch,) = pipeline.poll(0).run
-    pipeline.submit(0, asks("b", 50))
-    pipeline.submit(1, [ask("c", 4.5, patient=True)])
+    pipeline.flow.submit(0, asks("b", 50))
+    pipeline.flow.submit(1, [ask("c", 4.5, patient=True)])
     pipeline.cancel(2, pipeline.batchers[0].queue.peek(1)[0])
     pipeline.poll(2)
     reply(pipeline, 3, batch)
@@ -146,7 +146,7 @@ def test_through_the_door_and_on() -> None:
 def test_after_a_worker_was_lost() -> None:
     """Time with a worker that was lost is told as waiting, with the reason."""
     pipeline = chain()
-    pipeline.submit(0, [ask("a", 3)])
+    pipeline.flow.submit(0, [ask("a", 3)])
     (batch,) = pipeline.poll(0).run
     pipeline.worker_lost(1, 0, batch.place)
     pipeline.worker_ready(0, 0)
@@ -162,7 +162,7 @@ def test_who_may_have_killed_a_worker_is_told_so() -> None:
     for is_lost in (False, True):
         pipeline = chain()
         request = ask("a", 3)
-        pipeline.submit(0, [request])
+        pipeline.flow.submit(0, [request])
         (batch,) = pipeline.poll(0).run
         if is_lost:
             pipeline.worker_lost(1, 0, batch.place)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.pipeline import Pipeline
 from carpool.core.running_set import Part, SetReport
 from carpool.errors import Overloaded
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, Policy, Static
@@ -34,9 +34,9 @@ def is_refused(request: Request) -> bool:
     return isinstance(request.error, Overloaded) and request.error.reason == "slo"
 
 
-def submitted(pipeline: Pipeline, now: float, *requests: Request) -> float:
+def submitted(pipeline: Core, now: float, *requests: Request) -> float:
     """When the pipeline wants to be asked again, after new requests."""
-    pipeline.submit(now, requests)
+    pipeline.flow.submit(now, requests)
     return pipeline.poll(now).wake_at
 
 
@@ -109,10 +109,13 @@ def test_a_later_stage_without_a_worker_refuses_for_those_before_it() -> None:
     """Requests are refused in each queue from which they have yet to pass a stage without a worker."""
     pipeline = pipeline_of(stage(1), stage(1, max_size=1), workers=[1, 0], slo_s=SLO_S)
     requests = asks("abc")
-    pipeline.submit(0, requests)
+    pipeline.flow.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     reply(pipeline, 1, batch)
-    assert [(request.state, request.stage) for request in requests[:2]] == [(QUEUED, 1), (QUEUED, 0)]
+    assert [(request.state, request.node.crew) for request in requests[:2]] == [
+        (QUEUED, pipeline.batchers[1]),
+        (QUEUED, pipeline.batchers[0]),
+    ]
     assert pipeline.poll(1).wake_at == 10
     assert set(pipeline.poll(10).answer) == set(requests) and all(map(is_refused, requests))
     assert submitted(pipeline, 11, last := ask()) == inf
@@ -125,16 +128,16 @@ def test_those_at_the_door_are_refused_like_the_others() -> None:
     pipeline = pipeline_of(stage(max_size=1), workers=0, slo_s=SLO_S, journal=journal)
     requests = asks("ab", patient=True)
     assert submitted(pipeline, 0, *requests) == 10
-    assert pipeline.door.count == 1
+    assert pipeline.flow.door.count == 1
     mass = asks("cd", patient=True)
     for request in mass:
         request.bulk = True
-    pipeline.submit(1, mass)
+    pipeline.flow.submit(1, mass)
     pipeline.poll(10)
     assert all(map(is_refused, requests)) and [request.state for request in mass] == [QUEUED, QUEUED]
     last = ask(patient=True)
     submitted(pipeline, 12, last)
-    assert is_refused(last) and pipeline.door.count == 1
+    assert is_refused(last) and pipeline.flow.door.count == 1
 
 
 def test_a_policy_is_asked_all_the_same() -> None:
@@ -157,23 +160,23 @@ def test_the_policy_is_told_of_what_is_refused() -> None:
 
 def test_streams_are_refused_until_they_have_had_a_part() -> None:
     """In a stage of steps a request is refused likewise; a stream that has had parts waits for a worker."""
-    pipeline = Pipeline([stepper(resumable=True)], slo_s=SLO_S)
+    pipeline = Core([stepper(resumable=True)], slo_s=SLO_S)
     pipeline.worker_ready(0, 0)
     going, new, last = requests = [Request(i, inf) for i in range(3)]
     for request in requests:
         request.stream = Stream()
-    pipeline.submit(0, [going])
+    pipeline.flow.submit(0, [going])
     pipeline.poll(0)
     parts = [Part(going.id, "part")]
     pipeline.reported(1, SetReport(0, 0, seen=1, stopped=False, parts=parts, rows=1, step_s=1.0))
     pipeline.poll(1)
     assert going.state == RUNNING
     pipeline.worker_left(2, 0, 0)
-    pipeline.submit(2, [new])
+    pipeline.flow.submit(2, [new])
     assert pipeline.poll(2).wake_at == 10
     todo = pipeline.poll(10)
     assert (todo.answer, todo.wake_at) == ([], 12)
     assert pipeline.poll(12).answer == [new] and is_refused(new)
-    pipeline.submit(13, [last])
+    pipeline.flow.submit(13, [last])
     assert pipeline.poll(13).wake_at == inf
     assert is_refused(last) and going.state == QUEUED

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from carpool import Service, Stage
 from carpool.call.results import Trouble
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.roster import Roster, Starts
 from carpool.drive import worker_pool
 from carpool.drive.aio import Driver
@@ -105,7 +105,7 @@ async def listen(heard: list[Frame], accepts: Sequence[int] = (OBJECT,) * N) -> 
     """A stage whose only worker has a batch and then says all this; the requests, what was taken of it, the driver."""
     service = Service(Stage(models.scale, max_batch_size=N, policy="greedy"))
     batcher = assemble._crew(service, service.stages[0], None)
-    pipeline = Pipeline([batcher])
+    pipeline = Core([batcher])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)
     stage = BatchPool(0, assemble.launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import carpool
 from carpool.core.batch import Reply
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.drive import lending
 from carpool.drive.aio import Driver
 from carpool.drive.lending import Lending, LentCall
@@ -402,11 +402,11 @@ def test_a_thread_whose_answer_the_loop_has_read_is_woken(service: Handle, monke
     driver, thread = service._inner.driver, service._thread
     assert driver is not None
     assert thread is not None
-    before = driver.pipeline.answered + len(loan.done)
+    before = driver.pipeline.flow.answered + len(loan.done)
 
     def act() -> None:
         thread.ask(driver.recall, 5.0)
-        wait_until(lambda: driver.pipeline.answered == before + 1)
+        wait_until(lambda: driver.pipeline.flow.answered == before + 1)
 
     arm(loan, "sent", act, monkeypatch)
     began = time.monotonic()
@@ -441,14 +441,14 @@ class Side:
 
     def __init__(self, policy: Policy, slo_s: float | None) -> None:
         self.batcher = stage(policy=policy, runs_ahead=True, patience_s=3.0)
-        self.pipeline = Pipeline([self.batcher], slo_s=slo_s)
+        self.pipeline = Core([self.batcher], slo_s=slo_s)
         self.pipeline.worker_ready(0, 0)
         self.stats = Stats("service", self.pipeline, [None], [isinstance(policy, OneByOne)], slo_s)
 
     def step_by_step(self, began: float, ended: float, busy_s: float) -> None:
         request = Request(b"x", began + 5.0, nbytes=1)
         request.patient = True
-        self.pipeline.submit(began, [request])
+        self.pipeline.flow.submit(began, [request])
         (batch,) = self.pipeline.poll(began).run
         self.stats.stages[0].started(batch)
         self.pipeline.completed(ended, Reply(0, 0, batch.id, batch.ids, [b"y"], None, busy_s))
@@ -461,7 +461,7 @@ class Side:
         lender: Any = Lending.__new__(Lending)
         lender._pipeline, lender._batcher, lender._driver, lender._pool = self.pipeline, self.batcher, self, self
         self.roster, self.count_calls = self, None
-        assert self.batcher.lend(began, began + 5.0, self.pipeline.slo_s) == 0
+        assert self.batcher.lend(began, began + 5.0, self.pipeline.flow.slo_s) == 0
         lender._account_for(0, [call])
         self.pipeline.take_back(self.batcher, 0)
 
@@ -470,7 +470,12 @@ class Side:
 
     def state(self) -> Any:
         batcher, stats = self.batcher, self.stats
-        counts = [self.pipeline.admitted, self.pipeline.answered, self.pipeline.unanswered, batcher._batch_ids]
+        counts = [
+            self.pipeline.flow.admitted,
+            self.pipeline.flow.answered,
+            self.pipeline.unanswered,
+            batcher._batch_ids,
+        ]
         times = [getattr(batcher.times, name) for name in batcher.times.__slots__]
         learned = times, flat(batcher.lobby.policy), batcher.running, batcher.idle
         of_stage = {
@@ -513,7 +518,7 @@ def test_accounts_made_up_afterwards_are_the_same(policy: str, calls: list[Any],
         for _ in range(times):
             now += pause_s
             ended = now + hop_s + busy_s
-            if quick.batcher.lets_go(now, now + 5.0, quick.pipeline.slo_s):
+            if quick.batcher.lets_go(now, now + 5.0, quick.pipeline.flow.slo_s):
                 quick.afterwards(now, ended, busy_s)
             else:
                 quick.step_by_step(now, ended, busy_s)

@@ -12,7 +12,7 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.core.batch import Batch
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.roster import Roster, Starts
 from carpool.drive import worker_pool
 from carpool.drive.aio import Driver
@@ -64,7 +64,7 @@ def ready(worker: Recorder) -> None:
 def pool(idempotent: bool = True) -> tuple[BatchPool, Driver, Recorder]:
     """A stage of one worker, which is ready."""
     service = Service(Stage(models.scale, max_batch_size=1, policy="greedy", idempotent=idempotent))
-    pipeline = Pipeline([assemble._crew(service, service.stages[0], None)])
+    pipeline = Core([assemble._crew(service, service.stages[0], None)])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("ahead", pipeline, [roster], [False]), clock=lambda: 0.0)
     launch = assemble.launch(service, 0, None, 1)

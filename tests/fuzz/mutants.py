@@ -17,7 +17,7 @@ from typing import Any
 from carpool.client import sync
 from carpool.client.aio import AsyncClient
 from carpool.client.waits import Waits
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.drive import streams
 from carpool.drive.aio import Driver
 from carpool.drive.parts import AsyncParts, ThreadParts
@@ -37,7 +37,7 @@ def swap() -> None:
             reply.results = [reply.results[1], reply.results[0], *reply.results[2:]]
         return completed(self, now, reply)
 
-    _wrap(Pipeline, "completed", swapped)
+    _wrap(Core, "completed", swapped)
 
 
 def forget() -> None:
@@ -114,7 +114,7 @@ def bare_error() -> None:
     """A service that is closed raises what happens to come."""
 
     def bare(new_request: Any, self: Any, *arguments: Any) -> Any:
-        if self.driver is not None and self.driver.pipeline.closed_because is not None:
+        if self.driver is not None and self.driver.pipeline.flow.closed_because is not None:
             raise AttributeError("no driver")
         return new_request(self, *arguments)
 

@@ -70,7 +70,7 @@ class World:
             pipeline=self.pipeline,
             loop=loop,
             clock=lambda: self.now,
-            submit_all=lambda requests, alike: self.pipeline.submit(self.now, requests, alike),
+            submit_all=lambda requests, alike: self.pipeline.flow.submit(self.now, requests, alike),
             cancel=lambda request: self.pipeline.cancel(self.now, request),
         )
         self.items = BulkItems(exchange, ask, driver, StreamWindow(8, 8), 1000, self.due.append)
@@ -171,7 +171,7 @@ def test_each_line_has_its_answer_in_its_place(
 
     assert world.written == expected(body, guilty) and world.is_ended
     assert not world.items._spare and not world.items.inside  # which would refer to it in a circle
-    assert (world.pipeline.answered, world.pipeline.unanswered) == (len(expected(body).split(b"\n")) - 1, 0)
+    assert (world.pipeline.flow.answered, world.pipeline.unanswered) == (len(expected(body).split(b"\n")) - 1, 0)
 
 
 @PROPERTY

@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from carpool import Service, Stage
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.levels import BY_LENGTH
-from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.errors import OVERLOAD_REASONS, CarpoolError, InvalidRequest
 from carpool.http.app import App
@@ -226,7 +226,7 @@ def test_what_a_policy_explains_is_exported() -> None:
                 "mood": "good",
             }
 
-    pipeline = Pipeline([Batcher("one", Wise(64), Queue()), Batcher("two", Greedy(8), Queue())])
+    pipeline = Core([Batcher("one", Wise(64), Queue()), Batcher("two", Greedy(8), Queue())])
     stats = Stats("both", pipeline, [None, None], [False, False])
     metrics = parse(*render([stats], 0.0))
 
@@ -253,7 +253,7 @@ def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture)
     """A change of the policy's rule is reported at most every ten seconds, and only to those who
     ask for it.
     """
-    pipeline = Pipeline([Batcher("one", Greedy(64), Queue())])
+    pipeline = Core([Batcher("one", Greedy(64), Queue())])
     stats = Stats("both", pipeline, [None], [False]).stages[0]
 
     def batch(now: float, reason: str) -> Batch:
@@ -276,7 +276,7 @@ def test_padding_is_counted() -> None:
     """What padding adds to batches is shown as a number and as a share."""
     policy = Greedy(8)
     policy.allowed_batch_sizes = [4, 8]
-    stats = Stats("padded", Pipeline([Batcher("one", policy, Queue())]), [None], [False])
+    stats = Stats("padded", Core([Batcher("one", policy, Queue())]), [None], [False])
     for n in (1, 4, 5):
         stats.stages[0].started(Batch(1, 0, 0, [Request("x", 100.0) for _ in range(n)], n, "free", 0))
 
@@ -291,7 +291,7 @@ def test_padding_by_length_is_counted(allowed: list[int] | None, positions: int)
     """
     policy = Greedy(8)
     policy.allowed_lengths = allowed
-    stats = Stats("padded", Pipeline([Batcher("one", policy, Queue(levels=BY_LENGTH))]), [None], [False])
+    stats = Stats("padded", Core([Batcher("one", policy, Queue(levels=BY_LENGTH))]), [None], [False])
     for lengths in ([5, 20, 10], [100]):
         requests = [Request("x", 100.0) for _ in lengths]
         for request, length in zip(requests, lengths, strict=True):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from carpool import Model, Service, Stage
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.roster import PlaceState, Roster
 from carpool.core.running_set import Order
 from carpool.drive.aio import Driver
@@ -60,7 +60,7 @@ class Front:
         loop = asyncio.get_running_loop()
         self.app = App(Service(Stage(Counts, name="counts", run_in="thread"), timeout_s=30.0))
         self.stage = stepper(rows=1)
-        pipeline = Pipeline([self.stage])
+        pipeline = Core([self.stage])
         roster = Roster(1, lambda: 0.5)
         self.driver = Driver(
             pipeline,

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from carpool.core.batch import Batch
+from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.pipeline import Pipeline
 from carpool.core.running_set import Order
 from carpool.core.stepper import Stepper
 from carpool.drive.aio import Driver
@@ -67,7 +67,7 @@ class World:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.journal = Journal()
-        self.pipeline = Pipeline([stage], journal=self.journal)
+        self.pipeline = Core([stage], journal=self.journal)
         self.stats = Stats("chat", self.pipeline, [None], [False], slo_s, StreamStats(stage, slo_s, part_slo_s))
         self.driver = Driver(self.pipeline, self.stats, self.loop.time)
         self.driver.executors = [Pool(self)]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.journal import Journal
 from carpool.core.levels import BY_LENGTH
-from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import Overloaded
@@ -173,7 +173,7 @@ def driven(
 ) -> VirtualDriver:
     """A stage of this policy in virtual time, with the padded cost."""
     queue = Queue(levels=BY_LENGTH if by_length else None)
-    pipeline = Pipeline([Batcher("stage", new_policy(policy, limit), queue)], slo_s=slo_s, journal=journal)
+    pipeline = Core([Batcher("stage", new_policy(policy, limit), queue)], slo_s=slo_s, journal=journal)
     return VirtualDriver(pipeline, settings.pop("cost", padded_cost), **settings)
 
 

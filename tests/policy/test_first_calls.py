@@ -11,8 +11,8 @@ import pytest
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.levels import BY_LENGTH
-from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.running_set import SetReport
 from carpool.drive.virtual import VirtualDriver
@@ -47,7 +47,7 @@ class Compiled:
 
 def rate(cost: Compiled, limit: int, workers: int, clients: int, slo_s: float = inf) -> float:
     """The answers in time of a closed loop, in a second, once it has settled."""
-    driver = VirtualDriver(Pipeline([Batcher("stage", Adaptive(limit), Queue())]), cost, [workers])
+    driver = VirtualDriver(Core([Batcher("stage", Adaptive(limit), Queue())]), cost, [workers])
     dice, good = random.Random(1), 0
 
     class Client:
@@ -110,7 +110,7 @@ class Noting(Policy):
 
 def noting(limit: int = 8, workers: int = 1) -> tuple[VirtualDriver, Noting]:
     policy = Noting(limit)
-    return VirtualDriver(Pipeline([Batcher("stage", policy, Queue())]), [lambda n: 0.001], [workers]), policy
+    return VirtualDriver(Core([Batcher("stage", policy, Queue())]), [lambda n: 0.001], [workers]), policy
 
 
 def run_batch(driver: VirtualDriver, n: int, times: int = 1) -> None:
@@ -160,7 +160,7 @@ def test_what_a_worker_has_run_is_forgotten_with_it() -> None:
 def test_where_each_batch_is_a_first_one_it_is_better_than_nothing() -> None:
     """Of workers that run one batch each, what batches take is learned all the same."""
     policy = Adaptive(4)
-    driver = VirtualDriver(Pipeline([Batcher("stage", policy, Queue())]), [lambda n: 0.004])
+    driver = VirtualDriver(Core([Batcher("stage", policy, Queue())]), [lambda n: 0.004])
     for _ in range(20):
         run_batch(driver, 1)
         driver.lose(0, 0)
@@ -171,14 +171,14 @@ def test_where_each_batch_is_a_first_one_it_is_better_than_nothing() -> None:
 def test_starts_and_steps_that_are_slow_once_on_each_worker_are_not_believed() -> None:
     """Of streams, too, each worker's first start of about a length, and its first step of so many, teach nothing."""
     policy = GreedySteps(1)
-    pipeline = Pipeline([stepper(rows=1, policy=policy)])
+    pipeline = Core([stepper(rows=1, policy=policy)])
     workers = range(4)
     for place in workers:
         pipeline.worker_ready(0, place)
     requests = [Request(i, inf) for i in workers]
     for request in requests:
         request.stream = Stream()
-    pipeline.submit(0.0, requests)
+    pipeline.flow.submit(0.0, requests)
     pipeline.poll(0.0)
     for place in workers:
         for i, factor in enumerate((20.0, 1.0)):
@@ -199,7 +199,7 @@ def learned_of_lengths(factor: float) -> list[float]:
         seen.add(key)
         return (4e-3 + 1e-5 * batch.n * batch.longest) * (factor if is_first else 1.0)
 
-    driver = VirtualDriver(Pipeline([Batcher("stage", policy, Queue(levels=BY_LENGTH))]), cost, [3])
+    driver = VirtualDriver(Core([Batcher("stage", policy, Queue(levels=BY_LENGTH))]), cost, [3])
     for i in range(1200):
         driver.arrive(0.02 * (i // 8), "x", length=dice.choice([4, 30, 200]))
     driver.run()

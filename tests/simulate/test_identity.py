@@ -24,7 +24,7 @@ import pytest
 
 from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.drive.aio import Driver
 from carpool.drive.virtual import TICK_S, VirtualDriver
@@ -66,12 +66,12 @@ class Setting:
     turn_s: float = 0.0
     runs_ahead: bool = False
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> Core:
         limit = self.max_batch_size
         policy = policy_of(self.policy, max_batch_size=limit, slo_s=SLO_S, cost_s=lambda n: affine(round(n)))
         slo_s = None if self.runs_ahead else SLO_S
         batcher = Batcher("stage", policy, Queue(self.max_queue_size), runs_ahead=self.runs_ahead)
-        return Pipeline([batcher], slo_s=slo_s)
+        return Core([batcher], slo_s=slo_s)
 
     def costs(self) -> Callable[[Batch, float], float]:
         """The same series of costs each time."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.policy import Decision, DoneBatch, Greedy, Policy, View
 from carpool.policy.base import NOTHING
@@ -83,9 +83,9 @@ def stage(
     return Batcher(name, policy or Greedy(max_batch_size), Queue(max_size, max_bytes), **settings)
 
 
-def pipeline_of(*stages: Batcher, workers: int | Sequence[int] = 1, **settings: Any) -> Pipeline:
+def pipeline_of(*stages: Batcher, workers: int | Sequence[int] = 1, **settings: Any) -> Core:
     """The stages in a row with their workers, so many each, which are ready."""
-    made = Pipeline(stages, **settings)
+    made = Core(stages, **settings)
     for index, n in enumerate([workers] * len(stages) if isinstance(workers, int) else workers):
         for worker in range(n):
             made.worker_ready(index, worker)
@@ -98,7 +98,7 @@ def step(item: Any) -> str:
 
 
 def reply(
-    to: Pipeline,
+    to: Core,
     now: float,
     batch: Batch,
     *,
@@ -116,9 +116,10 @@ def outcome(request: Request) -> Any:
     return request.result if request.error is None else type(request.error)
 
 
-def assert_counts(pipeline: Pipeline, **expected: int) -> None:
+def assert_counts(pipeline: Core, **expected: int) -> None:
     """The pipeline's counters of these names (`admitted`, `answered`, ...) have these values."""
-    assert {name: getattr(pipeline, name) for name in expected} == expected
+    found = {name: getattr(pipeline if name in ("waiting", "unanswered") else pipeline.flow, name) for name in expected}
+    assert found == expected
 
 
 def state_of(one: Batcher) -> tuple[object, ...]:

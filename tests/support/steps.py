@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from carpool.clock import VirtualClock
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.core.running_set import EVERY_STEP, ON_LEAVING, Order, Part, SetReport, stream_of
 from carpool.core.stepper import Stepper
@@ -146,7 +146,7 @@ def drive(
     **settings: Any,
 ) -> VirtualDriver:
     """A service of this stage alone, in virtual time; an item is how many parts its answer has, 0, 1, 2, …"""
-    pipeline = Pipeline([stage], **settings)
+    pipeline = Core([stage], **settings)
     return VirtualDriver(pipeline, [], [workers], steps=StepCosts(start_s, step_s, answer))
 
 

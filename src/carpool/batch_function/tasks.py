@@ -23,7 +23,7 @@ from carpool.call.invoke import Invoker
 from carpool.call.lock import ExecutionLock, execution_lock, is_async_lock
 from carpool.call.results import Trouble, run_now
 from carpool.clock import monotonic
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, as_outcome, for_all
 from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskDriver, TaskPool, drivers_around
@@ -306,7 +306,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         lost = drivers.drop_closed()
         if lost:
             logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
-        pipeline = Pipeline([self._settings.new_batcher(self.__name__)], slo_s=self._settings.slo_s)
+        pipeline = Core([self._settings.new_batcher(self.__name__)], slo_s=self._settings.slo_s)
         driver = TaskDriver(pipeline, FunctionStats(self.__name__, pipeline))
         pool = TaskPool(driver, self._run_batch, self._settings.max_in_flight_batches)
         driver.executors = [pool]

@@ -4,9 +4,9 @@ what a driver is to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from carpool.core.running_set import Order
 from carpool.request import DONE, RUNNING, Request
@@ -148,13 +148,17 @@ class WarmUpBatch(Batch):
         self.n, self.busy_s = n, busy_s
 
 
+DONE_EARLY: Final = object()
+"""The turn of a result that is the answer, whatever would follow."""
+
+
 class Reply:
     """The answers of one worker to a batch, or to a part of it.
 
     There is one reply per batch, not one per request.
 
     Attributes:
-        stage: The position of the worker's stage in the pipeline.
+        stage: The position of the worker's stage in the core.
         place: The position of the worker in its stage.
         batch_id: The batch that is answered.
         ids: The requests that are answered, all of the batch or some of it.
@@ -162,9 +166,11 @@ class Reply:
         errors: By position in `ids`, why a request failed; None if none did.
         busy_s: Seconds that the worker spent on these answers, reading and writing included.
         waited_s: Seconds that the worker stood still before it got the batch.
+        turns: By position in `ids`, where a result goes if it says so itself: `DONE_EARLY`, or the
+            name of the way that it takes through the switch that follows; None if none does.
     """
 
-    __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "waited_s")
+    __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "turns", "waited_s")
 
     def __init__(
         self,
@@ -176,6 +182,7 @@ class Reply:
         errors: dict[int, Exception] | None = None,
         busy_s: float = 0.0,
         waited_s: float = 0.0,
+        turns: Mapping[int, object] | None = None,
     ) -> None:
         self.stage = stage
         self.place = place
@@ -185,6 +192,7 @@ class Reply:
         self.errors = errors
         self.busy_s = busy_s
         self.waited_s = waited_s
+        self.turns = turns
 
     def __repr__(self) -> str:
         failed = len(self.errors or ())
@@ -235,7 +243,7 @@ class Gone(NamedTuple):
 
 
 class Todo:
-    """What a driver must do now: what each poll of a pipeline returns.
+    """What a driver must do now: what each poll of the core returns.
 
     Attributes:
         run: Batches to send to their workers; do this first, the workers are idle, or nearly so.

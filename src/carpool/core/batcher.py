@@ -14,11 +14,12 @@ from math import inf
 
 from carpool.core.ahead import LEAST_LEAD_S, MOST, is_deep, is_time, lead_allowed_s, next_to_end
 from carpool.core.batch import Attention, Batch, Expiry, Gone, LoneBatch, Todo, WarmUpBatch
+from carpool.core.graph import Node, with_room
 from carpool.core.lane_order import Suspect, key_of
 from carpool.core.levels import level_of
 from carpool.core.lobby import Lobby
 from carpool.core.places import KeyedWorkers, Places
-from carpool.core.queue import Queue, WithoutKeys
+from carpool.core.queue import Queue, WithoutLanes
 from carpool.core.running_set import Part, SetReport
 from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.core.times import Times
@@ -522,7 +523,7 @@ class Batcher:
 
         Args:
             now: The time.
-            room: How many results of requests that workers have the next stage can take in all.
+            room: How many requests workers may have in all, as there is room for their results.
             todo: Its `run` gets the batches.
             dropped: The requests that the policy drops are appended here, and why.
         """
@@ -534,7 +535,7 @@ class Batcher:
 
         Args:
             now: The time.
-            room: How many results the next stage can take.
+            room: How many requests may be handed to workers, as there is room for their results.
             dropped: The requests that the policy drops are appended here, and why.
         """
         queue, lobby = self.queue, self.lobby
@@ -544,7 +545,7 @@ class Batcher:
             lobby.wake_at = None
         while queue.count and not has_asked:
             if queue.suspect_lanes and self._idle and room >= 1:
-                view = self._visible()
+                view = self._visible(goes_alone=True)
                 head = view.peek(1)
                 if head and type(head[0].lane.key) is Suspect:  # it waits for no other, whatever the policy
                     return self._start(now, 1, "quarantine", () if view is queue else head)
@@ -553,8 +554,8 @@ class Batcher:
             if decision.drop:
                 lobby.drop(now, decision.drop)
                 dropped += [(request, decision.drop_reason) for request in decision.drop]
-            if decision.take and self.keyed is not None and not decision.chosen:
-                decision = self._chosen_by_key(decision)  # of what is left, hence after the drop
+            if decision.take and (lobby.is_shared or self.keyed is not None) and not decision.chosen:
+                decision = self._chosen_of_visible(decision)  # of what is left, hence after the drop
             n = decision.take
             if n and queue.count:
                 if decision.chosen:
@@ -569,7 +570,7 @@ class Batcher:
             # yet: where they wait in other lanes, or where there is room for all of them only now.
             if not was_short and not (had_several_lanes and decision.wake_at is None):
                 break
-        if self.runs_ahead and queue.count and not self._idle:
+        if self.runs_ahead and queue.count and not self._idle and not lobby.is_shared:
             running = len(self.in_flight)
             if len(self.ahead) < running or (self._lying < MOST * running and is_deep(queue, running, self._limit)):
                 return self._next_ahead(now, room)
@@ -579,11 +580,12 @@ class Batcher:
         """Return what the policy says, or what it would if it knew that the service closes."""
         queue = self.queue
         free = len(self._idle)
-        if free and room < queue.count and room < self.lobby.next_max_size and room < self._most_requests():
+        if free and room < queue.count and room < self.lobby.most_room and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
-        view: Queue | WithoutKeys = queue
-        if self.keyed is not None:
+        view: Queue | WithoutLanes = queue
+        if self.lobby.is_shared or self.keyed is not None:
             view = self._visible()
+        if self.keyed is not None:
             self._view.warm_keys = self.keyed.warm(self._idle)
         if self.limits_padded and self.safe_size.limit < inf:
             self._tell_safe_padded()
@@ -592,7 +594,7 @@ class Batcher:
             decision = decision._replace(take=int(self.lobby.batch_limit), reason="closing")
         return decision
 
-    def _decide(self, now: float, queue: Queue | WithoutKeys, free: int, free_in_s: float | None = None) -> Decision:
+    def _decide(self, now: float, queue: Queue | WithoutLanes, free: int, free_in_s: float | None = None) -> Decision:
         """Return what the policy says, if that is possible."""
         view, times = self._view, self.times
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
@@ -600,15 +602,29 @@ class Batcher:
         view.hop_s, view.gap_s = times.hop_s, times.gap_s
         return self.lobby.decide()
 
-    def _visible(self) -> Queue | WithoutKeys:
-        """Return the queue as the policy sees it: without keys that may get no more workers."""
-        held = () if self.keyed is None else self.keyed.held
-        return WithoutKeys(self.queue, held) if held else self.queue
+    def _visible(self, goes_alone: bool = False) -> Queue | WithoutLanes:
+        """Return the queue as the policy sees it: without what must not go now.
 
-    def _chosen_by_key(self, decision: Decision) -> Decision:
-        """Return a decision with the requests that it takes, if some keys are held back."""
+        That are the keys that may get no more workers, and the nodes with too little room behind
+        them: batches would be made too small, unless a single request is to go.
+        """
+        lobby, order = self.lobby, self.queue.order
+        held = set() if self.keyed is None else order.of_keys(self.keyed.held)
+        if lobby.is_shared:
+            rooms = [(node, node.room()) for node in lobby.nodes]
+            shut = {node for node, room in rooms if room < 1 or not (goes_alone or self._is_enough(node, room))}
+            if shut:
+                held.update([lane_queue for lane_queue in order if lane_queue.lane.source in shut])
+        return WithoutLanes(self.queue, held) if held else self.queue
+
+    def _is_enough(self, node: Node, room: float) -> bool:
+        """Report whether there is room behind a node for a batch of a usual size."""
+        return room >= node.queued or room >= node.most_room or room >= self._most_requests()
+
+    def _chosen_of_visible(self, decision: Decision) -> Decision:
+        """Return a decision with the requests that it takes, if not just any may go."""
         view = self._visible()
-        if view is self.queue:
+        if view is self.queue and not self.lobby.is_shared:
             return decision
         head = view.peek(decision.take)
         return decision._replace(take=decision.take if head else 0, chosen=head[: self._fitting(decision.take, head)])
@@ -668,7 +684,7 @@ class Batcher:
     def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
         """Make a batch of the requests that the policy has chosen, as far as there is room."""
         units = decision.take
-        chosen = decision.chosen
+        chosen = with_room(decision.chosen) if self.lobby.is_shared else decision.chosen
         most = room
         if self.limits_padded:
             most = min(most, self._fitting_of(chosen))

@@ -1,6 +1,6 @@
 """What happened to each request, in order: a bounded record for tests and for people who debug.
 
-It is off by default; the pipeline then has no journal at all, so that it costs one comparison per
+It is off by default; the core then has no journal at all, so that it costs one comparison per
 event.
 """
 

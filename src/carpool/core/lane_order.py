@@ -89,15 +89,15 @@ class LaneOrder:
 
     def alike(self, lane: Lane) -> Sequence[Place]:
         """Return the places of the lanes with which one may share a batch, itself included."""
-        return self._alike[lane[1:]]
+        return self._alike[lane[1:3]]
 
     def of_priority(self, priority: int) -> Sequence[Place]:
         """Return the places of the lanes of a priority, but those of suspects."""
         return self._priorities[priority]
 
-    def of_key(self, key: Hashable) -> Collection[LaneQueue]:
-        """Return the lanes of a key, and of suspects that had it."""
-        return self._keys.get(key, _NO_LANES)
+    def of_keys(self, keys: Collection[Hashable]) -> set[LaneQueue]:
+        """Return the lanes of some keys, and of suspects that had one of them."""
+        return {lane_queue for key in keys for lane_queue in self._keys.get(key, _NO_LANES)}
 
     def below(self, priority: int) -> list[int]:
         """Return the priorities in use that are lower than one, the lowest first."""
@@ -195,8 +195,8 @@ class LaneOrder:
         lane, place = lane_queue.lane, lane_queue.place
         for places in self._lists_of(lane):
             del places[bisect_left(places, place)]
-        if not self._alike[lane[1:]]:
-            del self._alike[lane[1:]]
+        if not self._alike[lane[1:3]]:
+            del self._alike[lane[1:3]]
         if lane.priority in self._priorities and not self._priorities[lane.priority]:
             del self._priorities[lane.priority]
             self._crowds.pop(lane.priority, None)
@@ -207,7 +207,7 @@ class LaneOrder:
 
     def _lists_of(self, lane: Lane) -> list[list[Place]]:
         """Return the lists in which a lane has its place."""
-        found = [self._places, self._alike.setdefault(lane[1:], [])]
+        found = [self._places, self._alike.setdefault(lane[1:3], [])]
         if type(lane.key) is not Suspect:
             found.append(self._priorities.setdefault(lane.priority, []))
         return found

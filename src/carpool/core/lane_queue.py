@@ -50,7 +50,7 @@ class LaneQueue:
     __slots__ = (
         "_by_arrival",
         "_by_deadline",
-        "_stage",
+        "_node",
         "ages_from",
         "dead",
         "entries",
@@ -80,7 +80,7 @@ class LaneQueue:
         self.head_expires_first = True
         self.latest_deadline = -inf
         self.is_watched = False
-        self._stage = 0  # of those that wait here, once they are watched
+        self._node: object = None  # of those that wait here, once they are watched
         self._by_arrival: Earliest[Request] | None = None
         self._by_deadline: Earliest[Request] | None = None
 
@@ -211,11 +211,11 @@ class LaneQueue:
 
     def _watch(self) -> None:
         self.is_watched = True
-        self._stage = next(iter(self)).stage
+        self._node = next(iter(self)).node
 
     def _holds(self, request: Request) -> bool:
         """Report whether a request that has been put in waits here still, and nowhere else."""
-        return request.state == QUEUED and request.stage == self._stage and request.lane == self.lane
+        return request.state == QUEUED and request.node is self._node and request.lane == self.lane
 
     def mark_dead(self, request: Request) -> None:
         """Count a request that has just left early.

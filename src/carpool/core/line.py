@@ -39,7 +39,7 @@ from typing import Final, Protocol
 
 from carpool.core.batch import Batch, Reply, Todo
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.errors import CarpoolError
 from carpool.request import DONE, Request
 
@@ -128,7 +128,7 @@ class Line:
     """
 
     def __init__(self, batcher: Batcher, slots: int, slo_s: float | None = None) -> None:
-        self.pipeline = Pipeline([batcher], slo_s=slo_s)
+        self.pipeline = Core([batcher], slo_s=slo_s)
         self.wake: list[Waiter] = []
         self._batcher = batcher
         batcher.have_slots()
@@ -150,7 +150,7 @@ class Line:
         """Take new requests in. One that is refused has its answer at once."""
         if self.lone is not None:
             self._catch_up()
-        self.pipeline.submit(now, requests)
+        self.pipeline.flow.submit(now, requests)
         for request in requests:  # without a generator, whose making takes longer than most calls' loops
             if request.state == DONE:
                 self._poll(now)
@@ -275,7 +275,7 @@ class Line:
         if self.next_leader is not None:
             self.wake.append(self.next_leader)  # the policy may decide otherwise now that the slot is free
         self._choose_next_leader()  # the next leader is woken first, before the threads that only return their results
-        if now >= self._batcher.lobby.attention_at or self.pipeline.door.count:
+        if now >= self._batcher.lobby.attention_at or self.pipeline.flow.door.count:
             self._poll(now)
         else:  # no batch can start before somebody claims the slot
             self._deliver(self.pipeline.collect_answers())
@@ -293,9 +293,9 @@ class Line:
             self.lone is not None
             or self._leaders
             or batcher.queue.count
-            or pipeline.door.count
-            or pipeline.closed_because is not None
-            or not batcher.lets_go(lone.began, lone.deadline, pipeline.slo_s)
+            or pipeline.flow.door.count
+            or pipeline.flow.closed_because is not None
+            or not batcher.lets_go(lone.began, lone.deadline, pipeline.flow.slo_s)
         ):
             return False
         self.lone = lone
@@ -354,7 +354,7 @@ class Line:
         request = Request(lone.item, lone.deadline, lone)
         request.patient = True
         lone.requests = (request,)
-        self.pipeline.submit(lone.began, lone.requests)
+        self.pipeline.flow.submit(lone.began, lone.requests)
         self._leaders[0] = lone, lone.thread
         lone.batch = self.take_batch(lone.began, 0)
         if lone.batch is None:
@@ -403,7 +403,7 @@ class Line:
         """
         if self.next_leader is not None or len(self._leaders) == self._slots or not self.pipeline.waiting:
             return
-        for request in chain(self._batcher.queue, self.pipeline.door):
+        for request in chain(self._batcher.queue, self.pipeline.flow.door):
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is not None and waiter.asleep:
                 self._make_next_leader(waiter)

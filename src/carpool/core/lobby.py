@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Any
 
 from carpool.core.batch import Expiry
 from carpool.core.lane_order import Suspect
@@ -45,17 +46,20 @@ class Lobby:
             one with the same limit.
 
     Attributes:
-        stage: The position of the stage; the pipeline sets it.
+        stage: The position of the stage; the core sets it.
         view: What the policy is asked with.
         batch_limit: The policy's limit, as of its last decision or lesson.
         on_fault: Is called with the stage's name and what its policy has raised, and may raise
             that; the driver sets it. Without it what policies raise is raised.
         learns: Whether the policy learns from batches that are done.
         predicts: Whether it says itself how long requests wait.
-        next_max_size: The most results that the next stage can ever take at once; the pipeline sets
-            it.
+        most_room: The most requests that can ever be handed to workers at once, as there is room
+            for what they become; the core sets it.
         closing: Whether no request can join the queue any more, so that nothing is held back for
-            company; the pipeline sets it.
+            company; the core sets it.
+        nodes: Its places in the graphs of services, which the core sets. Requests of all of them
+            share batches; those of a lobby by itself have None for their node.
+        is_shared: Whether there are several of these.
         entered: How many requests have joined the queue.
         wake_at: When to ask again what to do although nothing happened; None for never.
         attention_at: No request expires and no worker hangs before this.
@@ -83,7 +87,9 @@ class Lobby:
         self.on_fault: Callable[[str, BaseException], None] | None = None
         self.idempotent = idempotent
         self.weigh = weigh or _counts_for_one
-        self.next_max_size = inf
+        self.most_room = inf
+        self.nodes: list[Any] = [None]
+        self.is_shared = False
         self.closing = False
         self.entered = 0
         self.wake_at: float | None = None
@@ -210,7 +216,7 @@ class Lobby:
 
     def _check_queued(self, requests: Sequence[Request], what_it_does: str) -> None:
         """Raise RuntimeError if some of the requests that the policy names cannot be taken."""
-        if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.stage for r in requests):
+        if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.node not in self.nodes for r in requests):
             raise RuntimeError(f"{self.whose_policy} {what_it_does} what is not queued")
 
     def _impossible(self, n: int, with_what: str) -> RuntimeError:
@@ -223,7 +229,7 @@ class Lobby:
     def enter(
         self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
     ) -> None:
-        """Put requests in the queue; their `stage` and `arrived` must be set already.
+        """Put requests in the queue; their `node` and `arrived` must be set already.
 
         Args:
             now: The time.

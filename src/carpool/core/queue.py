@@ -34,6 +34,8 @@ batch does not blur two priorities."""
 MOST_KEYS = 8
 """Keys whose batches are compared with one another: those that have waited longest for a batch."""
 
+_NONE = (0, 0)
+
 
 class Queue:
     """Requests that wait for a worker of one stage, bounded by count and by bytes.
@@ -86,6 +88,7 @@ class Queue:
         self._usual: Lane | None = None
         self._lanes: dict[Lane, LaneQueue] = {}
         self._order = LaneOrder(ageing_s)
+        self._of_source: dict[Hashable, list[int]] | None = None
         self.dues = Earliest[LaneQueue](attrgetter("earliest_due"))
         self.deadlines = Earliest[LaneQueue](attrgetter("earliest_deadline"))
         self.arrivals = Earliest[LaneQueue](attrgetter("oldest_arrival"))
@@ -186,6 +189,8 @@ class Queue:
         self.count += len(requests)
         self.nbytes += nbytes
         self._size += size
+        if self._of_source is not None:
+            self._count_sources(requests, 1)
         if self.by_length:
             self._sort_in(requests)
 
@@ -240,22 +245,51 @@ class Queue:
             self.count += 1
             self.nbytes += request.nbytes
             self._size += request.size
+        if self._of_source is not None:
+            self._count_sources(requests, 1)
 
     def peek(self, n: int) -> list[Request]:
         """Return what `take` would: the next `n` requests, or fewer if fewer may share a batch."""
         first = self._order.first()
         return [] if first is None else self.peek_from(first, n)
 
-    def peek_from(self, first: LaneQueue, n: int) -> list[Request]:
-        """Return the next `n` requests of a lane, and of those with which it may share a batch."""
+    def peek_from(self, first: LaneQueue, n: int, but: Collection[LaneQueue] = ()) -> list[Request]:
+        """Return the next `n` requests of a lane, and of those with which it may share a batch.
+
+        Args:
+            first: The lane.
+            n: Most that are wanted.
+            but: Lanes to be left out.
+        """
         found: list[Request] = []
         if type(first.lane.key) is Suspect and n > 1:
             n = 1
         for _, _, lane_queue in self._order.alike(first.lane):
+            if but and lane_queue in but:
+                continue
             found += lane_queue.peek(n - len(found))
             if len(found) >= n:
                 break
         return found
+
+    # -- requests of several sources
+
+    def count_by_source(self) -> None:
+        """Count from now on how many requests wait of each source (`Lane.source`); none do yet."""
+        self._of_source = {}
+
+    def of_source(self, source: Hashable) -> Sequence[int]:
+        """Return how many requests of a source wait, and how many bytes they hold."""
+        assert self._of_source is not None
+        return self._of_source.get(source, _NONE)
+
+    def _count_sources(self, requests: Sequence[Request], sign: int) -> None:
+        """Count requests that have come, or with -1 that have gone."""
+        assert self._of_source is not None
+        for request in requests:
+            counts = self._of_source.setdefault(request.lane.source, [0, 0])
+            counts[0] += sign
+            counts[1] += sign * request.nbytes
 
     def ahead_of(self, request: Request, now: float) -> int:
         """Return how many that wait would go before `request` if it came now.
@@ -417,6 +451,8 @@ class Queue:
         self.count -= len(taken)
         self.nbytes -= nbytes
         self._size -= size
+        if self._of_source is not None:
+            self._count_sources(taken, -1)
 
     def _discount(self, request: Request) -> None:
         """Take a request that is now done off the sums."""
@@ -424,6 +460,8 @@ class Queue:
         self.count -= 1
         self.nbytes -= request.nbytes
         self._size -= request.size
+        if self._of_source is not None:
+            self._count_sources([request], -1)
 
     def _served(self, lane_queues: Sequence[LaneQueue], now: float) -> None:
         """Note that requests were taken from lanes, which age from `now` on.
@@ -485,23 +523,23 @@ class Queue:
             self.suspect_lanes -= 1
 
 
-class WithoutKeys:
-    """A queue as if the requests of some keys, which are held back, did not wait in it.
+class WithoutLanes:
+    """A queue as if the requests of some lanes, which are held back, did not wait in it.
 
-    The cost of a question grows with the lanes of these keys, not with all that there are.
+    The cost of a question grows with these lanes, not with all that there are.
 
     Args:
         queue: All that waits.
-        held: The keys.
+        held: The lanes.
 
     Attributes:
         lengths_vary: As of the whole queue.
         by_length: Likewise.
     """
 
-    def __init__(self, queue: Queue, held: Collection[Hashable]) -> None:
+    def __init__(self, queue: Queue, held: Collection[LaneQueue]) -> None:
         self._queue = queue
-        self._held = {lane_queue for key in held for lane_queue in queue.order.of_key(key)}
+        self._held = held
         self._first = queue.order.first(self._held)
         self.lengths_vary = queue.lengths_vary
         self.by_length = queue.by_length
@@ -549,4 +587,4 @@ class WithoutKeys:
 
     def peek(self, n: int) -> list[Request]:
         """Return the next `n` requests, or fewer if fewer may share a batch."""
-        return [] if self._first is None else self._queue.peek_from(self._first, n)
+        return [] if self._first is None else self._queue.peek_from(self._first, n, self._held)

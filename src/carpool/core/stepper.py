@@ -14,20 +14,20 @@ Promises, whatever the policy says:
 * a stream that has left is out before the next step that has not begun;
 * a stream that has had parts runs again only where the model can resume it.
 
-The calls, which `core/pipeline.py` makes for drivers (events first, then what to do):
+The calls, which `core/core.py` makes for drivers (events first, then what to do):
 
     Stepper(name, policy, queue, *, rows, limit=inf, resumable=False, silence_s=inf,
             max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
             measure=None)
-    enter(now, requests)                          # Pipeline.submit(now, requests)
-    leave(now, request), abandon(now, request)    # Pipeline.cancel(now, request)
-    pause(now, request, is_paused)                # Pipeline.pause(now, request, is_paused)
-    reported(now, report) -> (parts, ended)       # Pipeline.reported(now, report)
-    worker_ready(place)                           # Pipeline.worker_ready(stage, place)
-    worker_gone(place, unsent) -> Gone            # Pipeline.worker_lost, Pipeline.worker_left
-    drain(place), is_empty(place)                 # Pipeline.drain(stage, place); see `Todo.drained`
+    enter(now, requests)                          # Flow.submit(now, requests)
+    leave(now, request), abandon(now, request)    # Core.cancel(now, request)
+    pause(now, request, is_paused)                # Core.pause(now, request, is_paused)
+    reported(now, report) -> (parts, ended)       # Core.reported(now, report)
+    worker_ready(place)                           # Core.worker_ready(stage, place)
+    worker_gone(place, unsent) -> Gone            # Core.worker_lost, Core.worker_left
+    drain(place), is_empty(place)                 # Core.drain(stage, place); see `Todo.drained`
     trained_steps(now, rows, step_s, length, start_s)  # a warm-up, by the pool itself
-    poll(now, room, todo, refuse)                 # Pipeline.poll(now); see `Todo`
+    poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
     SetReport(stage, place, seen, stopped, parts, rows, step_s, length, start_s, returned)
@@ -212,7 +212,7 @@ class Stepper:
     def enter(
         self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
     ) -> None:
-        """Put requests in the queue of this stage; `stage` and `arrived` must be set already."""
+        """Put requests in the queue of this stage; `node` and `arrived` must be set already."""
         for request in requests:
             stream = request.stream
             if stream is None:
@@ -260,10 +260,12 @@ class Stepper:
     def abandon(self, now: float, request: Request) -> None:
         """Note that the caller of a stream in a running set is gone; it is now done.
 
-        The next order sends it away.
+        The next order sends it away, unless it has ended, or its worker has gone, at this moment.
         """
         request.state = DONE
-        self._send_away(now, self.sets[stream_of(request).place], request)
+        running = self.sets.get(stream_of(request).place)
+        if running is not None and request.id in running.members:
+            self._send_away(now, running, request)
 
     def pause(self, now: float, request: Request, is_paused: bool) -> None:
         """Note that the caller of a stream in a running set wants no more parts for now, or wants

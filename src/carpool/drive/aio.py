@@ -15,7 +15,7 @@ from math import inf
 from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.drive.executor import Executor
 from carpool.drive.loop_turn import LoopTurn
 from carpool.drive.trouble import learn, learn_from_warm_up
@@ -31,7 +31,7 @@ class Driver(LoopTurn):
     Its arguments and attributes are those of `LoopTurn`.
     """
 
-    def __init__(self, pipeline: Pipeline, stats: Stats, clock: Clock = monotonic) -> None:
+    def __init__(self, pipeline: Core, stats: Stats, clock: Clock = monotonic) -> None:
         super().__init__(pipeline, stats, clock)
         self._missing: set[tuple[int, int]] = set()  # (stage, place) of workers that have not been ready yet
 
@@ -64,7 +64,7 @@ class Driver(LoopTurn):
         """
         if self._arrivals:
             self.poll()  # these came before
-        if self.pipeline.closed_because is None:
+        if self.pipeline.flow.closed_because is None:
             self.pipeline.close(Unavailable("the service is stopping", code="draining"))
         self.recall()  # a call under way is one of those inside
         if drain and self.pipeline.unanswered and not self.loop.is_closed():
@@ -130,14 +130,14 @@ class Driver(LoopTurn):
 
         Args:
             requests: None of them was submitted before.
-            alike: Whether they are alike, as `Pipeline.submit` has it. They are submitted at once
+            alike: Whether they are alike, as `Core.submit` has it. They are submitted at once
                 then, and what follows is done at the end of this turn.
         """
         if not alike:
             self._arrivals += requests
         else:
             try:
-                self.pipeline.submit(self.clock(), requests, alike=True)
+                self.pipeline.flow.submit(self.clock(), requests, alike=True)
             except BaseException as error:
                 self._fail(error)
         if not self._is_poll_due:
@@ -147,9 +147,9 @@ class Driver(LoopTurn):
         """Cancel a request, whose caller has gone."""
         if request.state == NEW:  # perhaps a thread was interrupted in its lone call
             self.recall()
-        before = self.pipeline.cancelled
+        before = self.pipeline.flow.cancelled
         self.pipeline.cancel(self.clock(), request)
-        if self.pipeline.cancelled > before:
+        if self.pipeline.flow.cancelled > before:
             self.stats.cancelled_by_caller(request, self.clock())
         if not self._is_poll_due:
             self._poll_soon()
@@ -203,7 +203,7 @@ class Driver(LoopTurn):
         """Take note that a worker that was ready is gone.
 
         Returns:
-            Whether a request is to blame (see `Pipeline.worker_lost`).
+            Whether a request is to blame (see `Core.worker_lost`).
         """
         blamed = self.pipeline.worker_lost(self.clock(), stage, place, unsent)
         self.poll()

@@ -240,7 +240,7 @@ class Changes:
         try:
             async with asyncio.timeout(grace_s):
                 pipeline = driver.pipeline
-                await driver.until(lambda: pipeline.is_empty_behind_queue or pipeline.closed_because is not None)
+                await driver.until(lambda: pipeline.is_empty_behind_queue or pipeline.flow.closed_because is not None)
             self._switch(successors)
         except TimeoutError:
             text = f"requests behind the first stage were not finished within {grace_s:g} s, so nothing was changed"
@@ -297,7 +297,7 @@ class Changes:
         """Raise Unavailable if the service has failed or is stopping."""
         if self._driver.has_failed:
             raise Unavailable("the service has failed: start it anew", code="stage_failed")
-        if self._driver.pipeline.closed_because is not None:
+        if self._driver.pipeline.flow.closed_because is not None:
             raise Unavailable("the service is stopping", code="draining")
 
     def _about(self, pool: WorkerPool) -> dict[str, str]:

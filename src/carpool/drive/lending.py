@@ -293,14 +293,14 @@ class Lending:
     def _lend(self) -> None:
         """Lend the next worker, if it can be lent and a lone request would go at once."""
         driver = self._driver
-        if not hasattr(os, "eventfd") or self._pipeline.closed_because is not None or self._is_slow:
+        if not hasattr(os, "eventfd") or self._pipeline.flow.closed_because is not None or self._is_slow:
             return
         try:
             bell = _Bell()
         except OSError:  # no descriptor is left
             return
         now = driver.clock()
-        place = self._batcher.lend(now, now + _LEAST_TIME, self._pipeline.slo_s)
+        place = self._batcher.lend(now, now + _LEAST_TIME, self._pipeline.flow.slo_s)
         if place is None:
             return
         lent = self._pool.lend(place, self.recall)
@@ -336,7 +336,7 @@ class Lending:
         del loan.done[: len(done)]
         self._account_for(loan.place, done)
         now = driver.clock()
-        if self._is_slow or not self._batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s):
+        if self._is_slow or not self._batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.flow.slo_s):
             self.recall()
 
     def recall(self) -> None:

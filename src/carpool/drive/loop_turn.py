@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from carpool.clock import Clock, monotonic
 from carpool.core.batch import Batch, Reply, Todo
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.running_set import SetReport
 from carpool.drive.executor import DrainingExecutor, Executor, Lender, StepExecutor
 from carpool.drive.refusal_log import RefusalLog
@@ -44,7 +44,7 @@ class LoopTurn:
         loan: What callers' threads have of the worker that is lent; None if none is.
     """
 
-    def __init__(self, pipeline: Pipeline, stats: Stats, clock: Clock = monotonic) -> None:
+    def __init__(self, pipeline: Core, stats: Stats, clock: Clock = monotonic) -> None:
         self.pipeline = pipeline
         for batcher in pipeline.batchers:
             batcher.lobby.on_fault = self._policy_raised
@@ -82,7 +82,7 @@ class LoopTurn:
         try:
             if self._arrivals:
                 arrivals, self._arrivals = self._arrivals, arrivals
-                self.pipeline.submit(now, arrivals)
+                self.pipeline.flow.submit(now, arrivals)
             todo = self.pipeline.poll(now)
         except BaseException as error:
             self._arrivals = [request for request in arrivals if request.state == NEW] + self._arrivals

@@ -120,7 +120,7 @@ class SharedLine:
 
     def start_anew(self, batcher: Batcher) -> None:
         """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
-        closed = self._line.pipeline.closed_because
+        closed = self._line.pipeline.flow.closed_because
         self._batcher = batcher
         batcher.lobby.on_fault = self._policy_raised
         self._fault = None

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 from carpool.clock import monotonic
 from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, for_all
 from carpool.observe.stats import Stats
@@ -216,7 +216,7 @@ class TaskDriver(Driver):
         stats: Counts every batch and answer.
     """
 
-    def __init__(self, pipeline: Pipeline, stats: Stats) -> None:
+    def __init__(self, pipeline: Core, stats: Stats) -> None:
         super().__init__(pipeline, stats)
         self._done = self.loop.create_future()  # what tasks that are woken take for what they have waited for
         self._done.set_result(None)

@@ -64,7 +64,7 @@ class StageUpkeep:
 
     def scale_between(self, least: int, most: int) -> None:
         """Have the number of workers follow the load from now on."""
-        slo_s = self._driver.pipeline.slo_s
+        slo_s = self._driver.pipeline.flow.slo_s
         batcher = cast(Batcher, self._batcher)  # the number of workers of a stage of steps is fixed
         batcher.learn_costs()
         self.scaler = Scaler(least, most, batcher.lobby.batch_limit, slo_s, batcher.cost_s)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from carpool.clock import VirtualClock
 from carpool.core.batch import Batch, Reply
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.running_set import SetReport
 from carpool.core.stepper import Crew, Stepper
 from carpool.drive.virtual_steps import StepCosts, VirtualStepWorker
@@ -82,7 +82,7 @@ class VirtualDriver:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Core,
         costs: Sequence[Cost] | BatchCost,
         workers: Sequence[int] | None = None,
         computes: Sequence[Compute] | None = None,
@@ -269,7 +269,7 @@ class VirtualDriver:
         if self._has_news:
             self._has_news = False
             if self._arrivals:
-                pipeline.submit(now, self._arrivals)
+                pipeline.flow.submit(now, self._arrivals)
                 self._arrivals.clear()
         else:
             self.wake_ups += 1

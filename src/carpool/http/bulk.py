@@ -183,7 +183,7 @@ class BulkItems(ExchangeItems):
 
     def _submit(self) -> None:
         """Submit lines that wait, as far as there is room."""
-        closed = self._driver.pipeline.closed_because
+        closed = self._driver.pipeline.flow.closed_because
         if self._lines and closed is not None:
             self.break_off(closed)
             return
@@ -234,7 +234,7 @@ class BulkItems(ExchangeItems):
     @property
     def _room_bytes(self) -> float:
         """How many bytes the lines may have that are taken now; anything fits while none waits."""
-        queue, door = self._first.queue, self._driver.pipeline.door
+        queue, door = self._first.queue, self._driver.pipeline.flow.door
         waiting = queue.nbytes + door.nbytes
         return queue.max_bytes - waiting if waiting else inf
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from carpool.core.batch import Batch
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.observe.stage_stats import StageStats
 from carpool.observe.stats import Stats
 from carpool.request import Request
@@ -130,7 +130,7 @@ class FunctionSnapshot:
         return "\n".join([self.name, *[f"  {what:<14}{text}" for what, text in rows.items()]])
 
 
-def snapshot(name: str, pipeline: Pipeline, counts: CallCounts, lone_running: int = 0) -> FunctionSnapshot:
+def snapshot(name: str, pipeline: Core, counts: CallCounts, lone_running: int = 0) -> FunctionSnapshot:
     """Return the numbers of one driver.
 
     Args:
@@ -140,14 +140,14 @@ def snapshot(name: str, pipeline: Pipeline, counts: CallCounts, lone_running: in
         lone_running: How many calls run alone now, of which the pipeline does not know.
     """
     sizes = dict(counts.batch_sizes)
-    if pipeline.alone:
-        sizes[1] = sizes.get(1, 0) + pipeline.alone
+    if pipeline.flow.alone:
+        sizes[1] = sizes.get(1, 0) + pipeline.flow.alone
     return FunctionSnapshot(
         name=name,
-        calls=pipeline.admitted + pipeline.refused + lone_running,
-        ok=max(0, pipeline.admitted - pipeline.failed - pipeline.cancelled - pipeline.unanswered),
-        errors=pipeline.failed + pipeline.refused,
-        cancelled=pipeline.cancelled,
+        calls=pipeline.flow.admitted + pipeline.flow.refused + lone_running,
+        ok=max(0, pipeline.flow.admitted - pipeline.flow.failed - pipeline.flow.cancelled - pipeline.unanswered),
+        errors=pipeline.flow.failed + pipeline.flow.refused,
+        cancelled=pipeline.flow.cancelled,
         waiting=pipeline.waiting,
         running=pipeline.unanswered - pipeline.waiting + lone_running,
         batch_sizes=dict(sorted(sizes.items())),
@@ -203,7 +203,7 @@ class FunctionStats(Stats):
 
     stage_stats = _FunctionStage
 
-    def __init__(self, name: str, pipeline: Pipeline) -> None:
+    def __init__(self, name: str, pipeline: Core) -> None:
         super().__init__(name, pipeline, [None], [False])
         self.counts = CallCounts()
         (stage,) = self.stages

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from carpool.call.results import Trouble
 from carpool.call.retry import padded_size
 from carpool.core.batch import Batch
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.roster import PlaceState, Roster
 from carpool.foreign import text_of
 from carpool.logger import logger
@@ -89,7 +89,7 @@ class StageStats:
         watcher: Is told of each batch; None unless requests are logged or traced one by one.
     """
 
-    def __init__(self, name: str, pipeline: Pipeline, index: int, roster: Roster | None, single: bool) -> None:
+    def __init__(self, name: str, pipeline: Core, index: int, roster: Roster | None, single: bool) -> None:
         self.name = name
         self.batch_sizes: dict[int, int] = {}
         self.reasons = dict.fromkeys(REASONS, 0)

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from math import inf
 
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.roster import Roster
 from carpool.core.running_set import Order, SetReport
 from carpool.errors import OVERLOAD_REASONS
@@ -59,7 +59,7 @@ class Stats:
     def __init__(
         self,
         name: str,
-        pipeline: Pipeline,
+        pipeline: Core,
         rosters: Sequence[Roster | None],
         singles: Sequence[bool],
         slo_s: float | None = None,

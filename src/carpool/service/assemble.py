@@ -15,9 +15,9 @@ from math import inf
 import msgspec
 
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.journal import Journal
 from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
-from carpool.core.pipeline import Pipeline
 from carpool.core.places import KeyedWorkers
 from carpool.core.queue import Queue
 from carpool.core.recycling import Recycling
@@ -92,7 +92,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
     batchers = [_crew(service, *each) for each in zip(service.stages, [None, *service.stages], strict=False)]
-    pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
+    pipeline = Core(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     singles = [isinstance(batcher.lobby.policy, OneByOne) for batcher in batchers]
     last = batchers[-1]
     streams = StreamStats(last, service.slo_s, service.part_slo_s) if isinstance(last, Stepper) else None

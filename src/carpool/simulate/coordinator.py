@@ -250,7 +250,7 @@ class BusyDriver(VirtualDriver):
         """Poll the pipeline, write its batches, then its answers."""
         coordinator, pipeline = self._coordinator, self.pipeline
         if self._arrivals:
-            pipeline.submit(self._time, self._arrivals)
+            pipeline.flow.submit(self._time, self._arrivals)
             self._arrivals.clear()
         asked = self._decisions
         todo = pipeline.poll(self._time)

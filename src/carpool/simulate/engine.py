@@ -1,6 +1,6 @@
 """One run: arrivals go into the pipeline, batches cost what the user says, and a report comes out.
 
-Pipeline, batcher, queue and policy are the same classes that a service uses; only the driver is
+Core, batcher, queue and policy are the same classes that a service uses; only the driver is
 another one.
 """
 
@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from carpool.core.batcher import Batcher
+from carpool.core.core import Core
 from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
-from carpool.core.pipeline import Pipeline
 from carpool.core.places import KeyedWorkers
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
@@ -229,9 +229,9 @@ def _policies(
 
 def _pipeline(
     policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, max_workers_per_key: float, *, runs_ahead: bool
-) -> Pipeline:
+) -> Core:
     """Make a pipeline with a stage for each policy; only the first stage refuses requests."""
-    return Pipeline(
+    return Core(
         [
             Batcher(
                 f"stage {i}",

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from carpool.clock import VirtualClock
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.core.stepper import Stepper
 from carpool.drive.virtual import VirtualDriver
@@ -223,7 +223,7 @@ def run_steps(
     made = _policy(policy, rows, slo_s, part_slo_s, None if learned else cost)
     stepper = Stepper("steps", made, Queue(), rows=rows)
     start_s, step_s = cost.seconds(Random(f"{seed}/cost"))
-    driver = VirtualDriver(Pipeline([stepper], slo_s=slo_s), [], [workers], steps=StepCosts(start_s, step_s))
+    driver = VirtualDriver(Core([stepper], slo_s=slo_s), [], [workers], steps=StepCosts(start_s, step_s))
     readings: list[Reading] = []
     traffic = traffic_of(arrivals, lengths, cost, rows, workers, duration_s, seed, most_requests)
     driver.feed(_requests(traffic, driver.clock, readings))

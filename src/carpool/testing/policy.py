@@ -14,7 +14,7 @@ from itertools import count
 from math import inf
 
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import Overloaded
@@ -136,7 +136,7 @@ def play(make: MakePolicy, schedule: Schedule) -> Played:
     made = make(schedule.limit, schedule.max_queue_delay_s)
     warn_if_former(made)
     policy = _examine(adapted(made))
-    pipeline = Pipeline([Batcher("stage", policy, Queue(), runs_ahead=True)])
+    pipeline = Core([Batcher("stage", policy, Queue(), runs_ahead=True)])
     batches = count()
 
     def cost(n: int) -> float:

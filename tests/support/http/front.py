@@ -9,7 +9,7 @@ from typing import Any
 from carpool import ModelError, Service, Stage
 from carpool.core.batch import Batch, Reply
 from carpool.core.batcher import Batcher
-from carpool.core.pipeline import Pipeline
+from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.core.roster import PlaceState, Roster
 from carpool.drive.aio import Driver
@@ -95,7 +95,7 @@ class Front:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.app = app(Service(Stage(nothing, name="echo", max_batch_size=64), timeout_s=timeout_s), **settings)
-        pipeline = Pipeline([Batcher("echo", Greedy(64), Queue(queue))])
+        pipeline = Core([Batcher("echo", Greedy(64), Queue(queue))])
         stats = Stats("echo", pipeline, [Roster(1, lambda: 0.5)], [False])
         self.driver = Driver(pipeline, stats, clock=loop.time)
         self.worker = StubWorker(self.driver, cost_s, answer)

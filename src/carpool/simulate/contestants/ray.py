@@ -60,15 +60,15 @@ class RayReplica:
         if self.open and now >= self.since + delay_s:
             self._close()
 
-    def update(self, stage: int) -> None:
+    def update(self, node: object) -> None:
         """Look at what has become of the batch that was offered last, and of the one that ran."""
-        self.running = in_state(self.running, RUNNING, stage)
+        self.running = in_state(self.running, RUNNING, node)
         while self.sealed:
             batch = self.sealed[0]
-            left = in_state(batch, QUEUED, stage)
+            left = in_state(batch, QUEUED, node)
             if len(left) == len(batch):
                 return
-            self.running += in_state(batch, RUNNING, stage)
+            self.running += in_state(batch, RUNNING, node)
             self.waiting -= len(batch) - len(left)
             self.sealed.popleft()
             if left:  # not all of it had room in one call
@@ -103,11 +103,11 @@ class Ray(Policy):
         self._delay_s = USUAL_DELAY_S if max_queue_delay_s is None else max_queue_delay_s
         self._new: list[tuple[float, Request]] = []  # and when they came
         self._replicas: list[RayReplica] = []
-        self._stage = 0
+        self._node: object = None
         self._dice = Random(0)
 
     def arrived(self, now: float, requests: Sequence[Request]) -> None:
-        self._stage = requests[0].stage
+        self._node = requests[0].node
         self._new += [(now, request) for request in requests]
 
     def left(self, now: float, request: Request) -> None:
@@ -123,7 +123,7 @@ class Ray(Policy):
         wake_at = inf
         for replica in self._replicas:
             replica.seal(now, self._delay_s)
-            replica.update(self._stage)
+            replica.update(self._node)
             if replica.running:
                 continue
             if replica.sealed and view.free:
@@ -140,7 +140,7 @@ class Ray(Policy):
         if not self._new:
             return
         for replica in self._replicas:
-            replica.update(self._stage)
+            replica.update(self._node)
         replicas = self._replicas[: max(1, workers)]  # those of workers that have gone finish what they have
         for now, request in self._new:
             two = self._dice.sample(replicas, 2) if len(replicas) > 1 else replicas

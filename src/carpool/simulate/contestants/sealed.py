@@ -8,9 +8,9 @@ from carpool.policy.base import Policy
 from carpool.request import Request
 
 
-def in_state(requests: Sequence[Request], state: int, stage: int) -> list[Request]:
-    """Return those of the requests that are in a state, in a stage."""
-    return [request for request in requests if request.state == state and request.stage == stage]
+def in_state(requests: Sequence[Request], state: int, node: object) -> list[Request]:
+    """Return those of the requests that are in a state, at a node of the graph."""
+    return [request for request in requests if request.state == state and request.node is node]
 
 
 def together(requests: Sequence[Request], policy: Policy) -> list[Request]:

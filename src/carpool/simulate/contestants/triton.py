@@ -58,10 +58,10 @@ class Triton(Policy):
         self._new: deque[Request] = deque()
         self._ready: deque[TritonPayload] = deque()
         self._current = TritonPayload()
-        self._stage = 0
+        self._node: object = None
 
     def arrived(self, now: float, requests: Sequence[Request]) -> None:
-        self._stage = requests[0].stage
+        self._node = requests[0].node
         self._new += requests
 
     def left(self, now: float, request: Request) -> None:
@@ -74,7 +74,7 @@ class Triton(Policy):
         if view.free_in_s is not None or not len(view.queue):
             return NOTHING
         for payload in self._ready:
-            payload.requests = in_state(payload.requests, QUEUED, self._stage)
+            payload.requests = in_state(payload.requests, QUEUED, self._node)
         self._ready = deque(payload for payload in self._ready if payload.requests)
         wake_at = self._form(now, view.free + view.busy)
         if view.free and self._ready:
