@@ -82,12 +82,7 @@ class Batcher:
         self.name = name
         self.queue = queue
         self.lobby = lobby = Lobby(name, policy, queue, idempotent=idempotent, weigh=weigh)
-        self.enter = lobby.enter
-        self.leave = lobby.leave
-        self.put_back = lobby.put_back
-        self.quarantine = lobby.quarantine
-        self.in_the_way = lobby.in_the_way
-        self.late_unserved = lobby.late_unserved
+        self.enter = lobby.enter  # without a call more: each request comes by it
         self._view = lobby.view
         self.runs_ahead = self._view.runs_ahead = runs_ahead and idempotent
         self.keyed = keyed
@@ -143,6 +138,28 @@ class Batcher:
     def busy(self) -> int:
         """How many workers run a batch, for which newcomers may have to wait."""
         return len(self.in_flight)
+
+    # -- requests come and go, as the lobby has it
+
+    def leave(self, now: float, request: Request) -> None:
+        """Remove a queued request whose caller has gone; it is now done."""
+        self.lobby.leave(now, request)
+
+    def put_back(self, now: float, requests: Sequence[Request]) -> None:
+        """Let requests of a worker that has gone wait again, in their old places."""
+        self.lobby.put_back(now, requests)
+
+    def quarantine(self, requests: Sequence[Request]) -> None:
+        """Let requests wait again, each to be run alone, as one may have killed its worker."""
+        self.lobby.quarantine(requests)
+
+    def in_the_way(self, request: Request) -> list[Request]:
+        """Return the requests that must give up their places to a new one, if the queue is full."""
+        return self.lobby.in_the_way(request)
+
+    def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
+        """Return the queued requests that are late as no worker has been there `since`."""
+        return self.lobby.late_unserved(now, since)
 
     def abandon(self, now: float, request: Request) -> None:
         """Note that the caller of a request which a worker has is gone; it is now done."""
