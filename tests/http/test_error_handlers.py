@@ -87,7 +87,7 @@ EXPECTED: list[tuple[Callable[[], Exception], int, str, str | None]] = [
     (lambda: carpool.Overloaded("full"), 429, "overloaded", None),
     (lambda: carpool.DeadlineExceeded("no answer within 1 s"), 504, "deadline_exceeded", None),
     (lambda: carpool.ValidationError("no cat"), 422, "invalid_item", None),
-    (lambda: carpool.Unavailable("closing", code="draining"), 503, "draining", "2"),
+    (lambda: carpool.Unavailable("closing", code="draining"), 503, "draining", "1"),
     (lambda: carpool.ModelError("KeyError: 'secret'", type_name="KeyError"), 500, "model_error", None),
 ]
 

@@ -87,9 +87,9 @@ class World:
         request = Request(item, when + timeout_s, Listener())
         request.stream = Stream(is_collected=collected, until=when + timeout_s)
         if when <= self.loop.time():
-            self.driver.submit([request])
+            self.driver.submit(request)
         else:
-            self.at(when, lambda: self.driver.submit([request]))
+            self.at(when, lambda: self.driver.submit(request))
         return request
 
     def at(self, when: float, happen: Callable[[], object]) -> None:

@@ -144,8 +144,8 @@ class Client:
     def _iterated(self, make: Callable[[AsyncClient], AsyncIterator[T]]) -> Iterator[T]:
         """Yield what an iterator on the loop yields."""
         thread, client = self._running()
-        iterator = make(client)
-        self._open.add(iterator)
+        iterator, opened = make(client), self._open
+        opened.add(iterator)
         try:
             while True:
                 try:
@@ -156,11 +156,12 @@ class Client:
                     return
                 yield item
         finally:
-            self._open.discard(iterator)
-            if not thread.is_parents:
+            if thread.is_parents:
+                opened.discard(iterator)
+            else:
                 with suppress(RuntimeError):  # the loop has ended
                     # nothing is waited for: the collector may be what has come here, in any thread
-                    thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(_leave(iterator)))
+                    thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(_leave(iterator, opened)))
 
     def _wait(self, ask: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """Have the loop do something, and wait for it."""
@@ -224,17 +225,20 @@ def _drop(thread: LoopThread, client: AsyncClient, iterators: set[AsyncIterator[
 
 async def _close(client: AsyncClient, iterators: set[AsyncIterator[Any]]) -> None:
     for iterator in list(iterators):
-        await _leave(iterator)
+        await _leave(iterator, set())
     await client.close()
     own, until = asyncio.current_task(), monotonic() + _TASKS_END_S
     while (left := asyncio.all_tasks() - {own}) and monotonic() < until:  # one that ends may have dropped another
         await asyncio.wait(left, timeout=_TASKS_END_S)
+    for iterator in list(iterators):  # those that were being read; the end of the loop would close them inside out
+        await _leave(iterator, iterators)
 
 
-async def _leave(iterator: AsyncIterator[Any]) -> None:
-    """Close the connection of an answer that nobody reads on."""
+async def _leave(iterator: AsyncIterator[Any], opened: set[AsyncIterator[Any]]) -> None:
+    """Close the connection of an answer that nobody reads on, which is open no more then."""
     with suppress(RuntimeError):  # it is being read: that ends by itself, or with the client
         await iterator.aclose()  # type: ignore[attr-defined] # it is a generator
+        opened.discard(iterator)
 
 
 async def _next(iterator: AsyncIterator[T]) -> T:

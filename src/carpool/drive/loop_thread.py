@@ -198,11 +198,17 @@ os.register_at_fork(after_in_child=_forked)
 async def _end_tasks(until: float) -> None:
     """Cancel what is left on the loop, as `asyncio.run` does: nothing may wait in vain."""
     loop = asyncio.get_running_loop()
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    for work in (asyncio.gather(*left, return_exceptions=True), loop.create_task(loop.shutdown_asyncgens())):
-        await asyncio.wait([work], timeout=max(0.0, until - loop.time()))
+    left: set[asyncio.Task[Any]] = set()
+    while loop.time() < until:
+        await asyncio.sleep(0)  # what other threads have asked for meanwhile may be a task, too
+        new = {task for task in asyncio.all_tasks() - left if task is not asyncio.current_task()}
+        if not new:
+            break
+        for task in new:
+            task.cancel()
+        left |= new
+        await asyncio.wait([asyncio.gather(*new, return_exceptions=True)], timeout=max(0.0, until - loop.time()))
+    await asyncio.wait([loop.create_task(loop.shutdown_asyncgens())], timeout=max(0.0, until - loop.time()))
     stubborn = [task for task in left if not task.done()]
     if stubborn:
         logger.error("tasks that a model has started were cancelled but do not end; they are left alone: %s", stubborn)
