@@ -105,7 +105,7 @@ class CoreAndDriver:
 
     def ask(self, number: int) -> asyncio.Future[int]:
         future = self._loop.create_future()
-        self._driver.submit([Request(number, self._driver.clock() + 30.0, Caller(future))])
+        self._driver.submit(Request(number, self._driver.clock() + 30.0, Caller(future)))
         return future
 
 

@@ -102,7 +102,7 @@ async def ask(s: Any, item: dict[str, Any], leaves_after: int = -1, pauses_after
     caller = Caller(s.running_driver, leaves_after, pauses_after)
     request = s.new_stream(item, None, 0)
     request.caller = caller
-    s.running_driver.submit([request])
+    s.running_driver.submit(request)
     if (error := await caller.done) is not None:
         raise error
     return caller

@@ -93,7 +93,7 @@ async def count(s: Any, steps: int) -> int:
     caller = Counting()
     request = s.new_stream({"steps": steps}, None, 0)
     request.caller = caller
-    s.running_driver.submit([request])
+    s.running_driver.submit(request)
     if (error := await caller.done) is not None:
         raise error
     return caller.n
