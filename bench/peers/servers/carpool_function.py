@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 import carpool
-from bench.alone.core_overhead import BareLoop
+from bench.alone.bare_loop import BareLoop
 from bench.peers.servers.thread_batchers import Cooperative, OneAtATime, QueueAndWorker
 from bench.tools.closed_loop import (
     MAX_BATCH_SIZE,
