@@ -1,5 +1,7 @@
-"""The least that batching can be: a list, and a callback that empties it. It needs nothing of carpool, so that it runs
-beside any revision."""
+"""The least that batching can be: a list, and a callback that empties it.
+
+It needs nothing of carpool, so that it runs beside any revision.
+"""
 
 from __future__ import annotations
 
