@@ -17,7 +17,7 @@ STEPS = 24
 
 def play(seed: int) -> World:
     """One schedule, to its end. Raises with the seed and the story if a rule is broken."""
-    kinds = [a_line, a_graph, a_crowded_line, a_graph, steps_alone, a_tight_graph]
+    kinds = [a_line, a_graph, a_crowded_line, a_graph, steps_alone, a_tight_graph, a_lending_line]
     return throw(Random(seed), kinds[seed % len(kinds)], f"play it again with CARPOOL_CHAOS_SEED={seed}; ")
 
 
@@ -27,7 +27,7 @@ def throw(random: Random, kind: Callable[[Random], World], how: str = "") -> Wor
     story: list[str] = []
     try:
         for step in range(STEPS):
-            happens, arguments = something(random, world, step, kind is a_crowded_line)
+            happens, arguments = something(random, world, step, kind)
             story.append(f"{world.now:g} {happens.__name__}{arguments}")
             happens(*arguments)
             world.check_always()
@@ -120,6 +120,26 @@ def a_crowded_line(random: Random) -> World:
     return world
 
 
+def a_lending_line(random: Random) -> World:
+    """One stage with so little to do that its workers are lent."""
+    spec = StageSpec(
+        policy=random.choice(["greedy", "greedy", "one by one", "adaptive"]),
+        limit=random.randint(1, 3),
+        max_batch_time_s=or_endless(random, 4, 9),
+        patience_s=or_endless(random, 1, 6),
+        idempotent=random.random() < 0.75,
+        workers=random.randint(1, 2),
+        ahead=random.random() < 0.5,
+        made=Made(random.choice([0, 0, 35])),
+    )
+    world = World([spec], [[0]], slo_s=random.choice([None, 2.0, 8.0]))
+    for n in 8 * [*range(1, spec.limit + 1)]:  # before it has learned enough, a policy may let no lone request go
+        world.crews[0].trained(world.now, n, n, n * 2**-10)
+    for _ in world.workers:
+        world.worker_ready(0)
+    return world
+
+
 def steps_alone(random: Random) -> World:
     """One stage that answers in parts."""
     world = World([steps(random)], [[0]], random.random() < 0.5, random.choice([None, 2.0, 9.0]))
@@ -165,7 +185,7 @@ def _over(random: Random, stages: Sequence[StageSpec], n: int, slo_s: float | No
 def a_plain_ask(random: Random, world: World) -> AskSpec:
     return AskSpec(
         flow=random.randrange(3),
-        timeout=or_endless(random, 1, 12),
+        timeout=or_endless(random, 1, 12) * random.choice([1, 2**-7]),  # some calls, or some dozen of them
         patient=random.random() < 0.8,
         cancelled=random.random() < 0.05,
     )
@@ -200,12 +220,19 @@ def or_endless(random: Random, least: int, most: int) -> float:
 # -- what happens
 
 
-def something(random: Random, world: World, step: int, crowded: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def something(
+    random: Random, world: World, step: int, kind_of_world: Callable[[Random], World]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The next thing to happen, and how."""
+    crowded = kind_of_world is a_crowded_line
     new = a_plain_ask if crowded else an_ask
     pick = random.randrange(10_000)
     busy_s = random.choice([2**-14, 2**-20, 1.0])
     often = {**OFTEN, **OFTEN_OF_STEPS} if any(made.in_parts for made in world.made) else OFTEN
+    if crowded:
+        often = {**often, "cancel": 6}
+    if world.lends:
+        often = {**often, **(OFTEN_WHERE_LITTLE_IS_TO_DO if kind_of_world is a_lending_line else OFTEN_OF_LENDING)}
     kind = random.choices(list(often), list(often.values()))[0]
     if kind == "submit":
         n = random.choice([1, 1, 2, 5, 9]) if len(world.asks) < 30 else 1
@@ -219,6 +246,12 @@ def something(random: Random, world: World, step: int, crowded: bool) -> tuple[C
         return world.stray_reply, (pick, random.randrange(3))
     if kind in ("wait", "jump"):
         return getattr(world, kind), (random.choice([2**-10, 2**-9, 2**-8, 1] if crowded else [0.125, 1, 3, 8, 64]),)
+    if kind == "lend":
+        return world.lend, ()
+    if kind == "lone":
+        if any(world.lent.values()):
+            return (world.lone_done, (busy_s,)) if pick % 4 else (world.take_back, ())
+        return world.lone_call, (or_endless(random, 1, 12),)
     if kind == "ran_out":
         return world.ran_out, (pick, random.sample(range(6), random.randint(1, 5)))
     if kind == "boundary":
@@ -260,4 +293,16 @@ OFTEN_OF_STEPS: dict[str, float] = {
     "deliver": 8,
     "go_on": 4,
     "misreport": 0.5,
+}
+OFTEN_OF_LENDING: dict[str, float] = {"lend": 3, "lone": 3}
+OFTEN_WHERE_LITTLE_IS_TO_DO: dict[str, float] = {
+    "submit": 2,
+    "reply_oddly": 1,
+    "cancel": 1,
+    "worker_lost": 2,
+    "ran_out": 0,
+    "drain": 1.5,
+    "hold": 0,
+    "lend": 8,
+    "lone": 8,
 }

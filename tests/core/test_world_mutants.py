@@ -20,7 +20,7 @@ from carpool.core.flow import Flow
 from carpool.core.graph import Door, Graph, Node, needs_of, with_room
 from carpool.core.lobby import Lobby
 from carpool.core.transit import Transit
-from tests.core.schedules import a_graph, a_line, a_tight_graph, throw
+from tests.core.schedules import a_graph, a_lending_line, a_line, a_tight_graph, throw
 
 WORLDS = 1500
 """So many are tried until one notices; most mutants are found by one of the first twenty."""
@@ -104,6 +104,44 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Lobby.quarantine, "key=Suspect(request.lane.key)", "key=request.lane.key")
     ],
     "who has been acquitted stays alone": [Change(Transit._weigh, "acquit(request)", "pass")],
+    "a worker that is lent stays among the idle ones": [Change(Batcher.lend, "self._idle.pop()", "self._idle[-1]")],
+    "a worker is lent while another is busy": [Change(Batcher.lend, "if self.in_flight or ", "if ")],
+    "a worker is lent while another is": [Change(Batcher.lend, "or self.lent ", "")],
+    "a worker is lent while something waits": [Change(Batcher.lend, "or self.queue.count ", "")],
+    "what waits does without the worker that is lent": [
+        Change(Batcher.wanted_back.fget, "if self.queue.count and not self._idle:", "if False:")  # type: ignore[attr-defined]
+    ],
+    "a worker that is to go stays lent": [
+        Change(Batcher.wanted_back.fget, "self.lent & self.leaving", "()")  # type: ignore[attr-defined]
+    ],
+    "a worker stays lent when the service closes": [
+        Change(Core.poll, "batcher.lent if self._has_closed else batcher.wanted_back", "batcher.wanted_back")
+    ],
+    "a worker is drained while it is lent": [Change(Batcher.take_drained, " | self.lent", "")],
+    "a worker that was lent and is to go is idle again": [
+        Change(Batcher.take_back, "if place not in self.leaving:", "if True:")
+    ],
+    "a worker that is lent is not there": [
+        Change(Batcher.has_worker.fget, " or self.lent", "")  # type: ignore[attr-defined]
+    ],
+    "a worker that has gone stays lent": [Change(Batcher.worker_gone, "self.lent.discard(place)", "pass")],
+    "the call of a worker that is taken back is in no batch": [
+        Change(Batcher.take_back, "batch = self.in_flight[place] =", "batch =")
+    ],
+    "the call of a worker that is taken back does not run": [Change(Batcher.take_back, "self.running += 1", "pass")],
+    "the call of a worker that is taken back has not come": [
+        Change(Batcher.take_back, "self.lobby.entered += 1", "pass")
+    ],
+    "nobody looks at the time of a call that was taken back": [
+        Change(Batcher.take_back, "self._look_at(min(request.deadline, began + self.times.least_s))", "pass")
+    ],
+    "a call that was taken back has an id that others have": [
+        Change(Flow.admit_lone, "request.id = id", "request.id = self._transit.last_id")
+    ],
+    "a call that was taken back was not admitted": [Change(Flow.admit_lone, "self.admitted += 1", "pass")],
+    "a lone call that is done does not count": [Change(Core.lone_done, "self.flow.went_alone(ok)", "pass")],
+    "a lone call that is done has not gone alone": [Change(Flow.went_alone, "self.alone += 1", "pass")],
+    "a lone call that has failed has not": [Change(Flow.went_alone, "self.failed += 1", "pass")],
 }
 
 
@@ -148,3 +186,4 @@ def test_no_broken_rule_is_found_where_none_is() -> None:
 def _play(worlds: int) -> None:
     for seed in range(worlds):
         throw(Random(seed), [a_graph, a_tight_graph, a_graph, a_line][seed % 4])
+        throw(Random(seed), a_lending_line)

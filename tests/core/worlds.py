@@ -5,7 +5,9 @@ Each method of `World` is one thing that can happen; whoever calls them chooses 
 there are always enough. Stub workers compute on what they were *sent*, and what a request may come to is known without
 the core (`shapes.py`), so an answer that is given to the wrong caller shows, and so does an item that was run where it
 does not belong. Orders and reports of steps travel: a worker reads its orders when it comes to them, and a report may
-lie about before it is delivered. The rules that must hold are in `check_always` and `check_after_poll`.
+lie about before it is delivered. A service that is a line of one stage of batches lends a worker, whose lone calls the
+core learns of when they are done, or when the worker is taken back. The rules that must hold are in `check_always` and
+`check_after_poll`.
 """
 
 from __future__ import annotations
@@ -60,6 +62,9 @@ HOLDING_BACK = {"static", "static from idle", "cork", "adaptive"}
 """Policies that let requests wait beside an idle worker."""
 
 LATE = ("slo", "deadline")
+
+LONE = 2**62
+"""Ids from here on are those of lone calls."""
 
 
 class Adversary(StepPolicy):
@@ -161,6 +166,7 @@ class Ask:
     def __init__(self, number: int, now: float, spec: AskSpec, fate: Fate) -> None:
         self.number = number
         self.spec = spec
+        self.came = now
         self.fate = fate
         self.ran: Counter[tuple[int, str]] = Counter()
         self.request = request = Listed((number,), now + spec.timeout, caller=self, nbytes=spec.nbytes)
@@ -242,6 +248,8 @@ class World:
     known: dict[int, Request] = field(default_factory=dict)  # those that were given to workers, by id
     happened: set[str] = field(default_factory=set)  # that is rare
     leaving: set[Place] = field(default_factory=set)
+    lent: dict[Place, Ask | None] = field(default_factory=dict)  # with the lone call under way, if one is
+    lone: int = 0  # how many lone calls have begun
     has_lost: bool = False
     held: bool = False
     closed: bool = False
@@ -259,6 +267,7 @@ class World:
         starts = [*bodies, *[flow.graph.start for flow in self.flows]]
         self.begun_lists = {each for start in starts for each in needs_of(start)[1]}  # which a poll may begin
         self.is_line = len(self.shapes) == 1 and self.shapes[0] == list(range(len(self.specs)))
+        self.lends = self.is_line and len(self.crews) == 1 and not self.made[0].in_parts and not self.journal
         self.nodes = [node for flow in self.flows for node in flow.graph.nodes]
         if any(isinstance(after, int) for shape in self.shapes for after in [shape]):
             raise TypeError("a graph is a list")
@@ -406,6 +415,7 @@ class World:
             worker = staying[pick % len(staying)]
             self.leaving.add(worker)
             self.core.drain(*worker)
+            self.happened |= {"to go while it was lent"} if worker in self.lent else set()
 
     def hold(self, pick: int) -> None:
         """The stages at which requests begin are to start nothing for now, or to go on."""
@@ -420,10 +430,17 @@ class World:
                 self._tale(request, worker[0]).left += 1
 
     def _gone(self, pick: int) -> Place | None:
+        """The worker that goes; if it is lent, a call under way is taken back before, else it may go without."""
         there = sorted(self.ready)
         if not there:
             return None
         worker = there[pick % len(there)]
+        if worker in self.lent:
+            self.happened.add("gone while it was lent")
+            if self.lent[worker] is not None or pick % 3:
+                self._take_back(worker)
+            else:
+                del self.lent[worker]
         self.ready.remove(worker)
         self.leaving.discard(worker)
         return worker
@@ -481,7 +498,7 @@ class World:
                 if not lying:
                     del self.ahead[worker]
                 assert following.started == self.now
-                self._takes_up(worker, following)
+                self._takes_up(worker, following, self.now)
 
     def _forget(self, worker: Place) -> Sent | None:
         sent = self.sent.pop(worker, None)
@@ -529,6 +546,70 @@ class World:
 
     def _is_weighted(self, stage: int) -> bool:
         return self.specs[stage].sized or any(ask.spec.size > 1 for ask in self.asks)
+
+    # -- workers that are lent
+
+    def lend(self) -> None:
+        """The only stage lends a worker, if a lone request would go at once."""
+        if self.lends and not self.closed:
+            place = self.crews[0].lend(self.now, inf, self.core.flow.slo_s)
+            if place is not None:
+                assert not self.sent and not self.lent and not self.core.waiting
+                assert (0, place) in self.ready - self.leaving
+                self.lent[0, place] = None
+                self.happened.add("lent")
+
+    def lone_call(self, timeout: float) -> None:
+        """A caller begins a call with the worker that is lent, of which the core does not learn yet."""
+        for worker, under_way in self.lent.items():
+            if under_way is None:
+                self.lone += 1
+                fate = Fate(self.made, self.shapes[0], (-self.lone,))
+                self.lent[worker] = Ask(-self.lone, self.now, AskSpec(timeout=timeout), fate)
+
+    def lone_done(self, busy_s: float) -> None:
+        """It has its answer, and the core learns of it now."""
+        for worker, ask in self.lent.items():
+            if ask is None:
+                continue
+            made = compute(self.made[0], 0, ask.request.item)
+            is_error = isinstance(made, ModelError)
+            ask.request.id, ask.request.state, ask.told = LONE - ask.number, DONE, 1
+            ask.request.error = made if is_error else None
+            self.asks.append(ask)
+            self.lent[worker] = None
+            self.finished.setdefault(0, []).append((1, self.now - ask.came))
+            before = self._accounts()
+            self.core.lone_done(self.crews[0], worker[1], ask.came, self.now, busy_s, not is_error)
+            assert [new - old for old, new in zip(before, self._accounts(), strict=True)] == [1, 1, 1, 1, is_error]
+            self.happened.add("answered alone")
+
+    def take_back(self) -> None:
+        """The worker that is lent is taken back, whatever it has."""
+        for worker in list(self.lent):
+            self._take_back(worker)
+
+    def _take_back(self, worker: Place) -> None:
+        """The call under way, if one is, becomes a batch that the worker has had since the call began."""
+        ask = self.lent.pop(worker)
+        if ask is None:
+            assert self.core.take_back(self.crews[0], worker[1]) is None
+            return
+        self.asks.append(ask)
+        id, before = LONE - ask.number, self._accounts()
+        batch = self.core.take_back(self.crews[0], worker[1], ask.request, ask.came, id)
+        assert batch is not None
+        assert (batch.id, batch.ids, batch.requests, batch.place) == (id, [id], [ask.request], worker[1])
+        assert (ask.request.id, batch.started) == (id, ask.came)
+        assert [new - old for old, new in zip(before, self._accounts(), strict=True)] == [1, 1, 0, 0, 0]
+        self._given(0, ask.request, ask.came)
+        self._takes_up(worker, batch, ask.came)
+        self.happened.add("taken back amid a call")
+
+    def _accounts(self) -> list[int]:
+        """How many requests have come, were admitted, were answered, went alone, and failed alone or not."""
+        flow = self.core.flow
+        return [self.core.offered(0), flow.admitted, flow.answered, flow.alone, flow.failed]
 
     # -- workers that step
 
@@ -605,6 +686,7 @@ class World:
         self.core.close(Unavailable("closed"))
 
     def abort(self) -> None:
+        self.take_back()  # a call under way is one of those inside
         self.closed = True
         for ask in self.asks:
             if ask.inside:
@@ -660,6 +742,10 @@ class World:
             request.tell()
             self._answered(request)
         self.wake_at = todo.wake_at
+        if todo.recall:
+            self._recalled(todo.recall)
+            self.poll()
+            return
         self.check_after_poll()
         for worker in todo.kill:
             if worker in self.steppers:
@@ -667,6 +753,15 @@ class World:
                 self.leaving.discard(worker)
                 self._lose(worker, is_unsent=False)
                 self.wake_at = self.now
+
+    def _recalled(self, workers: Sequence[Place]) -> None:
+        """Workers that are lent should come back: there is a reason, and they do."""
+        for stage, place in workers:
+            crew = self.crews[stage]
+            assert self.closed or (stage, place) in self.leaving or (crew.queue.count and not crew.idle)
+        for worker in workers:
+            self._take_back(worker)
+        self.happened.add("recalled")
 
     def _killed(self, worker: Place) -> None:
         if worker in self.steppers:
@@ -678,7 +773,7 @@ class World:
 
     def _drained(self, worker: Place) -> None:
         """A worker that was to go has nothing left: it has followed all orders, and nothing of it is on its way."""
-        assert worker not in self.sent
+        assert worker not in self.sent and worker not in self.lent
         self.leaving.remove(worker)
         self.ready.remove(worker)
         self.happened.add("drained")
@@ -724,7 +819,7 @@ class World:
         worker, stage = (batch.stage, batch.place), batch.stage
         limit = self.crews[stage].lobby.policy.limit
         assert worker in self.ready
-        assert worker not in self.leaving
+        assert worker not in self.leaving and worker not in self.lent
         assert len(self.ahead.get(worker, ())) < ahead.MOST
         assert batch.ahead is (worker in self.sent)
         assert not batch.ahead or (self.specs[stage].ahead and self.specs[stage].idempotent)
@@ -734,7 +829,7 @@ class World:
         for request in batch.requests:
             assert not (self._is_held and request.node.is_first and not request.node.is_last)
             assert not any(each.door.queue.count for each in request.node.doors if each not in self.begun_lists)
-            self._given(stage, request)
+            self._given(stage, request, self.now)
             tale = self.tales[request.id, request.node]
             assert tale.tries == 1 + tale.lost + tale.left
             assert tale.lost <= self.specs[stage].idempotent
@@ -745,15 +840,15 @@ class World:
             lying.append(batch)
             self.happened.add("went ahead" if len(lying) == 1 else "went ahead behind another")
         else:
-            self._takes_up(worker, batch)
+            self._takes_up(worker, batch, self.now)
 
-    def _given(self, stage: int, request: Request) -> None:
-        """A worker is given a request: its caller waits for it, and its item belongs there."""
+    def _given(self, stage: int, request: Request, at: float) -> None:
+        """A worker is given a request, or was `at` a time: its caller waits for it, and its item belongs there."""
         ask = self._ask_of(request)
         assert ask is not None
         assert not ask.cancelled and request.node.crew is self.crews[stage]
         if request.state == RUNNING:
-            assert ask.inside and request.deadline > self.now
+            assert ask.inside and request.deadline > at
         else:  # what a sibling has come to in this very poll has ended both
             assert isinstance(request.caller, Siblings) and not ask.inside
             self.happened.add("left between the decision and the worker")
@@ -766,7 +861,7 @@ class World:
 
     def _joins(self, stage: int, request: Request) -> None:
         spec, stream = self.specs[stage], stream_of(request)
-        self._given(stage, request)
+        self._given(stage, request, self.now)
         tale = self.tales[request.id, request.node]
         assert spec.idempotent or tale.tries - tale.left == 1
         assert spec.resumable or not stream.parts
@@ -774,14 +869,14 @@ class World:
         assert ask is not None
         assert stream.kept == (ask.heard if ask.request is request else [])
 
-    def _takes_up(self, worker: Place, batch: Batch) -> None:
+    def _takes_up(self, worker: Place, batch: Batch, at: float) -> None:
         items, turns = {}, {}
         for request in batch.requests:
             items[request.id] = request.item
             after = request.node.after
             if isinstance(after, Switch) and after.choose is None:
                 turns[request.id] = len(after.ways)
-        self.sent[worker] = Sent(batch, batch.id, list(batch.ids), items, turns, self.now, self.now)
+        self.sent[worker] = Sent(batch, batch.id, list(batch.ids), items, turns, at, at)
 
     @property
     def _is_held(self) -> bool:
@@ -913,8 +1008,10 @@ class World:
         assert crew.ahead == lying
         assert crew.running == len(owed)
         assert {request.id for request in running} <= set(owed)
-        unused = [worker for worker in self.ready - self.leaving if worker not in self.sent]
+        assert crew.lent == {place for at, place in self.lent if at == stage}
+        unused = [worker for worker in self.ready - self.leaving - self.lent.keys() if worker not in self.sent]
         assert crew.idle == sum(at == stage for at, _ in unused)
+        assert crew.has_worker is bool(crew.idle or mine or crew.lent)
 
     def _check_sets(self, spec: StageSpec, crew: Stepper) -> None:
         for running in crew.sets.values():
@@ -929,6 +1026,9 @@ class World:
     def check_after_poll(self) -> None:
         """Whoever has to be told has been told, whatever can go has gone, and nobody will be forgotten."""
         assert self.leaving <= self.sent.keys() | self.steppers.keys()
+        assert not self.lent.keys() & (self.sent.keys() | self.leaving) and not (self.lent and self.closed)
+        for stage, _ in self.lent:
+            assert self.crews[stage].idle or not self.crews[stage].queue.count
         needed, late = [], False
         for ask in self.asks:
             assert ask.told == (ask.request.state == DONE and not ask.cancelled)
@@ -1043,6 +1143,7 @@ class World:
     def settle(self, random: Random) -> None:
         """With workers that work, everybody is answered, in a bounded number of steps."""
         self.hold(0)
+        self.take_back()
         for crew in self.crews:
             if isinstance(crew.lobby.policy, Adversary):
                 crew.lobby.policy.is_kind = True
