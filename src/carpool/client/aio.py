@@ -485,7 +485,7 @@ class _SentItems:
     Attributes:
         n: How many were read.
         n_answered: How many of them have their answers.
-        has_ended: Whether there are no more, and the server has been told so.
+        has_ended: Whether all of them, and the end of the body, were handed over to be sent.
         wait: The wait for the answer that is under way, or the last one.
     """
 

@@ -225,7 +225,7 @@ def _drop(thread: LoopThread, client: AsyncClient, iterators: set[AsyncIterator[
 
 async def _close(client: AsyncClient, iterators: set[AsyncIterator[Any]]) -> None:
     for iterator in list(iterators):
-        await _leave(iterator, set())
+        await _leave(iterator, iterators)
     await client.close()
     own, until = asyncio.current_task(), monotonic() + _TASKS_END_S
     while (left := asyncio.all_tasks() - {own}) and monotonic() < until:  # one that ends may have dropped another
@@ -235,7 +235,7 @@ async def _close(client: AsyncClient, iterators: set[AsyncIterator[Any]]) -> Non
 
 
 async def _leave(iterator: AsyncIterator[Any], opened: set[AsyncIterator[Any]]) -> None:
-    """Close the connection of an answer that nobody reads on, which is open no more then."""
+    """Close the connection of an answer that is read no further; it is open no more then."""
     with suppress(RuntimeError):  # it is being read: that ends by itself, or with the client
         await iterator.aclose()  # type: ignore[attr-defined] # it is a generator
         opened.discard(iterator)

@@ -130,7 +130,7 @@ class Batch:
 class LoneBatch(Batch):
     """A lone request that went without a question.
 
-    Of those that are done when the core is told of them there is one object, without requests.
+    One object, without requests, stands for all that are done before the core records them.
     """
 
     __slots__ = ()
@@ -224,11 +224,11 @@ class Attention(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """What a worker had that is gone.
+    """The requests of a worker that is gone.
 
     Attributes:
         blamed: The requests that it may have been at work on.
-        untold: Those of which it had not been told.
+        untold: Those that had not been sent to it.
         resting: Those that it had, and was not at work on.
         suspect: The only one that it was at work on, if there was but one in its batch, or if one
             ran alone on probation; else None.
@@ -243,17 +243,17 @@ class Gone(NamedTuple):
 
 
 class Todo:
-    """What a driver must do now: what each poll of the core returns.
+    """The work that a poll of the core returns for its driver.
 
     Attributes:
         run: Batches to send to their workers; do this first, the workers are idle, or nearly so.
-        answer: Requests whose callers are to be told.
+        answer: Requests whose answers are to be delivered.
         kill: (stage, place) of each worker that hangs.
         wake_at: When to poll again although nothing happens; infinity for never.
         drained: (stage, place) of each worker that was to go and has nothing left: it is to be
             ended.
         recall: (stage, place) of each worker that is lent and should come back: poll again then.
-        orders: What to tell workers of a stage of steps; do this first, too.
+        orders: Messages for workers of a stage of steps; send them first, too.
         parts: Requests, each with a part of its answer to hand on: do this after `orders`, and
             before `answer`, where those follow that have ended.
     """

@@ -165,7 +165,7 @@ class Batcher:
         """Note that the caller of a request which a worker has is gone; it is now done."""
         request.state = DONE
         request.deadline = min(request.deadline, now)  # no caller waits for it from now on
-        self._look_at(request.deadline + self.times.least_s)
+        self.lobby.look_at(request.deadline + self.times.least_s)
 
     def may_run_again(self, request: Request) -> bool:
         """Report whether a request may be run once more after its worker was lost."""
@@ -248,7 +248,7 @@ class Batcher:
         if batch is not None:
             batch.call_started = now
             batch.given_up = ""
-            self._look_at(now + self.times.least_s)
+            self.lobby.look_at(now + self.times.least_s)
 
     def ran_out_of_memory(
         self, place: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
@@ -319,7 +319,7 @@ class Batcher:
             return takers
         if len(owed) < len(batch.requests):  # perhaps no caller waits for the others
             batch.heard = now
-            self._look_at(now + self.times.least_s)
+            self.lobby.look_at(now + self.times.least_s)
         self.running -= len(batch.requests) - len(owed)
         batch.requests = list(owed.values())
         batch.ids = list(owed)
@@ -413,7 +413,7 @@ class Batcher:
             del self.ahead[batch.place]
         self._lying -= 1
         batch.started = batch.call_started = batch.heard = now
-        self._look_at(now + self.times.least_s)
+        self.lobby.look_at(now + self.times.least_s)
         self.in_flight[batch.place] = batch
 
     # -- what takes too long
@@ -438,11 +438,6 @@ class Batcher:
             attention_at = min(attention_at, batch.earliest_deadline)
         self.lobby.attention_at = attention_at
         return Attention(expired, hung)
-
-    def _look_at(self, when: float) -> None:
-        """Have `attend` called at `when`, if not before."""
-        if when < self.lobby.attention_at:
-            self.lobby.attention_at = when
 
     def hint(self, now: float, request: Request, started: float | None) -> str:
         """Return what else to tell a caller whose time is up, and whose request started then."""
@@ -530,7 +525,7 @@ class Batcher:
         self.running += 1
         self.lobby.entered += 1
         batch = self.in_flight[place] = LoneBatch(request.id, self.lobby.stage, place, [request], 1, "free", began)
-        self._look_at(min(request.deadline, began + self.times.least_s))
+        self.lobby.look_at(min(request.deadline, began + self.times.least_s))
         return batch
 
     # -- what to do
@@ -731,7 +726,7 @@ class Batcher:
             batch = self._make(now, n, reason, -1, chosen=chosen)
             batch.place = place = self._place_for(self.keyed, batch)
         look_at = now + self.times.least_s
-        if look_at < self.lobby.attention_at:  # as `_look_at` does, without its call
+        if look_at < self.lobby.attention_at:  # as `Lobby.look_at` does, without its call
             self.lobby.attention_at = look_at
         self.in_flight[place] = batch
         if self.limits_padded and self.safe_size.limit < inf:

@@ -298,6 +298,11 @@ class Lobby:
         self.drop(now, waited)
         return [Expiry(request, None) for request in waited]
 
+    def look_at(self, when: float) -> None:
+        """Have the crew's `attend` called at `when`, if not before."""
+        if when < self.attention_at:
+            self.attention_at = when
+
     def unserved_since(self, now: float, has_worker: bool) -> float:
         """Return since when there has been no worker, as far as was asked; infinity if there is
         one.

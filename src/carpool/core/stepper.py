@@ -276,7 +276,7 @@ class Stepper:
         stream = stream_of(request)
         stream.next_due = inf
         request.deadline = stream.until if is_paused else min(stream.until, now + self._silence_s)
-        self._look_at(request.deadline)
+        self.lobby.look_at(request.deadline)
         self.sets[stream.place].is_restless = True
 
     def may_run_again(self, request: Request) -> bool:
@@ -418,7 +418,7 @@ class Stepper:
         if running is not None:
             running.hear(now)
             running.given_up = ""
-            self._look_at(now + self.times.least_s)
+            self.lobby.look_at(now + self.times.least_s)
 
     # -- what takes too long
 
@@ -447,11 +447,6 @@ class Stepper:
                 attention_at = min(attention_at, until)
         self.lobby.attention_at = attention_at
         return Attention(expired, hung)
-
-    def _look_at(self, when: float) -> None:
-        """Have `attend` called at `when`, if not before."""
-        if when < self.lobby.attention_at:
-            self.lobby.attention_at = when
 
     def hint(self, now: float, request: Request, started: float | None) -> str:
         """Return what else to tell a caller whose time is up."""
@@ -886,7 +881,7 @@ class Stepper:
             running.unfollowed.append(order)
         todo.orders.append(order)
         running.to_leave, running.to_join = [], []
-        self._look_at(now + self.times.least_s)
+        self.lobby.look_at(now + self.times.least_s)
 
     def _ask_for(self, running: RunningSet) -> int:
         """Return what a worker is to do after its next step: see `Order.ask`.

@@ -58,7 +58,7 @@ class Transit:
         journal: Records what happens to each request, if given.
 
     Attributes:
-        answers: The requests whose callers are still to be told.
+        answers: The requests whose answers no poll has returned yet.
         families: By parent, the requests of which children are under way.
         last_id: The id that was given last.
         journal: As given.
@@ -139,7 +139,7 @@ class Transit:
         family.let_go()
 
     def collect(self) -> list[Request]:
-        """Return the requests whose callers are to be told, once."""
+        """Return the requests that have been answered since the last poll, once."""
         answers, self.answers = self.answers, []
         return answers
 
