@@ -24,8 +24,8 @@ from carpool.core.running_set import Part, SetReport
 from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.core.times import Times
 from carpool.policy.base import Decision, Policy
+from carpool.policy.cost import Knots
 from carpool.policy.length_cost import padded
-from carpool.policy.shape import Knots
 from carpool.request import DONE, RUNNING, Request
 
 

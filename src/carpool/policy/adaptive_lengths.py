@@ -7,8 +7,8 @@ from math import inf
 
 from carpool.policy.adaptive_learning import COLD, AdaptiveLearning
 from carpool.policy.base import Decision, LevelsView, QueueView, View
-from carpool.policy.batch_size import share_of
 from carpool.policy.compose import ChosenGroup, in_line
+from carpool.policy.size import share_of
 from carpool.request import Request
 
 _KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
