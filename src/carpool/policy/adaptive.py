@@ -114,14 +114,19 @@ class Adaptive(AdaptiveLengths):
         if (
             (n < most and not self._is_as_good(view, n, most))
             or not self._are_in_time(view, free_in_s, n, workers)
+            # else another worker may be free before this one
             or (not self._is_trifling and self._fair_share(view.now, waiting, most, workers) < n)
         ):
             return NOTHING
+        reason = "full" if n == most else "free"
         if not (self._is_trifling or sizes.takes_all(waiting, n)):
             slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
-            if sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s) != n:
-                return NOTHING  # another worker may be free before this one
-        decision = Decision(take=n, reason="full" if n == most else "free")
+            chosen = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
+            if chosen != n:
+                if not sizes.is_try(chosen):
+                    return NOTHING
+                n, reason = chosen, "probe"
+        decision = Decision(take=n, reason=reason)
         self._waiting = len(queue)
         self._note_gone(decision, queue)
         return decision

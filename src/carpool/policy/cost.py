@@ -233,7 +233,7 @@ class Way:
         slope = (self._xy / self._n - mean * self._y / self._n + pull * self.unit_s) / (variance + pull)
         self.spread = variance / (mean * mean)
         self.unit_s = min(max(0.0, slope), self._y / self._x)
-        self.fixed_s = self._y / self._n - self.unit_s * mean
+        self.fixed_s = max(0.0, self._y / self._n - self.unit_s * mean)
 
     def _fade(self) -> None:
         self.fixed_s *= _FADING
@@ -421,8 +421,12 @@ class CostModel(CostLevel):
         hoped = shape
         if self.cv <= _BELIEVED_CV:
             fresh = [(i, y) for i, y in pulled if known[i] >= _KNOWN]
+            may_take = _between(fresh, line, self.sizes)
+            if fresh:  # below all of them there may be no set-up
+                first, y = fresh[0]
+                may_take[:first] = [min(z, y * n / self.sizes[first]) for n, z in zip(self.sizes, may_take[:first])]
             hoped, least = [], 0.0
-            for y, z, w in zip(shape, _between(fresh, line, self.sizes), known, strict=True):
+            for y, z, w in zip(shape, may_take, known, strict=True):
                 if w >= _KNOWN:
                     least = max(least, y)
                     hoped.append(y)

@@ -115,7 +115,7 @@ class Sizes:
         """Report, quickly, that `choose` returns `everything` at any load; False where that takes more thought."""
         if self._halves and everything > 1:
             return False
-        if waiting == 1:
+        if waiting == 1 or self.part < inf:
             return True
         cost = self._cost
         if waiting < self._drain_from(everything, cost.at):
@@ -137,8 +137,10 @@ class Sizes:
         cost, everything = self._cost, min(waiting, most)
         if self._halves and everything > 1:
             return (everything + 1) // 2
+        if self.part < inf:
+            return everything
         n = self._best(waiting, everything, load, cost.at)
-        if cost.samples >= self._next_try and self.part == inf:
+        if cost.samples >= self._next_try:
             hoped = self._best(waiting, min(waiting, cost.limit), load, cost.hoped)
             i = bisect_right(cost.sizes, hoped) - 1
             if hoped != n and not cost.is_known(hoped) and cost.hoped[i] * cost.margin <= slack_s:
