@@ -55,7 +55,18 @@ class Times:
 
     __slots__ = (
         *("_batches", "_busy_s", "_cost", "_cost_pause", "_limit_s", "_slowest_s", "_unit_s", "_unwanted_s"),
-        *("_watches_gaps", "ahead_s", "deviation_s", "fastest_s", "gap_s", "hop_s", "learns", "least_s", "unit", "usual_s"),
+        *(
+            "_watches_gaps",
+            "ahead_s",
+            "deviation_s",
+            "fastest_s",
+            "gap_s",
+            "hop_s",
+            "learns",
+            "least_s",
+            "unit",
+            "usual_s",
+        ),
     )
 
     def __init__(self, limit_s: float = inf, unwanted_s: float = inf, watches_gaps: bool = False) -> None:

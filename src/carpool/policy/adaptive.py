@@ -46,6 +46,14 @@ from carpool.policy.candidates import Candidates
 _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """After how many SLOs of overload half of the servable backlog is kept, and the least share of it.
 With half as many, bursts of a few SLOs cost goodput; with twice as many, overloads cost latency."""
+_TIME_IS_FREE: Final = 0.6
+"""Load up to which a smaller batch for the first may serve fewer than come meanwhile. With half of
+it, those in a hurry are given up on a server that could serve them; with twice as much, servers
+collapse under small batches."""
+_STANDS: Final = 2.0
+"""SLOs without a look that finds no more than one batch for each worker: then a backlog stands.
+With half as many, bursts count as such; with twice as many, closed loops are late for longer."""
+_SURE: Final = 2.5  # almost no batch exceeds its expected time by so many coefficients of variation
 _CALM: Final = 0.95  # of the capacity: with a load below it an overload is over
 _NEARLY_FULL: Final = 0.95
 """Of the largest batch: groups of clients that large are not cut, as a few would be left over."""
@@ -173,7 +181,7 @@ class Adaptive(AdaptiveLengths):
         cost, queue = self.cost, view.queue
         if cost.samples < COLD:
             return False
-        self._overloaded_since = None
+        self._overloaded_since = self._stands_since = None
         slack_s = queue.earliest_due - view.now - view.onward_s
         return slack_s >= cost.longest_s * cost.margin or (
             slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
@@ -205,6 +213,7 @@ class Adaptive(AdaptiveLengths):
             or self._overloaded_since is not None
         ):
             return None
+        self._stands_since = None
         share = self._fair_share(now, waiting, most, free + view.busy)
         n = min(waiting, share)
         if not sizes.takes_all(waiting, n):
@@ -231,6 +240,9 @@ class Adaptive(AdaptiveLengths):
             left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, min(loads)))
             if not left.size:
                 return Decision(drop=left.dropped)  # each one left would be larger than all that is worth keeping
+            self._trim_edge(now, at, left, most, workers)
+        else:
+            self._stands_since = None
         share = self._fair_share(now, left.size, most, workers)
         n = min(left.size, share)
         slack_s = left.due - at
@@ -285,8 +297,26 @@ class Adaptive(AdaptiveLengths):
             self._overloaded_since = now
         patience, least = _PATIENCE[self.overload]
         kept = max(least, 1.0 / (1.0 + (now - self._overloaded_since) / (patience * room_s)))
-        needed = sqrt(workers) * (most + 2.0 * sqrt(most))  # for full batches, whatever chance brings meanwhile
-        return max(int(needed) + 1, int(servable * kept)) if servable < inf else left.size
+        return max(_needed(most, workers), int(servable * kept)) if servable < inf else left.size
+
+    def _trim_edge(self, now: float, at: float, left: Candidates, most: int, workers: int) -> None:
+        """Refuse those at the edge of a backlog that stands, while others fill the batches.
+
+        Clients in a closed loop come no faster than they are served, so their backlog stands
+        instead of growing, with its head where noise makes many of the answers late. One that has
+        stood for long (CoDel's sign of a bad queue) does not drain by itself.
+        """
+        head = left.requests[0]
+        slo_s, looked_at, self._looked_at = head.due - head.arrived, self._looked_at, now
+        urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
+        if urgent <= most * workers:
+            self._stands_since = None
+        elif self._stands_since is None or now - looked_at > slo_s:
+            self._stands_since = now
+        elif now - self._stands_since > _STANDS * slo_s:
+            edge_s = self.cost.seconds(most) * (1.0 + _SURE * self.cost.cv) + at - now
+            if edge_s < slo_s:  # else all are at the edge when they come
+                left.drop_first(urgent - _needed(most, workers), due_by=now + edge_s)
 
     def _tight(self, at: float, left: Candidates, most: int, load: float) -> Decision:
         """Serve the first, which cannot go with all others, in a smaller batch, or give it up."""
@@ -295,8 +325,9 @@ class Adaptive(AdaptiveLengths):
         n = max(1, min(cost.largest_within((left.due - at) / margin), most, left.size))
         seconds = cost.seconds(n)
         rest_s = cost.seconds(min(left.size - n, most)) if left.size > n else 0.0
-        is_slower = n < load * self._sizes.rate * seconds  # than requests come
-        if (is_slower or left.due_behind(n) - at - seconds < rest_s * margin) and left.drop_until_in_time(
+        # a small batch takes time that is dear, as more comes meanwhile than it serves
+        is_dear = load > _TIME_IS_FREE and n < load * self._sizes.rate * seconds
+        if (is_dear or left.due_behind(n) - at - seconds < rest_s * margin) and left.drop_until_in_time(
             lambda due, units: due - at < cost.seconds(min(units, most)) * margin
         ):
             return Decision(left.dropped, min(left.size, most), "shed")
@@ -317,6 +348,11 @@ class Adaptive(AdaptiveLengths):
                 group = -(-clients // workers)
                 return most if group > _NEARLY_FULL * most else max(1, group)
         return min(most, self._sizes.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
+
+
+def _needed(most: int, workers: int) -> int:
+    """Return what must wait so that batches are full, whatever chance brings meanwhile."""
+    return int(sqrt(workers) * (most + 2.0 * sqrt(most))) + 1
 
 
 def _why(n: int, most: int, waiting: int) -> str:

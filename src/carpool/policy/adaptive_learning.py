@@ -58,6 +58,8 @@ class AdaptiveLearning(Policy):
         self._arrivals = Arrivals()
         self._gather = Gather(self._arrivals)
         self._overloaded_since: float | None = None
+        self._stands_since: float | None = None  # since when more waits than one batch for each worker
+        self._looked_at = 0.0  # when that was seen last
         self._inside = Inside()
         self._unit = 1.0  # smoothed size of a request
         self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
@@ -78,18 +78,30 @@ class Candidates:
         if self.due < when:
             self.drop([request for request in self.requests if request.due < when])
 
-    def drop_first(self, units: int) -> None:
-        """Refuse `units`, or a little more.
+    def due_by(self, when: float) -> int:
+        """Return how much of what is left is due by `when`, in units."""
+        if self.size and self._queue.lanes == 1 and self.requests[-1].due <= when:
+            return self.size
+        return sum([request.size for request in self.requests if request.due <= when])
+
+    def drop_first(self, units: int, due_by: float = inf) -> None:
+        """Refuse `units`, or a little more, of the requests that are due by `due_by`.
 
         Those that are due first go first, the lowest priority ahead of the others.
         """
-        if units <= 0:
+        if units <= 0 or self.due > due_by:
             return
         order = self.requests
         if self._queue.lanes > 1:
             order = sorted(order, key=lambda request: (request.lane.priority, request.due))
-        before = list(accumulate((request.size for request in order), initial=0))
-        self.drop(list(order[: bisect_left(before, units)]))
+        refused = []
+        for request in order:
+            if units <= 0:
+                break
+            if request.due <= due_by:
+                units -= request.size
+                refused.append(request)
+        self.drop(refused)
 
     def drop_until_in_time(self, is_late: Callable[[float, int], bool]) -> bool:
         """Refuse all before the first one that is in time if a batch begins with it.

@@ -46,6 +46,10 @@ _HALF_LIFE: Final = 128.0
 """Batches of any size after which a measured one counts half. With half as many, a size beyond a
 knee is tried twice as often, at up to 1 % of the capacity; with twice as many, a size that was slow
 for a while is run again after 1,300 batches at the latest."""
+_DRIFT: Final = 0.17
+"""Change of the logarithm of the level after which it counts half, too: what was measured at another
+speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes; with
+twice as much, sizes that were off for a while are run again some hundred batches later."""
 _KNOWN: Final = 0.5  # from so many batches on a size counts as known
 _LEARNED: Final = 8  # batches after which errors mean something
 _DOUBT: Final = 2.0
@@ -274,12 +278,14 @@ class CostModel(CostLevel):
         self._line = Line((0.85, 0.15))
         self._mean = [0.0] * entries  # relative seconds measured at each size
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
-        self._known_at = [0.0] * entries  # when that was, in batches of any size
+        self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
+        self._log_level = 0.0
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
         self._shape = self.at = self.hoped = [1e-6] * entries
         self._rise = [0.0] * entries  # seconds per unit of size, from each entry to the next
         self.smallest, self.largest = self.limit, 1
         self.longest_s = self.shortest_s = 1e-6
+        self._measured = self._expected = 0.0  # sums of seconds that fade, stalls included
         self._unread = 0
         self._tabled = (1.0, 0.0, 0.0)  # the level and the way that are in the table
         self.version += 1
@@ -293,6 +299,11 @@ class CostModel(CostLevel):
     def unit_s(self) -> float:
         """Seconds of each unit of its size besides."""
         return self._line.weights[1] * self.level + self.way.unit_s
+
+    @property
+    def bias(self) -> float:
+        """Expected over measured time in the long run, at most 1: stalls take the rest."""
+        return min(1.0, self._expected / self._measured) if self._measured else 1.0
 
     def curve(self) -> list[tuple[int, float]]:
         """Return the expected seconds at each size that has an entry of its own."""
@@ -347,13 +358,16 @@ class CostModel(CostLevel):
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
         count = self._known_now(i)
-        if self.samples and not (sure or self._mean[i] or i in self._doubted) and seconds > _DOUBT * self._worker_s(n):
+        is_new = count < 2.0 or self.samples < _LEARNED
+        if is_new and self.samples and not sure and seconds > _DOUBT * self._worker_s(n) and i not in self._doubted:
             self._doubted.add(i)
             return
         self.samples += 1
         self.smallest, self.largest = min(self.smallest, n), max(self.largest, n)
         if self.samples > _LEARNED:
             usual = self._worker_s(n)
+            self._measured = _KEEP * self._measured + seconds
+            self._expected = _KEEP * self._expected + usual
             believed = self._believed(seconds, usual, min(1.0, count / 3.0))
             if believed is None:
                 return
@@ -365,10 +379,11 @@ class CostModel(CostLevel):
             a, b = self._line.weights
             relative *= (a + b * self.sizes[i]) / (a + b * n)
         count = self._known[i] = min(count + 1.0, _MEMORY)
-        self._known_at[i] = self.samples
+        self._log_level = log(level)
+        self._known_at[i] = self.samples, self._log_level
         self._mean[i] += (relative - self._mean[i]) / count
         self._unread += 1
-        is_news = count < 3.0 or abs(log(seconds / usual)) > 2.0 * self.cv + 0.05
+        is_news = count < 1.5 or abs(log(seconds / usual)) > 2.0 * self.cv + 0.05
         if is_news or self._unread >= min(64, self.samples // 8) or self._has_moved():
             self._tabulate()
 
@@ -390,7 +405,8 @@ class CostModel(CostLevel):
         )
 
     def _known_now(self, i: int) -> float:
-        age = (self.samples - self._known_at[i]) / _HALF_LIFE
+        at, log_level = self._known_at[i]
+        age = (self.samples - at) / _HALF_LIFE + abs(self._log_level - log_level) / _DRIFT
         return float(self._known[i] * 0.5**age)
 
     def _worker_s(self, n: int) -> float:
@@ -424,7 +440,9 @@ class CostModel(CostLevel):
             may_take = _between(fresh, line, self.sizes)
             if fresh:  # below all of them there may be no set-up
                 first, y = fresh[0]
-                may_take[:first] = [min(z, y * n / self.sizes[first]) for n, z in zip(self.sizes, may_take[:first])]
+                may_take[:first] = [
+                    min(z, y * n / self.sizes[first]) for n, z in zip(self.sizes, may_take[:first], strict=False)
+                ]
             hoped, least = [], 0.0
             for y, z, w in zip(shape, may_take, known, strict=True):
                 if w >= _KNOWN:

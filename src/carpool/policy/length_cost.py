@@ -61,7 +61,7 @@ class LengthCost(CostLevel):
         self.switch_s = 0.0
         self._excess_s = 0.0  # smoothed, of first batches of another key
         self.longest_varies = False
-        self._line = Line((1.0, 0.0, 0.0, 0.0), _KEEP)
+        self._line = Line((0.25, 0.25, 0.25, 0.25), _KEEP)  # parts that cannot be told apart share what they cost
 
     @property
     def setup_s(self) -> float:

@@ -70,7 +70,7 @@ class CostLevel(FirstCalls):
             None for a stall.
         """
         error = log(min(max(seconds / expected, 0.4), 2.5))
-        if weight >= 0.6 and abs(error) > max(3.5 * self.cv, _STALL):
+        if weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL):
             self._oddness = 0.5 * self._oddness + (1.0 if error > 0.0 else -1.0)
             if abs(self._oddness) < _REPEATED:
                 return None

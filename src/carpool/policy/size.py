@@ -80,7 +80,7 @@ class Sizes:
         self.runs_ahead = False
         self._all_from: dict[int, float] = {}  # by size, or minus it for hoped times: see `_drain_from`
         self._pause = _PAUSE
-        self._next_try = _PAUSE  # in batches that were learned from
+        self._next_try = 10  # in batches that were learned from
         self._tried = 0  # the size that is to be tried
         self._halves = False  # whether a batch of half the size is due
 
@@ -100,7 +100,7 @@ class Sizes:
             self.most = next(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= _ENOUGH * best)
         if self.runs_ahead and cost.way.samples:
             best = max(n / cost.following_s(n) for n in (self.most, cost.sizes[efficiency.index(best)]))
-        self.rate = best
+        self.rate = best * cost.bias
 
     def most_of(self, waiting: int) -> int:
         """Return the largest batch to make when `waiting` units wait: all of them if they are little more."""
