@@ -106,7 +106,7 @@ class Adaptive(AdaptiveLengths):
     def _ahead(self, view: View, free_in_s: float) -> Decision:
         """Return what goes to a busy worker.
 
-        That is the best size for all that wait, if all of them are in time that way.
+        That is the best size for all that wait, if it is in time, and nobody is to be refused.
 
         What comes until the worker is free could not join the batch, or would save less than the
         worker loses while it is idle, so nothing is lost; in all other cases `decide` is to judge
@@ -121,7 +121,7 @@ class Adaptive(AdaptiveLengths):
         workers = max(1, self._busy)
         if (
             (n < most and not self._is_as_good(view, n, most))
-            or not self._are_in_time(view, free_in_s, n, workers)
+            or not self._refuses_none(view, free_in_s, n, most, workers)
             # else another worker may be free before this one
             or (not self._is_trifling and self._fair_share(view.now, waiting, most, workers) < n)
         ):
@@ -139,21 +139,19 @@ class Adaptive(AdaptiveLengths):
         self._note_gone(decision, queue)
         return decision
 
-    def _are_in_time(self, view: View, free_in_s: float, n: int, workers: int) -> bool:
-        """Report whether all that waits is in time in batches of `n` which go ahead."""
-        cost, queue = self.cost, view.queue
-        due = queue.earliest_due
+    def _refuses_none(self, view: View, free_in_s: float, n: int, most: int, workers: int) -> bool:
+        """Report whether a batch of `n` that goes ahead is in time, and none of the others is to be refused."""
+        due = view.queue.earliest_due
         if due == inf:
             return True
-        at, batch_s = view.now + free_in_s + view.onward_s, cost.following_s(n) * cost.margin / workers
-        first_s = cost.seconds(n) * cost.margin
-        batches = -(-queue.size // n) - 1
-        if due - at >= first_s + batches * batch_s:
-            return True
-        if due - at < first_s or queue.lanes > 1 or queue.weighted:
+        at = view.now + view.onward_s
+        if due - at - free_in_s < self.cost.following_s(n) * self.cost.margin:
             return False
-        line = queue.peek(queue.size)
-        return all(line[k * n].due - at >= first_s + k * batch_s for k in range(1, batches + 1))
+        if self._overloaded_since is None:
+            return True
+        left = Candidates(view.queue)
+        load = min(self._loads(view.now, workers))
+        return left.size <= self._worth_keeping(view.now, at, left, most, workers, load)
 
     def _is_as_good(self, view: View, n: int, most: int) -> bool:
         """Report whether a batch of `n` ahead serves as many a second as one of `most` that is not.

@@ -52,6 +52,7 @@ speed of the machine may be off by as much. With half as much, noise of 0.1 ages
 twice as much, sizes that were off for a while are run again some hundred batches later."""
 _KNOWN: Final = 0.5  # from so many batches on a size counts as known
 _LEARNED: Final = 8  # batches after which errors mean something
+_COLD: Final = 4.0  # times what a batch of the same size takes: the first ones, beyond it, are forgotten
 _DOUBT: Final = 2.0
 """Times what is expected: the first batch of a size that took longer may have stalled, and is not
 believed. With half as much nothing new is; with twice as much, a stall of three times is."""
@@ -242,8 +243,8 @@ class Way:
     def _fade(self) -> None:
         self.fixed_s *= _FADING
         self.unit_s *= _FADING
-        self._y *= _FADING
-        self._xy *= _FADING
+        for name in ("_n", "_x", "_y", "_xx", "_xy"):  # the next ones that measure it count for more
+            setattr(self, name, _FADING**10 * getattr(self, name))
 
 
 class CostModel(CostLevel):
@@ -280,6 +281,7 @@ class CostModel(CostLevel):
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
         self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
         self._log_level = 0.0
+        self._is_sure = False  # whether a warm-up was learned from
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
         self._shape = self.at = self.hoped = [1e-6] * entries
         self._rise = [0.0] * entries  # seconds per unit of size, from each entry to the next
@@ -325,8 +327,8 @@ class CostModel(CostLevel):
 
     def following_s(self, n: int) -> float:
         """Return for how long a worker is taken up by a batch of `n` that has gone ahead."""
-        way = self.way
-        return self.seconds(n) - way.seconds(n) + (way.ahead_unit_s or 0.5 * way.unit_s) * n
+        _, fixed_s, unit_s = self._tabled
+        return self.seconds(n) - fixed_s - unit_s * n + (self.way.ahead_unit_s or 0.5 * unit_s) * n
 
     def known(self, n: int) -> float:
         """Return by how many batches about size `n` is known; each fades."""
@@ -357,7 +359,10 @@ class CostModel(CostLevel):
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
-        count = self._known_now(i)
+        if self.samples < _LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
+            self.forget()  # the first calls of all are slow, while memory is touched for the first time
+        self._is_sure = self._is_sure or sure
+        count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
         is_new = count < 2.0 or self.samples < _LEARNED
         if is_new and self.samples and not sure and seconds > _DOUBT * self._worker_s(n) and i not in self._doubted:
             self._doubted.add(i)
@@ -378,7 +383,7 @@ class CostModel(CostLevel):
         if n != self.sizes[i]:
             a, b = self._line.weights
             relative *= (a + b * self.sizes[i]) / (a + b * n)
-        count = self._known[i] = min(count + 1.0, _MEMORY)
+        count = self._known[i] = min(self._known_now(i) + 1.0, _MEMORY)
         self._log_level = log(level)
         self._known_at[i] = self.samples, self._log_level
         self._mean[i] += (relative - self._mean[i]) / count

@@ -85,4 +85,4 @@ class CostLevel(FirstCalls):
             most = 2.5 * self.cv + 0.02
             error = min(max(error, -most), most)
         self.level *= exp(weight * (0.02 + (_GAIN - 0.02) * agreement**4) * error)
-        return expected * exp(error)
+        return expected * exp(error) if weight > 0.3 else seconds
