@@ -343,7 +343,7 @@ def test_what_was_measured_at_another_speed_is_known_less() -> None:
     for _ in range(30):
         model.add(16, 3 * FIXED(16))
 
-    assert model.seconds(64) == pytest.approx(3 * FIXED(64), rel=0.1)
+    assert model.seconds(64) == pytest.approx(3 * FIXED(64), rel=0.2)
     assert not model.is_known(64)
 
 
