@@ -625,15 +625,15 @@ def test_a_size_that_nobody_knows_is_tried() -> None:
     the time.
     """
     policy = Adaptive(64)
-    for n in range(1, 17):
-        policy.learn(0.0, warm_up(n, n, TILES(n)))
-    policy.learn(NOW, done(17, 17, TILES(17), True))
+    for n in range(1, 39):
+        policy.learn(0.0, warm_up(n, n, KNEE(n)))
+    policy.learn(NOW, done(38, 38, KNEE(38), True))
     probe = decide(policy, alike(200))
 
     assert probe.reason == "probe"
-    assert probe.take > 17
-    assert decide(policy, alike(16)) == Decision([], 16, "full")
-    assert decide(policy, alike(200, 0.008)).take <= 16
+    assert probe.take > 38
+    assert decide(policy, alike(32)).take == 32
+    assert decide(policy, alike(200, 0.018)).take < 38
 
 
 # -- what it says

@@ -22,11 +22,11 @@ nobody is to be refused.
 
 In rule 3: with the capacity μ and batches of t seconds, what waits beyond μ·(S - t) can never be
 served within the SLO S. So dropping the oldest of it costs nothing and makes room for requests that
-can be. And the longer an overload lasts, the less likely it is to end just now, when a backlog would
-still be of use (Lindy's law; CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so the
-part that is kept shrinks with time. In rule 4 a smaller batch for the first alone is Clockwork's
-(Gujarati et al., OSDI 2020), to give it up always is the early drop of Nexus (Shen et al., SOSP
-2019).
+can be. And the longer an overload lasts, the less likely it is to end just now, when a backlog
+would still be of use (Lindy's law; CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so
+the part that is kept shrinks with time. In rule 4 a smaller batch for the first alone is
+Clockwork's (Gujarati et al., OSDI 2020), to give it up always is the early drop of Nexus (Shen et
+al., SOSP 2019).
 
 What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
 `policy/adaptive_lengths.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
@@ -140,7 +140,7 @@ class Adaptive(AdaptiveLengths):
         return decision
 
     def _refuses_none(self, view: View, free_in_s: float, n: int, most: int, workers: int) -> bool:
-        """Report whether a batch of `n` that goes ahead is in time, and none of the others is to be refused."""
+        """Report whether a batch ahead is in time, and none of the others is to be refused."""
         due = view.queue.earliest_due
         if due == inf:
             return True
@@ -260,7 +260,7 @@ class Adaptive(AdaptiveLengths):
         return Decision(drop=left.dropped, take=chosen, reason=reason)
 
     def _loads(self, now: float, workers: int) -> tuple[float, float]:
-        """Return what comes, by the short window and by the long one, as shares of what can be served."""
+        """Return what has come lately, by few and by more, as shares of what can be served."""
         arrivals = self._arrivals
         per_unit = self._unit / (workers * self._sizes.rate)
         return arrivals.short_rate(now) * per_unit, arrivals.long_rate(now) * per_unit

@@ -79,7 +79,7 @@ class AdaptiveLengths(AdaptiveLearning):
     def _share_by_length(self, now: float, waiting: int, levels: Sequence[LevelsView], workers: int) -> int:
         """Return the most that one of several workers takes, as others are or soon will be free.
 
-        It is the share without lengths (`BatchSize.share`), for requests of the mean length.
+        It is the share without lengths (`Sizes.share`), for requests of the mean length.
         """
         cost, gather = self._length_cost, self._gather
         assert cost is not None

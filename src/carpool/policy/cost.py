@@ -47,9 +47,9 @@ _HALF_LIFE: Final = 128.0
 knee is tried twice as often, at up to 1 % of the capacity; with twice as many, a size that was slow
 for a while is run again after 1,300 batches at the latest."""
 _DRIFT: Final = 0.17
-"""Change of the logarithm of the level after which it counts half, too: what was measured at another
-speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes; with
-twice as much, sizes that were off for a while are run again some hundred batches later."""
+"""Change of the logarithm of the level after which it counts half, too: what was measured at
+another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
+with twice as much, sizes that were off for a while are run again some hundred batches later."""
 _KNOWN: Final = 0.5  # from so many batches on a size counts as known
 _LEARNED: Final = 8  # batches after which errors mean something
 _COLD: Final = 4.0  # times what a batch of the same size takes: the first ones, beyond it, are forgotten
@@ -148,7 +148,7 @@ class Line:
                 row[j] = keep * row[j] + scaled * other
 
     def fit(self) -> None:
-        """Find the weights anew, near the former ones, leaving out the worst while any is negative."""
+        """Find the weights anew, near the former ones, without those that would be negative."""
         left = [i for i in range(len(self.weights)) if self._products[i][i]]
         while left:
             found = self._solved(left)
@@ -182,8 +182,8 @@ _WAY_INERTIA: Final = 0.01
 """Pull toward the former slope, as a share of the mean size squared. With half of it, noise is a
 slope; with twice as much, it takes two tries of half the size to find one."""
 _FADING: Final = 0.998
-"""What is left of the way once a batch has gone ahead. With half of the loss, ways that have become
-short are noticed after 700 batches; with twice as much, one batch in 150 is made to travel alone."""
+"""What is left of the way once a batch has gone ahead. With half of the loss, ways that have
+become short are noticed after 700 batches; with twice as much, one batch in 150 travels alone."""
 
 
 class Way:
@@ -312,7 +312,7 @@ class CostModel(CostLevel):
         return list(zip(self.sizes, self.at, strict=True))
 
     def points(self) -> list[tuple[int, float, float]]:
-        """Return the sizes that were run, the mean seconds there, and by how much they are known."""
+        """Return the sizes that were run, their mean seconds, and by how much they are known."""
         known = [self.known(n) for n in self.sizes]
         means = zip(self.sizes, self._mean, known, strict=True)
         return [(n, self.level * mean + self.way.seconds(n), count) for n, mean, count in means if mean]
@@ -424,6 +424,15 @@ class CostModel(CostLevel):
             rise = (shape[i + 1] - shape[i]) / (self.sizes[i + 1] - self.sizes[i])
         return (shape[i] + rise * (n - self.sizes[i])) * self.level
 
+    def _pulled(self, line: Sequence[float], known: Sequence[float]) -> list[tuple[int, float]]:
+        """Return the entries that were measured, each with its time pulled toward the line."""
+        doubt = (self.cv / _SURE_CV) ** 2
+        return [
+            (i, y + w / (w + doubt) * (mean - y) if w + doubt else mean)
+            for i, (mean, y, w) in enumerate(zip(self._mean, line, known, strict=True))
+            if mean
+        ]
+
     def _tabulate(self) -> None:
         """Make the tables from what is known now."""
         self._unread = 0
@@ -431,13 +440,8 @@ class CostModel(CostLevel):
         self._line.fit()
         a, b = self._line.weights
         line = [max(a + b * n, 1e-9) for n in self.sizes]
-        doubt = (self.cv / _SURE_CV) ** 2
-        known = [0.0] * len(line)
-        pulled: list[tuple[int, float]] = []
-        for i, mean in enumerate(self._mean):
-            if mean:
-                w = known[i] = self._known_now(i)
-                pulled.append((i, line[i] + w / (w + doubt) * (mean - line[i]) if w + doubt else mean))
+        known = [self._known_now(i) if mean else 0.0 for i, mean in enumerate(self._mean)]
+        pulled = self._pulled(line, known)
         shape = self._shape = _rising(_between(pulled, line, self.sizes), [w + 1e-3 for w in known])
         hoped = shape
         if self.cv <= _BELIEVED_CV:
@@ -466,7 +470,7 @@ class CostModel(CostLevel):
 
 
 def _between(known: Sequence[tuple[int, float]], line: Sequence[float], sizes: Sequence[int]) -> list[float]:
-    """Return the times of all sizes: straight between known ones, in proportion to a line outside of them."""
+    """Return the times of all sizes: straight between known ones, else in proportion to a line."""
     if not known:
         return [*line]
     (first, y), (last, z) = known[0], known[-1]

@@ -55,7 +55,7 @@ class Inside:
 
     @property
     def clients(self) -> float:
-        """How many clients there are, all of which are inside now and then; 0 if that is not known."""
+        """How many clients there are, if all are inside now and then; 0 if that is not known."""
         is_steady = self._looks >= _FIRST and self._deviation <= _STEADY * sqrt(self._usual)
         return self._usual if is_steady else 0.0
 

@@ -23,8 +23,8 @@ _REPEATED: Final = 1.4
 """Oddness at which it was no stall, which two odd batches in a row reach. With half of it, each
 stall is believed; with twice as much, no change is."""
 _GAIN: Final = 0.3
-"""The level's gain while all residuals agree. With half of it, a drift is followed in twice as many
-batches; with twice as much, three batches that are slow by chance move the level by half of that."""
+"""The level's gain while all residuals agree. With half of it, a drift takes twice as many batches;
+with twice as much, three batches that are slow by chance move the level by half of that."""
 
 
 class CostLevel(FirstCalls):
@@ -58,7 +58,7 @@ class CostLevel(FirstCalls):
         return 1.0 + 0.5 * self.cv
 
     def _believed(self, seconds: float, expected: float, weight: float) -> float | None:
-        """Learn the level and the noise from a batch; return the seconds that the shape should believe.
+        """Learn level and noise from a batch; return the seconds that the shape should believe.
 
         Args:
             seconds: What it took.

@@ -82,6 +82,7 @@ class Sizes:
         self._pause = _PAUSE
         self._next_try = 10  # in batches that were learned from
         self._tried = 0  # the size that is to be tried
+        self._in_vain_at = -1  # when none was found to be worth it
         self._halves = False  # whether a batch of half the size is due
 
     def refresh(self) -> None:
@@ -103,7 +104,7 @@ class Sizes:
         self.rate = best * cost.bias
 
     def most_of(self, waiting: int) -> int:
-        """Return the largest batch to make when `waiting` units wait: all of them if they are little more."""
+        """Return the largest batch to make of what waits: all of it if that is little more."""
         most = self.most
         if most < waiting <= most + (most >> 2) and waiting <= self._cost.limit:
             most = waiting
@@ -112,7 +113,7 @@ class Sizes:
     # -- how many of those that wait
 
     def takes_all(self, waiting: int, everything: int) -> bool:
-        """Report, quickly, that `choose` returns `everything` at any load; False where that takes more thought."""
+        """Report, quickly, that `choose` returns `everything` at any load; False if it may not."""
         if self._halves and everything > 1:
             return False
         if waiting == 1 or self.part < inf:
@@ -146,6 +147,7 @@ class Sizes:
             if hoped != n and not cost.is_known(hoped) and cost.hoped[i] * cost.margin <= slack_s:
                 self._tried = hoped
                 return hoped
+            self._in_vain_at = cost.samples
         return n
 
     def is_try(self, n: int) -> bool:
@@ -156,6 +158,8 @@ class Sizes:
         """Note that a batch is learned from now, so that a try has come to its end."""
         cost = self._cost
         if n != self._tried:
+            if self._in_vain_at == cost.samples:  # nothing is worth a try now
+                self._next_try = cost.samples + 1 + self._pause
             return
         expected = cost.seconds(min(n, cost.limit)) - cost.way.seconds(n)
         is_news = abs(seconds - expected) > (_NEWS + 2.0 * cost.cv) * expected
@@ -163,7 +167,7 @@ class Sizes:
         self._next_try, self._tried = cost.samples + 1 + self._pause, 0
 
     def _drain_from(self, everything: int, at: list[float]) -> float:
-        """Return from how many that wait, over the share without load, no smaller size has a smaller J."""
+        """Return from which x / (1 - ρ) on no smaller size has a smaller J."""
         key = everything if at is self._cost.at else -everything
         if key not in self._all_from:
             self._all_from[key] = self._found_drain(everything, at)
@@ -217,7 +221,7 @@ class Sizes:
         """Find out whether batches are to overlap.
 
         Args:
-            inside: How many units are here, if they are those of all clients of a closed loop; else 0.
+            inside: How many units all clients of a closed loop ask for; 0 if others may come.
             unit: The mean size of a request.
             workers: How many there are.
         """
