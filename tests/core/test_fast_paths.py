@@ -126,7 +126,11 @@ class Side:
 
 
 def _told(request: Request) -> tuple[object, ...]:
-    times = request.admitted, request.arrived, request.due, request.deadline
+    came = (
+        getattr(request, "admitted", None),
+        getattr(request, "arrived", None),
+    )  # not set where it was cancelled before
+    times = *came, request.due, request.deadline
     error = request.error
     retry_after_s = getattr(error, "retry_after_s", None)
     return (
