@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from carpool.policy.cost import Way
+from carpool.policy.cost import HopCost
 from carpool.policy.size import Sizes
 from carpool.simulate import run
 
 
-def learned(fixed_s: float, unit_s: float, sizes: list[int], noise: float = 0.0) -> Way:
-    way, rng = Way(), random.Random(1)
+def learned(fixed_s: float, unit_s: float, sizes: list[int], noise: float = 0.0) -> HopCost:
+    way, rng = HopCost(), random.Random(1)
     for n in sizes:
         way.learn(n, (fixed_s + unit_s * n) * rng.uniform(1 - noise, 1 + noise), False)
     return way

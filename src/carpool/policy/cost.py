@@ -13,7 +13,7 @@ give way to these. Below `_KNOWN` the size counts as not known any more: what it
 (`hoped`) is then worked out without it, so that `policy/size.py` has it run again. That is so after
 two half-lives for a size that was run once or twice, and five for one that was run often.
 
-**The way** to the worker and back is a straight line over the size (`Way`).
+**The way** to the worker and back is a straight line over the size (`HopCost`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Knots:
         return i
 
 
-class Line:
+class LeastSquares:
     """Weights of the parts of a cost by least squares of relative errors, none of them negative.
 
     Args:
@@ -186,7 +186,7 @@ _FADING: Final = 0.998
 become short are noticed after 700 batches; with twice as much, one batch in 150 travels alone."""
 
 
-class Way:
+class HopCost:
     """Learned seconds of the way to a worker and back, `fixed_s + unit_s · size`.
 
     A batch that does not go ahead measures the line. Batches of one size say nothing of its slope,
@@ -268,7 +268,7 @@ class CostModel(CostLevel):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.version = 0
-        self.way = Way()
+        self.way = HopCost()
         self._knots = Knots(limit)
         self.sizes = self._knots.knots
         super().__init__()
@@ -276,7 +276,7 @@ class CostModel(CostLevel):
     def forget(self) -> None:
         super().forget()
         entries = len(self.sizes)
-        self._line = Line((0.85, 0.15))
+        self._line = LeastSquares((0.85, 0.15))
         self._mean = [0.0] * entries  # relative seconds measured at each size
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
         self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from carpool.policy.cost import Line
+from carpool.policy.cost import LeastSquares
 from carpool.policy.level import CostLevel
 
 _KEEP = 0.995  # weight of the former samples when a new one comes
@@ -61,7 +61,9 @@ class LengthCost(CostLevel):
         self.switch_s = 0.0
         self._excess_s = 0.0  # smoothed, of first batches of another key
         self.longest_varies = False
-        self._line = Line((0.25, 0.25, 0.25, 0.25), _KEEP)  # parts that cannot be told apart share what they cost
+        self._line = LeastSquares(
+            (0.25, 0.25, 0.25, 0.25), _KEEP
+        )  # parts that cannot be told apart share what they cost
 
     @property
     def setup_s(self) -> float:
