@@ -132,7 +132,7 @@ def test_a_worker_that_becomes_ready_as_it_is_to_go_gets_nothing() -> None:
             pool = s._running.pools[0]
             assert await asyncio.gather(*[s.predict(i) for i in range(4)]) == [0, 1, 2, 3]
             pool._workers[1].kill("it was killed by the test")
-            while pool.roster.places[1].state != PlaceState.LOADING:
+            while pool.roster.places[1].state != PlaceState.LOADING:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.001)
             loop = asyncio.get_running_loop()
             loop.call_soon_threadsafe = watch(loop.call_soon_threadsafe)  # type: ignore[method-assign]
