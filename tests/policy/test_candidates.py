@@ -21,6 +21,7 @@ def waiting(dues: Sequence[float], sizes: Sequence[int], priorities: Sequence[in
     queue = Queue()
     for i, (due, size) in enumerate(zip(dues, sizes, strict=True)):
         request = Request("x", inf)
+        request.arrived = 0.0
         request.due, request.size = due, size
         request.lane = DEFAULT_LANE._replace(priority=priorities[i] if priorities else 0)
         queue.push([request])

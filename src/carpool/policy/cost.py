@@ -18,7 +18,7 @@ two half-lives for a size that was run once or twice, and five for one that was 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf, log, sqrt
@@ -56,9 +56,10 @@ _COLD: Final = 4.0  # times what a batch of the same size takes: the first ones,
 _DOUBT: Final = 2.0
 """Times what is expected: the first batch of a size that took longer may have stalled, and is not
 believed. With half as much nothing new is; with twice as much, a stall of three times is."""
-_HOPE: Final = 0.85
-"""Of what is expected: what a size that is not known may take. At half the distance from 1, tiles
-that save a tenth are never found; at twice the distance, tries seldom bring anything."""
+_HOPE, _MOST_HOPE = 1.2, 0.5
+"""What a size that is not known may take less than expected: this times its relative distance to
+one that is, and no more than half. With half as much, a tile that ends between two known sizes is
+not looked for; with twice as much, neighbours of known sizes are tried for nothing."""
 _BELIEVED_CV: Final = 0.1  # above this noise nothing is hoped: one batch would not show it
 
 
@@ -452,13 +453,17 @@ class CostModel(CostLevel):
                 may_take[:first] = [
                     min(z, y * n / self.sizes[first]) for n, z in zip(self.sizes, may_take[:first], strict=False)
                 ]
+            sizes = [self.sizes[i] for i, _ in fresh]
             hoped, least = [], 0.0
-            for y, z, w in zip(shape, may_take, known, strict=True):
+            for n, y, z, w in zip(self.sizes, shape, may_take, known, strict=True):
                 if w >= _KNOWN:
                     least = max(least, y)
                     hoped.append(y)
                 else:
-                    hoped.append(min(y, max(least, _HOPE * min(y, z))))
+                    k = bisect_left(sizes, n)
+                    distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
+                    share = 1.0 - min(_MOST_HOPE, _HOPE * distance / n)
+                    hoped.append(min(y, max(least, share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s
         ways = [way.seconds(n) for n in self.sizes]
