@@ -49,7 +49,7 @@ _PAUSE: Final = 4  # batches between two tries at first, and as many more for ea
 _MOST_PAUSE: Final = 32
 """Batches between two tries at most. With half as many, tries take up to 1 % of the capacity; with
 twice as many, a size that was slow for a while is found as much later."""
-_NEWS: Final = 0.05  # by so much, and by more than noise, a try must differ from what was expected
+_NEWS: Final = 0.05  # so much less than expected, and more than noise, a try must take to be worth others
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
 the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
@@ -162,8 +162,8 @@ class Sizes:
                 self._next_try = cost.samples + 1 + self._pause
             return
         expected = cost.seconds(min(n, cost.limit)) - cost.way.seconds(n)
-        is_news = abs(seconds - expected) > (_NEWS + 2.0 * cost.cv) * expected
-        self._pause = _PAUSE if is_news else min(_MOST_PAUSE, self._pause + _PAUSE)
+        is_better = expected - seconds > (_NEWS + 2.0 * cost.cv) * expected
+        self._pause = _PAUSE if is_better else min(_MOST_PAUSE, self._pause + _PAUSE)
         self._next_try, self._tried = cost.samples + 1 + self._pause, 0
 
     def _drain_from(self, everything: int, at: list[float]) -> float:
