@@ -149,8 +149,7 @@ class Flow:
             soonest = one.deadline
             due = min(one.due, soonest, inf if one.bulk else latest)
             nbytes = sum([request.nbytes for request in requests])
-            for request in requests:
-                id += 1
+            for id, request in enumerate(requests, before + 1):
                 request.id = id
                 request.node = node
                 request.admitted = request.arrived = now

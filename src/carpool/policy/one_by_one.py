@@ -3,7 +3,8 @@
 Sending one item to a worker process and its answer back costs a fixed hop (some 20-50 µs). When an
 item takes far less than that, going one at a time would leave the worker idle most of the time. So
 the number of items in one frame follows their learned time: as many as fit into `HOP_BUDGET_S` of
-work, shared out evenly among the free workers.
+work, shared out evenly among the free workers. To carry an item of megabytes is work, too: such
+items go one at a time, which also saves the copies that frame-mates need of each other's results.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from carpool.policy.base import NOTHING, Decision, DoneBatch, Policy, View
 
 HOP_BUDGET_S = 0.001  # of work in one frame, about, so that no item waits long behind its frame-mates
 MOST_IN_A_HOP = 128
+BYTES_PER_S = 10**9  # that are carried to a worker, about
 
 
 class OneByOne(Policy):
     """Take single items; up to `per_hop` of them travel together.
 
     Attributes:
-        item_s: Smoothed seconds of an item; None until one has run.
+        item_s: Smoothed seconds of an item, those to carry it included; None until one has run.
         per_hop: How many items may travel together now. It is asked for several times for each
             item, so it is worked out when an item has run.
     """
@@ -40,6 +42,8 @@ class OneByOne(Policy):
         if done.is_warm_up:
             return
         item_s = done.busy_s / done.n
+        if done.requests:  # one stands for all: they are mostly alike
+            item_s += done.requests[0].nbytes / BYTES_PER_S
         if self.item_s is None or item_s > self.item_s:
             self.item_s = item_s  # slower than thought: believe it at once, others wait behind it in the frame
         else:

@@ -14,12 +14,15 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
+from io import BytesIO
 from math import inf, prod
-from typing import Any
+from typing import Any, Final
 
 BufferCallback = Callable[[pickle.PickleBuffer], Any]
 
 _modules = sys.modules
+_PLAIN: Final = frozenset({int, float, str, bytes, bool, type(None)})
+_FEW: Final = 64
 _LARGE = 64 * 1024  # bytes; of less, even the bits beside those that are shown are cut off
 _VIEWS = ("string_view", "binary_view")  # whose elements lie in buffers that slices share
 
@@ -38,26 +41,33 @@ def dumps(value: object, buffer_callback: BufferCallback | None = None, *, longe
     """
     if longest == inf and "torch" not in _modules and "pyarrow" not in _modules:
         return pickle.dumps(value, 5, buffer_callback=buffer_callback)
-    file = _File(longest)
+    file = BytesIO() if longest == inf else _BoundedFile(longest)
     _Pickler(file, 5, buffer_callback=buffer_callback).dump(value)
-    return b"".join(file.parts)
+    return file.getvalue()
 
 
-class _File:
+def is_record(fields: dict[Any, Any]) -> bool:
+    """Report whether a dict holds a few plain values, and so no part of something larger, as most
+    items do: `pickle` has written it before a pickler of ours could begin.
+    """
+    if len(fields) > _FEW:
+        return False
+    return _PLAIN.issuperset(map(type, fields.values())) and _PLAIN.issuperset(map(type, fields))
+
+
+class _BoundedFile(BytesIO):
     """A file that takes so many bytes, so that pickling a larger object stops early."""
 
     def __init__(self, longest: float) -> None:
-        self.parts: list[bytes] = []
-        self._left = longest
+        super().__init__()
+        self._longest = longest
 
     def write(self, data: Any) -> int:
         """Take the next part of a pickle."""
-        part = bytes(data)
-        self._left -= len(part)
-        if self._left < 0:
+        n = super().write(data)
+        if self.tell() > self._longest:
             raise OverflowError("the pickle is longer than it may be")
-        self.parts.append(part)
-        return len(part)
+        return n
 
 
 class _Pickler(pickle.Pickler):
