@@ -22,7 +22,7 @@ BufferCallback = Callable[[pickle.PickleBuffer], Any]
 
 _modules = sys.modules
 _PLAIN: Final = frozenset({int, float, str, bytes, bool, type(None)})
-_FEW: Final = 64
+_FEW: Final = 16
 _LARGE = 64 * 1024  # bytes; of less, even the bits beside those that are shown are cut off
 _VIEWS = ("string_view", "binary_view")  # whose elements lie in buffers that slices share
 
@@ -52,7 +52,10 @@ def is_record(fields: dict[Any, Any]) -> bool:
     """
     if len(fields) > _FEW:
         return False
-    return _PLAIN.issuperset(map(type, fields.values())) and _PLAIN.issuperset(map(type, fields))
+    for name, each in fields.items():  # noqa: SIM110 - quicker than `all`, and than two calls of `issuperset`
+        if type(name) is not str or type(each) not in _PLAIN:
+            return False
+    return True
 
 
 class _BoundedFile(BytesIO):
