@@ -168,8 +168,8 @@ class Request:
         patient: Whether it waits while the queue is full, instead of being refused.
         format: How `item` is to be decoded.
         accept: How the last stage is to encode the result.
-        admitted: When it entered the service.
-        arrived: When it entered its present stage.
+        admitted: When it came to the service; not set before.
+        arrived: When it came to its present stage; not set before.
         losses: How many workers of its present stage were lost while they had it.
         node: Where in the graph of its service it is (see `core/graph.py`); None before it is
             admitted.
@@ -207,6 +207,8 @@ class Request:
         "trail",
     )
 
+    admitted: float
+    arrived: float
     trail: Trail
 
     def __init__(self, item: object, deadline: float, caller: Caller | None = None, nbytes: int = 0) -> None:
@@ -224,8 +226,6 @@ class Request:
         self.format = 0
         self.accept = 0
         self.id = 0
-        self.admitted = 0.0
-        self.arrived = 0.0
         self.losses = 0
         self.node: Any = None
         self.state = NEW

@@ -488,7 +488,7 @@ def stage_with_a_gap(setup_s: float, gap_s: float) -> Core:
     for n in (1, 2, 3, 4) * 4:
         pipeline.batchers[0].trained(0, n, n, setup_s + n * 2 * U)
     pipeline.batchers[0].times.usual_s = TOOK_S
-    pipeline.batchers[0].times.gap_s = gap_s
+    pipeline.batchers[0].times.gap_s = pipeline.batchers[0].lobby.view.gap_s = gap_s
     return pipeline
 
 

@@ -17,7 +17,7 @@ from carpool.core.core import Core
 from carpool.core.journal import Journal
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.policy.adapted import Adapted
-from carpool.request import Lane, Request
+from carpool.request import DEFAULT_LANE, Lane, Request
 from tests.support.pipelines import Listed, pipeline_of, reply, stage, together
 from tests.support.properties import PROPERTY
 
@@ -58,6 +58,9 @@ class Service:
         return pipeline_of(first, *others, workers=self.workers, slo_s=self.slo_s)
 
 
+LANES = (DEFAULT_LANE, Lane(1, None, 0))  # by priority; each is one object, as with drivers
+
+
 @dataclass(frozen=True)
 class Spec:
     """A request to be made, once for each of the twins."""
@@ -78,7 +81,7 @@ class Spec:
         for request in made:
             request.due = min(request.due, now + self.due_in_s)
             request.size, request.patient, request.bulk = self.size, self.patient, self.bulk
-            request.lane = Lane(self.priority, None, 0)
+            request.lane = LANES[self.priority]
         if self.cancelled:
             to.pipeline.cancel(now, made[0])
         to.requests += made
@@ -123,7 +126,11 @@ class Side:
 
 
 def _told(request: Request) -> tuple[object, ...]:
-    times = request.admitted, request.arrived, request.due, request.deadline
+    came = (
+        getattr(request, "admitted", None),
+        getattr(request, "arrived", None),
+    )  # not set where it was cancelled before
+    times = *came, request.due, request.deadline
     error = request.error
     retry_after_s = getattr(error, "retry_after_s", None)
     return (
@@ -155,6 +162,12 @@ def admits_one_by_one(side: Side) -> None:
 def submits_alike_like_others(side: Side) -> None:
     submit = side.pipeline.flow.submit
     side.pipeline.flow.submit = lambda now, requests, alike=False: submit(now, requests)  # type: ignore[method-assign]
+
+
+def queues_one_by_one(side: Side) -> None:
+    for batcher in side.pipeline.batchers:
+        push = batcher.queue.push
+        batcher.queue.push_in_order = lambda requests, nbytes, is_apart, push=push: push(requests)  # type: ignore[method-assign]
 
 
 def answers_one_by_one(side: Side) -> None:
@@ -212,8 +225,19 @@ def alike_after(first: Spec, then: Spec) -> Script:
     return [(1.0, ("submit alike", (first, 3))), (0.0, ("submit alike", (then, 3))), *[(0.0, ("reply", 0))] * 4]
 
 
+CROSSED: Script = [(0.0, ("submit", [Spec(timeout_s=5.0)])), *[(3.0, ("reply", 0))] * 6]
+"""One comes that expires before others which are due earlier, or as early."""
+
+
 @pytest.mark.parametrize(
-    "slow", [admits_one_by_one, submits_alike_like_others, answers_one_by_one, takes_all_replies_for_partial]
+    "slow",
+    [
+        admits_one_by_one,
+        submits_alike_like_others,
+        queues_one_by_one,
+        answers_one_by_one,
+        takes_all_replies_for_partial,
+    ],
 )
 @PROPERTY
 @given(service=services, script=scripts)
@@ -222,6 +246,7 @@ def alike_after(first: Spec, then: Spec) -> Script:
 @example(service=BY_SLO, script=alike_after(Spec(timeout_s=9.0, bulk=True), Spec(timeout_s=9.0)))
 @example(service=BY_SLO, script=alike_after(Spec(timeout_s=9.0, due_in_s=2.0), Spec(timeout_s=3.0, bulk=True)))
 @example(service=BY_SLO, script=alike_after(Spec(nbytes=1, priority=1), Spec(nbytes=5, patient=True)))
+@example(service=BY_SLO, script=[(1.0, ("submit", [Spec(timeout_s=t) for t in (3.0, 9.0, 20.0)])), *CROSSED])
 @example(service=SMALL, script=alike_after(Spec(timeout_s=20.0), Spec(timeout_s=5.0)))
 @example(service=SMALL, script=alike_after(Spec(nbytes=1, priority=1), Spec(nbytes=5, patient=True)))
 def test_a_fast_path_comes_to_the_same(slow: Callable[[Side], None], service: Service, script: Script) -> None:

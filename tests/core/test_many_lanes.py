@@ -33,7 +33,8 @@ class Key(NamedTuple):
 
 def _request(i: int, key: int, priority: int = 0) -> Request:
     request = Request(i, 1.0 + i, None, 1)
-    request.lane, request.arrived, request.due = Lane(priority, Key(key), 0), float(i), 1.0 + i
+    request.lane, request.due = Lane(priority, Key(key), 0), 1.0 + i
+    request.admitted = request.arrived = float(i)
     return request
 
 

@@ -198,6 +198,8 @@ class Untouchable(Request):
 def test_leaving_looks_at_no_other_request() -> None:
     """A cancelled request is only marked, so leaving costs the same from a long queue as from a short one."""
     requests: list[Request] = [Untouchable(i, inf) for i in range(1000)]
+    for request in requests:
+        request.arrived = 0.0
     queue = queue_of(*requests)
     Untouchable.looked_at = 0
 

@@ -105,7 +105,9 @@ def test_the_policy_plays_the_table() -> None:
     decisions = []
     for _ in range(6):
         decisions.append(policy.decide(view_of(0.0, queue, 1, 0)))
-        queue.push([Request(None, 1.0)])
+        request = Request(None, 1.0)
+        request.arrived = 0.0
+        queue.push([request])
 
     play = Decision(take=2, reason="table")
     assert decisions == [NOTHING, NOTHING, play, play, play, play]

@@ -357,7 +357,7 @@ class Batcher:
     def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
         """Note that a worker has answered all of its batch, and learn from it."""
         batch.busy_s = busy_s = busy_s + batch.busy_s
-        batch.hop_s = self.times.learn(now - batch.started, busy_s, batch.n, batch.size, batch.ahead)
+        batch.hop_s = self._learn_times(now - batch.started, busy_s, batch.n, batch.size, batch.ahead)
         if not batch.requests[0].losses:  # in quarantine the policy does not decide
             batch.ok = ok = ok and batch.ok
             if ok and batch.id > self._limited_since and self.safe_size.limit < inf:
@@ -376,10 +376,16 @@ class Batcher:
         elif not self.leaving or batch.place not in self.leaving:
             self._idle.append(batch.place)
 
+    def _learn_times(self, took_s: float, busy_s: float, n: int, size: int, went_ahead: bool) -> float:
+        """Learn how long a batch took; return what it spent on its way. See `Times.learn`."""
+        times, view = self.times, self._view
+        hop_s = times.learn(took_s, busy_s, n, size, went_ahead)
+        view.hop_s, view.gap_s = times.hop_s, times.gap_s
+        return hop_s
+
     def _learn(self, now: float, batch: Batch, running: int) -> None:
         """Have the policy learn from a batch that is done."""
-        times, view = self.times, self._view
-        view.hop_s, view.gap_s, view.running = times.hop_s, times.gap_s, running
+        self._view.running = running
         batch.judge = self._is_first
         self.lobby.learn(now, batch)
 
@@ -476,7 +482,7 @@ class Batcher:
             ok: Whether it has not failed.
         """
         self._batch_ids += 1
-        hop_s = self.times.learn(now - began, busy_s, 1, 1, went_ahead=False)
+        hop_s = self._learn_times(now - began, busy_s, 1, 1, went_ahead=False)
         if self.lobby.learns:
             lone = self._lone
             lone.place, lone.started, lone.ok = place, began, ok
@@ -608,10 +614,9 @@ class Batcher:
 
     def _decide(self, now: float, queue: Queue | WithoutLanes, free: int, free_in_s: float | None = None) -> Decision:
         """Return what the policy says, if that is possible."""
-        view, times = self._view, self.times
+        view = self._view
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
         view.busy, view.running = len(self.in_flight) + len(self.lent), self.running
-        view.hop_s, view.gap_s = times.hop_s, times.gap_s
         return self.lobby.decide()
 
     def _visible(self, goes_alone: bool = False) -> Queue | WithoutLanes:

@@ -131,8 +131,9 @@ class Flow:
 
         Fast path of the rest of `submit`: the same outcome, see tests/core/test_fast_paths.py, for
         a sixth of its bytecodes where 64 come together, and a twentieth where they are alike, as
-        only the first one is looked at then. All that is left of the attempt, if it returns False,
-        is `admitted`, `arrived` and `due` of some requests, which `_admit` sets to the same values.
+        only the first one is looked at then. Those that are in order join the queue together. All
+        that is left of the attempt, if it returns False, is `admitted`, `arrived` and `due` of some
+        requests, which `_admit` sets to the same values.
         """
         node = self._first
         if node is None:
@@ -142,12 +143,12 @@ class Flow:
         if queue.count + n > queue.max_size or self.doors[0].queue.count or transit.journal is not None or not n:
             return False
         latest = now + self.slo_s
-        soonest, nbytes = inf, 0
+        one, nbytes = requests[0], 0
+        soonest, in_order, is_apart = one.deadline, True, False
         id = before = transit.last_id
         if alike:
-            one = requests[0]
-            soonest = one.deadline
             due = min(one.due, soonest, inf if one.bulk else latest)
+            is_apart = due != soonest
             nbytes = sum([request.nbytes for request in requests])
             for id, request in enumerate(requests, before + 1):
                 request.id = id
@@ -157,6 +158,7 @@ class Flow:
                 for request in requests:
                     request.due = due
         else:
+            lane, last_deadline, last_due = one.lane, soonest, -inf
             for request in requests:
                 if request.id or request.state:  # of which NEW is 0
                     break
@@ -167,23 +169,32 @@ class Flow:
                 request.arrived = now
                 deadline = request.deadline
                 due = request.due
-                if deadline < soonest:
-                    soonest = deadline
-                if deadline < due:
-                    request.due = due = deadline
+                if due != deadline:
+                    is_apart = True
+                    if deadline < due:
+                        request.due = due = deadline
                 if latest < due and not request.bulk:
-                    request.due = latest
+                    is_apart = True
+                    request.due = due = latest
+                if deadline < last_deadline:
+                    in_order = False
+                    if deadline < soonest:
+                        soonest = deadline
+                if due < last_due or request.lane is not lane or request.size != 1:
+                    in_order = False
+                last_deadline = deadline
+                last_due = due
                 nbytes += request.nbytes
         is_hurried = False
         if soonest != inf:
-            units = n if alike else sum([request.size for request in requests])
+            units = n if in_order else sum([request.size for request in requests])
             is_hurried = soonest - now < first.longest_wait_s(units) + first.lobby.view.onward_s
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
             _clear_ids(requests[: id - before])
             return False
         transit.last_id = id
         self.admitted += n
-        first.enter(now, requests, soonest, nbytes if alike else None)
+        first.enter(now, requests, soonest, nbytes if in_order else None, is_apart)
         return True
 
     def _admit(self, now: float, lot: Sequence[Request]) -> None:

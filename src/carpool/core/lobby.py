@@ -227,7 +227,12 @@ class Lobby:
     # -- requests come
 
     def enter(
-        self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
+        self,
+        now: float,
+        requests: Sequence[Request],
+        soonest: float | None = None,
+        nbytes: int | None = None,
+        is_apart: bool = True,
     ) -> None:
         """Put requests in the queue; their `node` and `arrived` must be set already.
 
@@ -235,7 +240,8 @@ class Lobby:
             now: The time.
             requests: At least one.
             soonest: The earliest of their deadlines, if it is known.
-            nbytes: How many bytes they hold, if they are alike (see `Queue.push_alike`).
+            nbytes: How many bytes they hold, if they are in order (see `Queue.push_in_order`).
+            is_apart: Likewise.
         """
         if soonest is None:
             soonest = min([request.deadline for request in requests])
@@ -245,7 +251,7 @@ class Lobby:
         if nbytes is None:
             self.queue.push(requests)
         else:
-            self.queue.push_alike(requests, nbytes)
+            self.queue.push_in_order(requests, nbytes, is_apart)
         if self._listens:
             self.tell(self.policy.arrived, now, requests)
 

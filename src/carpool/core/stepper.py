@@ -210,7 +210,12 @@ class Stepper:
     # -- requests come and go
 
     def enter(
-        self, now: float, requests: Sequence[Request], soonest: float | None = None, nbytes: int | None = None
+        self,
+        now: float,
+        requests: Sequence[Request],
+        soonest: float | None = None,
+        nbytes: int | None = None,
+        is_apart: bool = True,
     ) -> None:
         """Put requests in the queue of this stage; `node` and `arrived` must be set already."""
         for request in requests:
