@@ -14,7 +14,6 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
-from io import BytesIO
 from math import inf, prod
 from typing import Any, Final
 
@@ -41,9 +40,9 @@ def dumps(value: object, buffer_callback: BufferCallback | None = None, *, longe
     """
     if longest == inf and "torch" not in _modules and "pyarrow" not in _modules:
         return pickle.dumps(value, 5, buffer_callback=buffer_callback)
-    file = BytesIO() if longest == inf else _BoundedFile(longest)
+    file = _File(longest)
     _Pickler(file, 5, buffer_callback=buffer_callback).dump(value)
-    return file.getvalue()
+    return b"".join(file.parts)
 
 
 def is_record(fields: dict[Any, Any]) -> bool:
@@ -58,19 +57,21 @@ def is_record(fields: dict[Any, Any]) -> bool:
     return True
 
 
-class _BoundedFile(BytesIO):
+class _File:
     """A file that takes so many bytes, so that pickling a larger object stops early."""
 
     def __init__(self, longest: float) -> None:
-        super().__init__()
-        self._longest = longest
+        self.parts: list[bytes] = []
+        self._left = longest
 
     def write(self, data: Any) -> int:
         """Take the next part of a pickle."""
-        n = super().write(data)
-        if self.tell() > self._longest:
+        part = bytes(data)
+        self._left -= len(part)
+        if self._left < 0:
             raise OverflowError("the pickle is longer than it may be")
-        return n
+        self.parts.append(part)
+        return len(part)
 
 
 class _Pickler(pickle.Pickler):
