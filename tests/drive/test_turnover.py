@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 
 from carpool import Service, Stage, StartupError
+from carpool.core.roster import PlaceState
 from carpool.service.handle import AsyncHandle
+from carpool.wire.frame import Frame, FrameKind
 
 
 class _Echo:
@@ -88,5 +92,55 @@ def test_a_worker_that_dies_while_it_drains_harms_nobody() -> None:
             await scaling
             assert list(pool.roster.places) == [0]
             assert not pool.roster.failed
+
+    asyncio.run(run())
+
+
+class _Gated:
+    """Its successors load once `gate` is open."""
+
+    gate = threading.Event()
+    loaded = 0
+
+    def setup(self) -> None:
+        _Gated.loaded += 1
+        if _Gated.loaded > 2:
+            assert _Gated.gate.wait(20.0)
+
+    def predict(self, xs: list[int]) -> list[int]:
+        return xs
+
+
+def test_a_worker_that_becomes_ready_as_it_is_to_go_gets_nothing() -> None:
+    """It says that it is ready in the turn of the loop in which it is ended."""
+    is_ready = threading.Event()
+
+    def watch(call_soon: Any) -> Any:
+        def call(callback: Any, *args: Any, **more: Any) -> Any:
+            handle = call_soon(callback, *args, **more)
+            for frame in args:
+                if isinstance(frame, Frame) and frame.kind == FrameKind.STATE and frame.payloads[0] == b"ready":
+                    is_ready.set()
+            return handle
+
+        return call
+
+    async def run() -> None:
+        _Gated.gate.clear()
+        _Gated.loaded = 0
+        async with Service(Stage(_Gated, run_in="thread", max_batch_size=1, workers=2)).run_async() as s:
+            pool = s._running.pools[0]
+            assert await asyncio.gather(*[s.predict(i) for i in range(4)]) == [0, 1, 2, 3]
+            pool._workers[1].kill("it was killed by the test")
+            while pool.roster.places[1].state != PlaceState.LOADING:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.001)
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe = watch(loop.call_soon_threadsafe)  # type: ignore[method-assign]
+            _Gated.gate.set()
+            assert is_ready.wait(20.0)  # its message waits for the next turn of the loop, and so does its end
+            pool.turnover.retire(1)
+            assert await pool.turnover.until_gone([1], 20.0) == []
+            assert pool.batcher.idle == 1
+            assert await asyncio.gather(*[s.predict(i) for i in range(4)]) == [0, 1, 2, 3]
 
     asyncio.run(run())

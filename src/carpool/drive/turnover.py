@@ -151,11 +151,15 @@ class Turnover:
     # -- what the pool reports
 
     def became_ready(self, place: int) -> bool:
-        """Note that a worker is ready, and report whether it is a newcomer, which is to wait."""
+        """Note that a worker is ready, and report whether it gets nothing all the same.
+
+        A newcomer waits until it is admitted, and one that was to go before is being ended.
+        """
         future = self._newcomers.get(place)
         if future is not None and not future.done():
             future.set_result(None)
-        return self._roster.places[place].is_new
+        record = self._roster.places[place]
+        return record.is_new or record.is_leaving
 
     def is_ending(self, place: int) -> bool:
         """Report whether a worker has been told to end since it had nothing left to do."""
