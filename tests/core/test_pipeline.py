@@ -598,6 +598,25 @@ def test_a_closed_pipeline_refuses_and_finishes() -> None:
     assert_counts(pipeline, admitted=1, refused=2)
 
 
+def test_the_last_that_expires_at_a_door_sets_free_what_is_held_back_behind_it() -> None:
+    """Once the service closes, a stage takes what it holds back in the very poll in which the last
+    request that could join it has expired, in the queue before it and at the door.
+    """
+    pipeline = pipeline_of(stage(1, max_size=1), stage(policy=Static(4, 100.0)))
+    pipeline.flow.submit(0, [ask("a")])
+    reply(pipeline, 0, pipeline.poll(0).run[0])
+    assert pipeline.poll(0).run == []
+    pipeline.worker_lost(0, 0, 0)
+    pipeline.flow.submit(0, asks("bc", deadline=3.0, patient=True))
+    pipeline.poll(0)
+    pipeline.close(Unavailable("closing", code="draining"))
+    assert pipeline.poll(1).run == []
+
+    (batch,) = pipeline.poll(3).run
+
+    assert (batch.stage, items(batch.requests)) == (1, ["a'"])
+
+
 def test_abort_answers_all_that_is_inside() -> None:
     """Aborting answers all requests at the door, in queues and in workers, each once; late replies
     change nothing then.

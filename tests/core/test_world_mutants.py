@@ -133,7 +133,7 @@ MUTANTS: dict[str, list[Change]] = {
         Change(Batcher.take_back, "self.lobby.entered += 1", "pass")
     ],
     "nobody looks at the time of a call that was taken back": [
-        Change(Batcher.take_back, "self._look_at(min(request.deadline, began + self.times.least_s))", "pass")
+        Change(Batcher.take_back, "self.lobby.look_at(min(request.deadline, began + self.times.least_s))", "pass")
     ],
     "a call that was taken back has an id that others have": [
         Change(Flow.admit_lone, "request.id = id", "request.id = self._transit.last_id")

@@ -364,6 +364,7 @@ def test_a_part_costs_less_than_a_microsecond() -> None:
     parts: list[tuple[Request, object]] = []
     for _ in range(32):
         request = Request(None, inf)
+        request.admitted = 0.0
         request.stream = Stream()
         parts.append((request, "part"))
     best_s = inf

@@ -10,7 +10,7 @@ from carpool.policy import Decision, OneByOne
 from carpool.policy.base import NOTHING
 from carpool.policy.one_by_one import HOP_BUDGET_S, MOST_IN_A_HOP
 from tests.support.properties import PROPERTY
-from tests.support.view import done, view_of, waiting
+from tests.support.view import ahead_of, done, view_of, waiting
 
 
 def learned(*item_s: float) -> OneByOne:
@@ -43,6 +43,18 @@ def test_what_waits_is_shared_among_the_free_workers(n: int, free: int, take: in
     none.
     """
     assert learned(2**-16).decide(view_of(0, waiting(*[0.0] * n), free, 0)) == Decision(take=take, reason="free")
+
+
+@pytest.mark.parametrize(("nbytes", "together"), [(0, 65), (100, 65), (50_000, 20), (700_000, 1), (6_000_000, 1)])
+def test_large_items_travel_with_few_others(nbytes: int, together: int) -> None:
+    """About a megabyte travels together, also to a busy worker; a larger item goes alone."""
+    queue = waiting(*[0.0] * 500)
+    for request in queue:
+        request.nbytes = nbytes
+    policy = learned(2**-16)
+
+    assert policy.decide(view_of(0, queue, free=1, busy=0)).take == together
+    assert policy.decide(ahead_of(0, queue, 0.001)).take == together
 
 
 def test_a_slow_item_is_believed_at_once() -> None:

@@ -98,6 +98,13 @@ def rows_of_torch(torch: Any) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*quantized:UserWarning", "ignore:TypedStorage:UserWarning")
+def test_a_row_that_is_a_key_takes_only_itself_along() -> None:
+    """A dict of plain values may have a key that is none."""
+    torch = pytest.importorskip("torch")
+    assert is_small({rows_of_torch(torch)["row"]: 1.0})
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized:UserWarning", "ignore:TypedStorage:UserWarning")
 @pytest.mark.parametrize("where", IN_OBJECTS)
 def test_a_row_of_torch_takes_only_itself_along(where: str) -> None:
     """A tensor that shows a part of its memory is pickled alone, whatever its kind."""

@@ -463,14 +463,16 @@ class Core:
             self._poll_stage(now, batcher, node)
             if not node.is_first:
                 onward_s += batcher.expected_s(now)
+        door = self.flow.doors[0].queue
+        if door.count:
+            self._expire_at_doors(now)
         if self._has_closed:
             self._poll_last_calls(now)
-        flow = self.flow
-        if flow.doors[0].queue.count:
-            self._expire_at_doors(now)
-            first, node = self._line[-1]
-            while flow.fill(now) and first.idle:
-                self._poll_stage(now, first, node)
+        first, node = self._line[-1]
+        while door.count and self.flow.fill(now) and first.idle:
+            self._poll_stage(now, first, node)
+            if self._has_closed:
+                self._poll_last_calls(now)
 
     def _poll_graph(self, now: float) -> None:
         """Ask all stages until nothing more can go: what one gives room for, another may use."""

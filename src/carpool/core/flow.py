@@ -150,8 +150,7 @@ class Flow:
             due = min(one.due, soonest, inf if one.bulk else latest)
             is_apart = due != soonest
             nbytes = sum([request.nbytes for request in requests])
-            for request in requests:
-                id += 1
+            for id, request in enumerate(requests, before + 1):
                 request.id = id
                 request.node = node
                 request.admitted = request.arrived = now

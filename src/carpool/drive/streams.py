@@ -448,12 +448,13 @@ class ThreadStream:
         while requests and requests[0].state == DONE:
             request = requests.popleft()
             result = request.result
+            kind = type(result)
             if request.error is not None:
                 results.append(_Raised(error_of(request)))
-            elif type(result) in SCALARS:
+            elif kind in SCALARS:
                 results.append(result)  # as `load_result` does, without a call
             else:
-                nbytes += size_of(result)  # type: ignore[arg-type]
+                nbytes += len(result) if kind is bytes else size_of(result)  # type: ignore[arg-type]
                 try:
                     results.append(load_result(result))
                 except Exception as error:

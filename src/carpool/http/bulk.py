@@ -10,7 +10,7 @@ bodies that the server is receiving (`Exchange.hold`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,7 @@ from carpool.http.many import entry_of
 from carpool.http.streaming import HttpStream
 from carpool.request import DONE, NEW, Request
 from carpool.wire import entries
-from carpool.wire.payload import CUSTOM, JSON, without_adapter
+from carpool.wire.payload import CUSTOM, JSON, Payload, without_adapter
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
@@ -257,9 +257,10 @@ class BulkItems(ExchangeItems):
         taken = self._lines[at : at + max(0, self._room)]
         if not taken:
             return taken
-        if min(taken) < _NO_SPACE or max(map(len, taken)) > self._usual_length:
+        lengths = list(map(len, taken))
+        if min(taken) < _NO_SPACE or max(lengths) > self._usual_length:
             return self._take_unusual_lines()
-        nbytes = sum(map(len, taken))
+        nbytes = sum(lengths)
         if nbytes > self._room_bytes:
             return self._take_unusual_lines()
         self._has_long_lines = False
@@ -305,15 +306,18 @@ class BulkItems(ExchangeItems):
         """
         ask, spare, n = self._ask, self._spare, len(lines)
         packed = ask.packed if ask.format == CUSTOM else b""
-        n_packed = len(packed)
         deadline, lane = self._driver.clock() + ask.timeout_s, ask.lane
         while len(spare) < n:
             spare.append(self._new_item())
         new = spare[-n:]
         del spare[-n:]
-        for item, line, nbytes in zip(new, lines, map(len, lines), strict=True):
-            item.item = [packed, line] if packed else line
-            item.nbytes = nbytes + n_packed
+        bodies: Sequence[Payload] = lines
+        sizes: Iterable[int] = map(len, lines)
+        if packed:
+            bodies, sizes = [[packed, line] for line in lines], [len(packed) + len(line) for line in lines]
+        for item, body, nbytes in zip(new, bodies, sizes, strict=True):
+            item.item = body
+            item.nbytes = nbytes
             item.deadline = item.due = deadline
             item.lane = lane
             item.id = item.losses = 0
@@ -385,11 +389,11 @@ class BulkItems(ExchangeItems):
         if self._is_paused or self._has_ended:
             return
         inside = self.inside
-        n = 0
-        for item in inside:
+        n = len(inside)
+        for i, item in enumerate(inside):
             if item.state != DONE:
+                n = i
                 break
-            n += 1
         if n:
             answered = inside[:n]
             del inside[:n]
@@ -418,8 +422,9 @@ class BulkItems(ExchangeItems):
             head = self._exchange.head
             lines = b"".join([entry_of(item, ask, head) + b"\n" for item in answered])
             answered = [item for item in answered if type(item.result) is bytes]
-        if self._are_used_again and not self._driver.pipeline.has_untold_answers:
-            self._spare += [item for item in answered if item.stream is None]  # a stream is of one answer
+        may_use_again = self._are_used_again and not self._driver.pipeline.has_untold_answers
+        if may_use_again and answered and answered[0].stream is None:  # all have streams, of one answer each, or none
+            self._spare += answered
         return lines
 
 

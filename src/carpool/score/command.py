@@ -89,7 +89,7 @@ def score(job: Job, scorer: Scorer) -> int:
                         errors.forget()
                 output.write(answers)
                 rows += len(answers)
-                n_failed += sum(answer.is_error for answer in answers)
+                n_failed += sum([answer.is_error for answer in answers])
                 rate = rows / max(monotonic() - began, 1e-9)
                 progress.update(task, completed=source.read_bytes, rate=f"{rows:,} rows, {rate:,.0f}/s")
         is_whole = True

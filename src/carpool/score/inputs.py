@@ -6,6 +6,7 @@ import csv
 import io
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -65,9 +66,11 @@ class Input:
             skipped: How many are left out.
             but: The numbers, from 1, of those among them that are not.
         """
-        for n, row in enumerate(self._rows(), 1):
-            if n > skipped or n in but:
+        rows = self._rows()
+        for n, row in enumerate(islice(rows, skipped), 1):
+            if n in but:
                 yield row
+        yield from rows
 
     @property
     def read_bytes(self) -> int:

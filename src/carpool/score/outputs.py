@@ -260,6 +260,9 @@ class LineRows:
 
     def written(self, answers: Sequence[Answer]) -> list[bytes]:
         """Return a row for each answer."""
+        rows = [answer.result + b"\n" for answer in answers]
+        if entries.are_plain(b"".join(rows)):
+            return rows
         return [(answer.result if answer.is_error else entries.of_result(answer.result)) + b"\n" for answer in answers]
 
     def rest(self) -> list[bytes]:

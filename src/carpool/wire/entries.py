@@ -47,9 +47,12 @@ def of_results(results: Sequence[bytes]) -> bytes:
     Fast path of `of_result`: the same lines, see tests/wire/test_entries.py.
     """
     lines = b"\n".join([*results, b""])
-    if any(lines.partition(sign)[1] for sign in _SIGNS[JSON]):  # the fastest way to ask
-        lines = b"\n".join([*map(of_result, results), b""])
-    return lines
+    return lines if are_plain(lines) else b"\n".join([*map(of_result, results), b""])
+
+
+def are_plain(lines: bytes) -> bool:
+    """Report whether no line is an error, or a result that must be wrapped; True is certain."""
+    return not any(lines.partition(sign)[1] for sign in _SIGNS[JSON])  # the fastest way to ask
 
 
 def listed(entries: Sequence[bytes], format: int) -> bytes:

@@ -21,7 +21,7 @@ import msgspec
 from carpool.wire import arrays, scalars
 from carpool.wire.arrays import Block
 from carpool.wire.memory import Memory
-from carpool.wire.pickling import dumps
+from carpool.wire.pickling import dumps, is_record
 from carpool.wire.scalars import LEAST_INT, LONGEST_TEXT, MOST_INT, SCALARS, SHORT_SCALARS, Scalar, Scalars
 
 Buffer = bytes | bytearray | memoryview
@@ -80,6 +80,8 @@ def dump(value: Any) -> Payload:
             return scalars.pack(value)
         except (OverflowError, UnicodeError, msgspec.MsgspecError):
             return dumps(value)  # an integer of over 64 bits, or half a surrogate pair
+    if kind is dict and is_record(value):
+        return pickle.dumps(value, 5)
     if kind is bytes and len(value) >= LARGE:
         return [b"", value]
     if kind is arrays._ndarray or (arrays._ndarray is None and "numpy" in sys.modules and kind is arrays.array_type()):

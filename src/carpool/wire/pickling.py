@@ -15,11 +15,13 @@ import pickle
 import sys
 from collections.abc import Callable
 from math import inf, prod
-from typing import Any
+from typing import Any, Final
 
 BufferCallback = Callable[[pickle.PickleBuffer], Any]
 
 _modules = sys.modules
+_PLAIN: Final = frozenset({int, float, str, bytes, bool, type(None)})
+_FEW: Final = 16
 _LARGE = 64 * 1024  # bytes; of less, even the bits beside those that are shown are cut off
 _VIEWS = ("string_view", "binary_view")  # whose elements lie in buffers that slices share
 
@@ -41,6 +43,18 @@ def dumps(value: object, buffer_callback: BufferCallback | None = None, *, longe
     file = _File(longest)
     _Pickler(file, 5, buffer_callback=buffer_callback).dump(value)
     return b"".join(file.parts)
+
+
+def is_record(fields: dict[Any, Any]) -> bool:
+    """Report whether a dict holds a few plain values, and so no part of something larger, as most
+    items do: `pickle` has written it before a pickler of ours could begin.
+    """
+    if len(fields) > _FEW:
+        return False
+    for name, each in fields.items():  # noqa: SIM110 - quicker than `all`, and than two calls of `issuperset`
+        if type(name) is not str or type(each) not in _PLAIN:
+            return False
+    return True
 
 
 class _File:
