@@ -78,11 +78,12 @@ class Sizes:
         self.rate = 1.0
         self.part = inf
         self.runs_ahead = False
+        self._noise = 0.0  # by how much of its time a smaller size must be better
         self._all_from: dict[int, float] = {}  # by size, or minus it for hoped times: see `_drain_from`
         self._pause = _PAUSE
         self._next_try = 10  # in batches that were learned from
         self._tried = 0  # the size that is to be tried
-        self._in_vain_at = -1  # when none was found to be worth it
+        self._asked_at = -1  # when it was chosen, or none was found to be worth it
         self._halves = False  # whether a batch of half the size is due
 
     def refresh(self) -> None:
@@ -92,10 +93,11 @@ class Sizes:
             return
         self._version = cost.version
         self._all_from.clear()
+        self._noise = _NOISE * cost.cv
         efficiency = [n / y for n, y in zip(cost.sizes, cost.at, strict=True)]
         best = max(efficiency)
         if cost.cv > _NOISY_CV:
-            enough = (1.0 - _NOISE * cost.cv) * best
+            enough = (1.0 - self._noise) * best
             self.most = max(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= enough)
         elif efficiency[bisect_right(cost.sizes, self.most) - 1] < _STILL_ENOUGH * best:
             self.most = next(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= _ENOUGH * best)
@@ -119,12 +121,12 @@ class Sizes:
         if waiting == 1 or self.part < inf:
             return True
         cost = self._cost
-        if waiting < self._drain_from(everything, cost.at):
+        if waiting <= self._drain_from(everything, cost.at):
             return False
         if cost.samples < self._next_try:
             return True
         hoped = min(waiting, cost.limit)
-        return (hoped == everything or cost.is_known(hoped)) and waiting >= self._drain_from(hoped, cost.hoped)
+        return (hoped == everything or cost.is_known(hoped)) and waiting > self._drain_from(hoped, cost.hoped)
 
     def choose(self, waiting: int, most: int, load: float, slack_s: float) -> int:
         """Return the size of the next batch.
@@ -145,9 +147,12 @@ class Sizes:
             hoped = self._best(waiting, min(waiting, cost.limit), load, cost.hoped)
             i = bisect_right(cost.sizes, hoped) - 1
             if hoped != n and not cost.is_known(hoped) and cost.hoped[i] * cost.margin <= slack_s:
-                self._tried = hoped
-                return hoped
-            self._in_vain_at = cost.samples
+                if not self._tried:
+                    self._tried, self._asked_at = hoped, cost.samples
+                if hoped == self._tried:
+                    return hoped
+            elif not self._tried:
+                self._asked_at = cost.samples
         return n
 
     def is_try(self, n: int) -> bool:
@@ -158,8 +163,10 @@ class Sizes:
         """Note that a batch is learned from now, so that a try has come to its end."""
         cost = self._cost
         if n != self._tried:
-            if self._in_vain_at == cost.samples:  # nothing is worth a try now
-                self._next_try = cost.samples + 1 + self._pause
+            asked_at = self._asked_at + (_PAUSE if self._tried else 0)
+            if self._asked_at >= self._next_try and cost.samples >= asked_at:
+                self._next_try = cost.samples + 1 + self._pause  # nothing was worth it, or the try never went
+                self._tried = 0
             return
         expected = cost.seconds(min(n, cost.limit)) - cost.way.seconds(n)
         is_better = expected - seconds > (_NEWS + 2.0 * cost.cv) * expected
@@ -174,28 +181,32 @@ class Sizes:
         return self._all_from[key]
 
     def _found_drain(self, everything: int, at: list[float]) -> float:
-        cost, least, rate = self._cost, 0.0, self.rate
-        unit_s = cost.seconds(everything) / everything
-        for n, seconds in zip(cost.sizes, at, strict=True):
+        rate, least = self.rate, 0.0
+        unit_s = self._seconds(everything, at) / everything
+        for n, seconds in zip(self._cost.sizes, at, strict=True):
             if n >= everything:
                 break
-            more_s = seconds / n - unit_s
+            more_s = seconds / n - 1.0 / rate - _GAIN * (unit_s - 1.0 / rate) + self._noise * unit_s
             if more_s <= 0.0:
                 return inf
-            least = max(least, 0.5 * (everything - n) / (rate * more_s))
+            least = max(least, 0.5 * (_GAIN * everything - n) / (rate * more_s))
         return least
+
+    def _seconds(self, n: int, at: list[float]) -> float:
+        """Return the seconds of a batch of `n`, or the least that it may take."""
+        cost = self._cost
+        return cost.seconds(n) if at is cost.at else at[bisect_right(cost.sizes, n) - 1]
 
     def _best(self, waiting: int, everything: int, load: float, at: list[float]) -> int:
         """Return the size with the least J."""
-        cost, rate = self._cost, self.rate
+        rate = self.rate
         drain = waiting / max(0.05, 1.0 - load)
-        if drain >= self._drain_from(everything, at):
+        if drain > self._drain_from(everything, at):
             return everything
-        all_s = at[bisect_right(cost.sizes, everything) - 1] if at is not cost.at else cost.seconds(everything)
-        whole = drain * (all_s / everything - 1.0 / rate) + 0.5 * everything / rate
-        least = _GAIN * whole - _NOISE * cost.cv * drain * all_s / everything
+        unit_s = self._seconds(everything, at) / everything
+        least = _GAIN * (drain * (unit_s - 1.0 / rate) + 0.5 * everything / rate) - self._noise * drain * unit_s
         best = everything
-        for n, seconds in zip(cost.sizes, at, strict=True):
+        for n, seconds in zip(self._cost.sizes, at, strict=True):
             if n >= everything:
                 break
             value = drain * (seconds / n - 1.0 / rate) + 0.5 * n / rate
