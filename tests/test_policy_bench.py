@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench.policies import neighbours, scaling, scenarios, sets
 from bench.policies import runs as policy_runs
-from bench.policies import scenarios
 from bench.policies.coordinator import HEADER, Seen, cells, fitted, simulated
 from bench.policies.coordinator import Case as RealCase
 from bench.policies.runs import Case, Row, Runs
-from bench.policies.tables import Means, best_of, figures_table, summary_table
+from bench.policies.tables import Means, ahead_table, best_of, figures_table, summary_table, workload_table
 from bench.policies.workloads import GROUPS, Workload, load
 from bench.tools.docs import DOCS, END, marker, page_of, write
 from carpool.policy import Adaptive
-from carpool.simulate import Affine, Coordinator, Noisy, run
+from carpool.simulate import Affine, Coordinator, Noisy, Report, run
+from carpool.simulate.contestants import CONTESTANTS
 
 SETTINGS = {"cost": "affine:a=8ms,b=0.25ms", "max_batch_size": 8, "arrivals": "poisson:rho=0.5", "slo_s": 0.06}
 
@@ -34,6 +37,46 @@ def test_there_are_119_workloads_and_each_can_be_run() -> None:
     assert {workload.group for workload in workloads} == set(GROUPS)
     for workload in workloads:
         assert run("greedy", **{**workload.settings, "duration_s": 0.05}).duration_s == 0.05
+
+
+def test_the_other_sets_can_be_run() -> None:
+    """A dozen workloads have a busy coordinator, others are those in which rivals were ahead or batches go
+    ahead; all have names of their own, and go through the simulator for a moment.
+    """
+    found = sets.named("usual,busy,rivals,ahead,near:abc*10,random:abc*5")
+
+    assert {name: len(workloads) for name, workloads in found.items()} == {
+        "usual": 119,
+        "busy": 12,
+        "rivals": 10,
+        "ahead": 80,
+        "near:abc*10": 10,
+        "random:abc*5": 5,
+    }
+    for name, workloads in found.items():
+        for workload in workloads[:: 8 if name == "ahead" else 1] if name != "usual" else ():
+            is_busy = "coordinator" in workload.settings
+            report = run("greedy", **{**workload.settings, "duration_s": 0.002 if is_busy else 0.05})
+            assert (report.coordinator_utilisation is not None) == is_busy
+    assert sets.named("near:abc*10") == {"near:abc*10": found["near:abc*10"]}
+    assert sets.named("near:abd*10")["near:abd*10"][0].settings != found["near:abc*10"][0].settings
+    assert {workload.name.split()[1] for workload in found["near:abc*10"]} == set(neighbours.KINDS)
+    assert list(sets.named("usual,busy", "trivial N1$")) == ["busy"]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("busier", "there is no set busier; choose from usual"),
+        ("near:x*y", "no set"),
+        ("near", "no set"),
+        ("busy,near:a*5,near:a*9", "two workloads have the name N overload a/0"),
+    ],
+)
+def test_sets_that_there_are_not(names: str, told: str) -> None:
+    """A set that there is not is refused with those that there are, and so are workloads of one name."""
+    with pytest.raises(ArgumentTypeError, match=told):
+        sets.named(names)
 
 
 def test_scenarios_follow_from_their_seed_alone() -> None:
@@ -175,6 +218,78 @@ def test_contestants_are_set_beside_ours_in_all_figures() -> None:
     assert cells == ["ray", "0.010", "1", "1", "-100.0 %", "+10.0 %", "a", "2.000", "2.000", "2.000"]
 
 
+def test_where_another_policy_is_ahead() -> None:
+    """Where others answer over 2 % more in time, they are listed, the one that is furthest ahead first, with
+    what that took; nobody has `tuned`.
+    """
+    workloads = [Workload(name, {"slo_s": 1.0}) for name in ("a", "b", "c")]
+    ours = Means(100.0, 0.01, 0.02, 0.01, 0.002)
+    results = {(name, "adaptive"): ours for name in "abc"}
+    results |= {(name, "tuned"): Means(200.0, 0.01, 0.02, 0.01, 0.001) for name in "abc"}
+    results |= {("a", "ray"): Means(102.5, 0.01, 0.01, 0.02, 0.001), ("b", "ray"): Means(104, 0.01, 0.02, 0.01, 0.001)}
+    results["c", "ray"] = Means(101.9, 0.01, 0.02, 0.01, 0.001)
+
+    lines = ahead_table(workloads, ["adaptive", "ray", "tuned"], results).splitlines()
+
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:4]] == [
+        ["b", "ray", "1.040", "1.000", "1.000", "0.500"],
+        ["a", "ray", "1.025", "2.000", "0.500", "0.500"],
+    ]
+    assert lines[-1] == "2 of 3 workloads: another policy is ahead by more than 2 %."
+    assert ahead_table(workloads, ["adaptive", "tuned"], results).startswith("0 of 3")
+
+
+def test_a_cell_has_the_busy_share_of_the_coordinator() -> None:
+    """The figures of a workload with a busy coordinator end with its busy share, the mean over the seeds."""
+    (busy,) = load("trivial N1$", "busy")
+    short = {**busy.settings, "duration_s": 0.05}
+    rows = [Row.of("greedy", policy_runs.simulate(Case("greedy", short, seed))) for seed in (0, 1)]
+    found = Means.of(rows)
+    table = workload_table([busy], ["greedy"], {(busy.name, "greedy"): found})
+
+    assert found.coordinator == pytest.approx(sum(row.coordinator_utilisation or 0.0 for row in rows) / 2)
+    assert 0.2 < found.coordinator < 0.8
+    assert table.splitlines()[-1].endswith(f" / {found.coordinator:.2f} |")
+    assert policy_runs.chosen("greedy,contestants") == ["greedy", *CONTESTANTS]
+
+
+def in_time(attainment: float, worker_s: float) -> Report:
+    """What came of some rule of scaling."""
+    report = run("greedy", duration_s=0.05)
+    return replace(report, attainment=attainment, worker_s=worker_s)
+
+
+def test_rules_of_scaling_are_compared_at_equal_goodput() -> None:
+    """Of each family of rules the one is shown that takes the fewest worker-seconds and answers as many in
+    time, or the one that answers most if none does.
+    """
+    rules = [rule for grid in scaling.GRIDS.values() for rule in grid]
+    reports = {("day", rule): in_time(0.5, 50) for rule in [*rules, *scaling.RULES.values()]}
+    reports["day", scaling.OURS] = in_time(0.99, 100)
+    reports["day", ("ongoing:32", scaling.RANGE)] = in_time(0.995, 140)
+    reports["day", ("ongoing:64", scaling.RANGE)] = in_time(0.9895, 120)
+    reports["day", ("busy:0.9", scaling.RANGE)] = in_time(0.98, 70)
+    lines = scaling.traffic_table(["day"], reports).splitlines()
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+    assert [row[:2] for row in found[2:4]] == [
+        ["day: best: requests inside / 64", "98.95%"],
+        ["day: best: busy share / …, none as good", "98.00%"],
+    ]
+    assert [row[4] for row in found] == ["1.00", "0.50", "1.20", "0.70", "0.50"]
+
+
+def test_traffics_of_scaling_can_be_run() -> None:
+    """Each traffic goes through the simulator, and ten times as fast with ten times the requests."""
+    for name in scaling.TRAFFIC:
+        task = scaling.Task("greedy", name, scaling.OURS, 1, False)
+        plain, fast = (scaling.run(replace(task, is_fast=is_fast), 0.5) for is_fast in (False, True))
+        assert 6 * plain.requests < fast.requests < 16 * plain.requests
+    assert scaling.tenfold("mmpp:rates=1.5/20,mean_dwell=3s/6s+flash:rate=0,peak_rate=30,between=0.1/0.2") == (
+        "mmpp:rates=15/200,mean_dwell=3s/6s+flash:rate=0,peak_rate=300,between=0.1/0.2"
+    )
+
+
 @pytest.mark.parametrize("policy", ["window", "symphony", "tuned"])
 def test_contestants_take_part_if_they_are_named(policy: str) -> None:
     """A contestant is no policy of the default table, and is run where it is named."""
@@ -231,7 +346,8 @@ def test_the_docs_have_a_place_for_every_section() -> None:
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
 
     sections = ("table", "summary", "best", "latency", "clairvoyant", "random", "trace", "ablation", "limits")
-    for name in (*sections, "calibration", "overload"):
+    sections += ("calibration", "overload", "busy", "busy-figures", "rivals-figures", "ahead-figures")
+    for name in (*sections, "scaling", "scaling-traffic"):
         assert text.count(f"{marker(name)}\n") == 1
         page = page_of(name)
         assert page is not None

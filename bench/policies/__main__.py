@@ -9,11 +9,14 @@ docs/policies-evidence.md says what the figures mean.
     python -m bench.policies --docs         everything, written into the docs
     python -m bench.policies --parts random --random 150 --seed-text $(git rev-parse HEAD)
     python -m bench.policies --parts table --policies adaptive,cork --workloads "closed|knee"
-    python -m bench.policies --parts table --seeds 3 \
-        --policies adaptive,window,ray,triton,symphony,clockwork,batch,tuned
+    python -m bench.policies --parts table --seeds 3 --policies adaptive,greedy,cork,contestants \\
+        --sets rivals,ahead,near:$(git rev-parse HEAD)*40
 
-The last one sets the rules of other systems beside ours, with figures of their own. `tuned` makes
-16 runs for each of the others' one.
+The last one sets the rules of other systems beside ours where one of them has been ahead, with
+figures of their own; each of `carpool.simulate.contestants` may be named by itself. `tuned` makes
+16 runs for each of the others' one. A fourth figure in a cell is the coordinator's busy share. The
+sets of workloads are:
+
 """
 
 from __future__ import annotations
@@ -22,16 +25,19 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.policies import oracles, scenarios
+from bench.policies import oracles, scenarios, sets
 from bench.policies.pictures import draw_gains, draw_loads
 from bench.policies.runs import Runs, add_running, chosen
+from bench.policies.sets import named
 from bench.policies.tables import (
     OURS,
     RIVALS,
+    Results,
+    ahead_table,
     best_table,
     closed_loop_ratios,
     duels_with_best,
@@ -40,7 +46,7 @@ from bench.policies.tables import (
     summary_table,
     workload_table,
 )
-from bench.policies.workloads import Workload, load
+from bench.policies.workloads import USUAL, Workload
 from bench.tools import options
 from bench.tools.docs import DOCS, write
 from bench.tools.figures import commit
@@ -55,12 +61,13 @@ class Plan:
     """What is to be run.
 
     Attributes:
+        sets: The workloads of each set.
         quick: Whether everything is shortened.
         pictures: The folder for them; None if none are drawn.
     """
 
     policies: Sequence[str]
-    workloads: Sequence[Workload]
+    sets: Mapping[str, Sequence[Workload]]
     seeds: int
     quick: bool
     pictures: Path | None
@@ -98,10 +105,12 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = options.parser(__doc__)
+    parser = options.parser(f"{__doc__}{(sets.__doc__ or '').partition(chr(10) * 2)[2]}")
     parser.add_argument("--quick", action="store_true", help="one seed, half of each duration")
     parser.add_argument("--workloads", default="", metavar="REGEX", help="those whose names match; default: all")
     parser.add_argument("--seeds", type=int, default=5, help="of each workload; default: %(default)s")
+    what = "sets of workloads, separated by commas; default: %(default)s"
+    parser.add_argument("--sets", default="usual,busy", metavar="NAMES", help=what)
     options.add_names(parser, "--parts", PARTS, "what is made", "table,oracles,pictures")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="so many random scenarios as well")
     parser.add_argument("--seed-text", default="", help="what they are drawn with: the commit that froze the code")
@@ -121,33 +130,53 @@ def arguments() -> argparse.Namespace:
 def plan_of(given: argparse.Namespace) -> Plan:
     """What the command line asks for, as far as it exists."""
     policies = chosen(given.policies)
-    workloads = load(given.workloads)
-    if not policies or not workloads:
+    try:
+        found = named(given.sets, given.workloads)
+    except argparse.ArgumentTypeError as error:
+        sys.exit(f"--sets: {error}")
+    if not policies or not found:
         sys.exit("nothing to run: no policy or no workload of that name")
     if given.quick:
-        workloads = [workload.shortened(QUICK) for workload in workloads]
+        found = {name: [workload.shortened(QUICK) for workload in workloads] for name, workloads in found.items()}
     pictures = DOCS if given.docs else given.pictures
-    return Plan(policies, workloads, 1 if given.quick else given.seeds, given.quick, pictures)
+    return Plan(policies, found, 1 if given.quick else given.seeds, given.quick, pictures)
 
 
 def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str]:
-    """The sections that compare all policies on all workloads."""
-    results = means_of(plan.workloads, plan.policies, lambda _: range(plan.seeds), runs, "workloads")
-    figures["table"] = {f"{workload}, {policy}": asdict(means) for (workload, policy), means in results.items()}
-    sections = {"table": workload_table(plan.workloads, plan.policies, results)}
+    """The sections that compare all policies on all workloads of all sets."""
+    sections: dict[str, str] = {}
+    told: dict[str, object] = {}
+    told_seeds = f"{plan.seeds} seed{'s' * (plan.seeds > 1)}, commit `{commit()}`."
+    has_contestants = any(name.partition(":")[0] in CONTESTANTS for name in plan.policies)
+    for name, workloads in plan.sets.items():
+        results = means_of(workloads, plan.policies, lambda _: range(plan.seeds), runs, name)
+        told |= {f"{workload}, {policy}": asdict(means) for (workload, policy), means in results.items()}
+        if name == USUAL:
+            sections |= compare_usual(plan, workloads, results)
+        else:
+            sections[name] = workload_table(workloads, plan.policies, results)
+        if OURS in plan.policies and len(plan.policies) > 1 and (has_contestants or name != USUAL):
+            beside = figures_table(workloads, plan.policies, results)
+            ahead = ahead_table(workloads, plan.policies, results)
+            sections["figures" if name == USUAL else f"{name}-figures"] = f"{beside}\n\n{ahead}\n\n{told_seeds}"
+    figures["table"] = told
+    return sections
+
+
+def compare_usual(plan: Plan, workloads: Sequence[Workload], results: Results) -> dict[str, str]:
+    """The sections about the usual set, which says who is better on the whole."""
+    sections = {"table": workload_table(workloads, plan.policies, results)}
     if OURS in plan.policies and set(RIVALS) & set(plan.policies):
-        summary = summary_table(plan.workloads, plan.policies, results)
+        summary = summary_table(workloads, plan.policies, results)
         sections["summary"] = f"{summary}\n\n{plan.seeds} seeds, commit `{commit()}`."
-        sections["best"] = best_table(plan.workloads, plan.policies, results)
+        sections["best"] = best_table(workloads, plan.policies, results)
         closed = closed_loop_ratios(plan.policies, results)
         if closed:
             sections["best"] += "\n\n" + ", ".join(f"{name}: {ratio:.2f}x" for name, ratio in closed.items())
         if plan.pictures:
-            groups = {workload.name: workload.group for workload in plan.workloads}
-            duels = duels_with_best(plan.workloads, plan.policies, results)
+            groups = {workload.name: workload.group for workload in workloads}
+            duels = duels_with_best(workloads, plan.policies, results)
             draw_gains(plan.pictures / "policies-gain.svg", duels, groups)
-    if OURS in plan.policies and any(name.partition(":")[0] in CONTESTANTS for name in plan.policies):
-        sections["figures"] = figures_table(plan.workloads, plan.policies, results)
     return sections
 
 

@@ -20,6 +20,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from carpool.policy import Policy
 from carpool.simulate import capacity, run
 from carpool.simulate.arrival_processes import Poisson, Scene
 from carpool.simulate.arrivals import Closed, arrivals_of
+from carpool.simulate.contestants import CONTESTANTS
+from carpool.simulate.coordinator import coordinator_of
 from carpool.simulate.costs import cost_of
 from carpool.simulate.optimal import Optimal, Optimum, optimal_mean_latency
 from carpool.simulate.policies import SIMULATED, policy_of
@@ -99,6 +102,7 @@ class Row:
     worker_s_per_good: float
     fairness: float | None
     batch_sizes: dict[int, int]
+    coordinator_utilisation: float | None = None
     length_p99_s: dict[int, float] = field(default_factory=dict)
 
     @classmethod
@@ -115,7 +119,8 @@ class Row:
         )
         known = {name: math.nan if figures[name] is None else figures[name] for name in numbers}
         sizes = {int(n): count for n, count in figures["batch_sizes"].items()}
-        return cls(policy=policy, load=figures["load"], fairness=figures["fairness"], batch_sizes=sizes, **known)
+        plain = {name: figures[name] for name in ("load", "fairness", "coordinator_utilisation")}
+        return cls(policy=policy, batch_sizes=sizes, **plain, **known)
 
 
 class Runs:
@@ -169,11 +174,18 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(names: str) -> list[str]:
-    """The policies of a list that exist; others are told of and left out."""
-    policies = names.split(",")
+    """The policies of a list that exist; others are told of and left out.
+
+    `contestants` stands for all of `carpool.simulate.contestants`.
+    """
+    policies = list(dict.fromkeys(chain.from_iterable(_named(name) for name in names.split(","))))
     for name in unknown(policies):
         print(f"there is no policy {name}: left out", file=sys.stderr)
     return [name for name in policies if name not in unknown(policies)]
+
+
+def _named(name: str) -> list[str]:
+    return list(CONTESTANTS) if name == "contestants" else [name]
 
 
 def unknown(names: Iterable[str]) -> list[str]:
@@ -294,6 +306,9 @@ def _requests(settings: str) -> float:
     if not isinstance(given["arrivals"], str):
         return len(given["arrivals"])
     most = capacity(given["cost"], given["max_batch_size"], given.get("workers", 1))
+    busy = coordinator_of(given.get("coordinator"))
+    if busy is not None and busy.request_s:
+        most = min(most, 1.0 / busy.request_s)
     total = 0.0
     for process in arrivals_of(given["arrivals"]):
         if isinstance(process, Trace):

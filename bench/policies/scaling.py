@@ -1,75 +1,175 @@
-"""How many workers a day takes, by the rules of autoscalers, in virtual time.
+"""How many workers traffic that changes takes, by the rules of autoscalers, in virtual time.
 
-The day has 30 requests a second at night, 930 at noon and a burst of 300 more for 15 s; a batch of
-n takes 80 ms + 2.5 ms for each, the SLO is 600 ms, a worker takes 10 s to start, and there are at
-most 8. All rules meet the same requests, and go down when they have wanted fewer workers for 20 s.
+A batch of n takes 80 ms + 2.5 ms for each, the SLO is 600 ms, a worker takes 10 s to start, and
+there are at most 8. All rules meet the same requests, and go down when they have wanted fewer
+workers for 20 s. The day has 30 requests a second at night, 930 at noon and a burst of 300 more for
+15 s; the other traffics are in `TRAFFIC`. Beside the defaults of others are their best settings in
+hindsight: of a grid those with the fewest worker-seconds that answer as many in time as carpool.
 With --fast all that is ten times as fast, and takes ten times as long to simulate.
 
-    python -m bench.policies.scaling --docs         the table and the picture, into docs/
+    python -m bench.policies.scaling --docs         the tables and the picture, into docs/
+    python -m bench.policies.scaling --traffic day,ramps --seeds 1
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from bench.policies.runs import add_jobs, bar, prepare
 from bench.tools import options
 from bench.tools.docs import DOCS, write
-from bench.tools.figures import table
+from bench.tools.figures import commit, table
 from carpool.simulate import Report, compare
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.plot_workers import draw_workers
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic, arrivals_per_second
 
-DAY_S = 240.0
-DAY = "sine:rate=480,swing=450,phase=0.75+flash:rate=0,peak_rate=300,between=0.625/0.6875"
-COST = "affine:a=80ms,b=2.5ms"
-SLO_S = 0.6
-FAST_DAY = "sine:rate=4800,swing=4500,phase=0.75+flash:rate=0,peak_rate=3000,between=0.625/0.6875"
-FAST_COST = "affine:a=8ms,b=0.25ms"
-FAST_SLO_S = 0.06
+DURATION_S = 240.0
+DAY = "day"
+TRAFFIC = {
+    DAY: "sine:rate=480,swing=450,phase=0.75+flash:rate=0,peak_rate=300,between=0.625/0.6875",
+    "bursts": "mmpp:rates=150/900,mean_dwell=30s/15s",
+    "ramps": "sine:rate=480,swing=450,period=60s,phase=0.75",
+    "rise": "sine:rate=480,swing=450,period=480s,phase=0.75",
+    "steps": "poisson:rate=100+flash:rate=0,peak_rate=500,between=0.2/0.8+flash:rate=0,peak_rate=300,between=0.4/0.6",
+}
+"""Beside the day there are bursts of 15 s on average, of six times the rate between them; a rate
+from 30 to 930 and back in each minute; one from 30 to 930 in four minutes; and one that rises and
+falls in steps."""
+
+COST, SLO_S = "affine:a=80ms,b=2.5ms", 0.6
+FAST_COST, FAST_SLO_S = "affine:a=8ms,b=0.25ms", 0.06
 LIMIT = 64
 MOST = 8
+RANGE = f"1-{MOST}"
+OURS = ("load", RANGE)
 RULES = {
-    "what the load needs (carpool)": ("load", f"1-{MOST}"),
-    "requests inside / 2 (Ray Serve's default)": ("ongoing:2", f"1-{MOST}"),
-    "requests inside / 64": ("ongoing:64", f"1-{MOST}"),
-    "busy share / 0.7": ("busy:0.7", f"1-{MOST}"),
+    "what the load needs (carpool)": OURS,
+    "requests inside / 2 (Ray Serve's default)": ("ongoing:2", RANGE),
+    "requests inside / 64": ("ongoing:64", RANGE),
+    "busy share / 0.7": ("busy:0.7", RANGE),
     "always 4": ("load", "4"),
     "always 8": ("load", "8"),
 }
+GRIDS = {
+    "requests inside / {}": [(f"ongoing:{n}", RANGE) for n in (8, 16, 32, 64, 128)],
+    "busy share / {}": [(f"busy:{share}", RANGE) for share in (0.5, 0.7, 0.8, 0.9)],
+    "always {}": [("load", str(n)) for n in range(2, MOST + 1)],
+}
+"""The settings of which the best one in hindsight is shown, by their families."""
+
+EQUAL = 0.001  # of all requests: as many are in time
+
+Rule = tuple[str, str]
+"""A rule of scaling, and the workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The runs of one rule in one traffic."""
+
+    policy: str
+    traffic: str
+    rule: Rule
+    seeds: int
+    is_fast: bool
 
 
 def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--policy", default="adaptive", help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="of each rule; default: %(default)s")
+    options.add_names(parser, "--traffic", TRAFFIC, "what comes")
     parser.add_argument("--fast", action="store_true", help="ten times the requests of a model ten times as fast")
-    parser.add_argument("--docs", action="store_true", help="write table and picture into docs/")
+    parser.add_argument("--docs", action="store_true", help="write tables and picture into docs/")
+    add_jobs(parser)
     given = parser.parse_args()
-    reports = {}
-    for name, rule in RULES.items():
-        reports[name] = day(given.policy, *rule, seeds=given.seeds, fast=given.fast)
-        print(f"{name}: {reports[name].attainment:.2%}, {reports[name].worker_s:.0f} s", file=sys.stderr, flush=True)
-    found = scaling_table(reports)
-    print(found)
+    rules = list(dict.fromkeys([*RULES.values(), *[rule for grid in GRIDS.values() for rule in grid]]))
+    tasks = [Task(given.policy, traffic, rule, given.seeds, given.fast) for traffic in given.traffic for rule in rules]
+    reports = dict(run_all(tasks, given.jobs))
+    seeds = f"{given.seeds} seed{'s' * (given.seeds > 1)}"
+    sections = {"scaling-traffic": f"{traffic_table(given.traffic, reports)}\n\n{seeds}, commit `{commit()}`."}
+    if DAY in given.traffic:
+        of_day = {name: reports[DAY, rule] for name, rule in RULES.items()}
+        sections["scaling"] = scaling_table(of_day)
+    print("\n\n".join(sections.values()))
     if given.docs:
-        write({"scaling": found})
-        shown = {name: report for name, report in reports.items() if report.workers_over_time}
-        traffic = Traffic(arrivals_of(DAY), Servers.of(COST, LIMIT, MOST), duration_s=DAY_S)
+        write(sections)
+    if given.docs and DAY in given.traffic:
+        shown = {name: report for name, report in of_day.items() if report.workers_over_time}
+        traffic = Traffic(arrivals_of(TRAFFIC[DAY]), Servers.of(COST, LIMIT, MOST), duration_s=DURATION_S)
         draw_workers(DOCS / "scaling.svg", shown, arrivals_per_second(traffic))
     return 0
 
 
-def day(policy: str, scaling: str, workers: str, *, seeds: int, fast: bool) -> Report:
-    """The mean of some days under one rule."""
-    arrivals, cost, slo_s = (FAST_DAY, FAST_COST, FAST_SLO_S) if fast else (DAY, COST, SLO_S)
-    settings = {"slo_s": slo_s, "max_batch_size": LIMIT, "duration_s": DAY_S, "start_s": 10.0}
-    (report,) = compare([policy], arrivals, cost, seeds=seeds, jobs=1, scaling=scaling, workers=workers, **settings)
+def run_all(tasks: Sequence[Task], jobs: int) -> Iterable[tuple[tuple[str, Rule], Report]]:
+    """Yield the mean of the runs of each task, by its traffic and rule."""
+    with bar("rules") as progress, multiprocessing.get_context("spawn").Pool(jobs, initializer=prepare) as pool:
+        shown = progress.add_task("scaling", total=len(tasks), runs=len(tasks))
+        for task, report in zip(tasks, pool.imap(run, tasks), strict=True):
+            progress.advance(shown)
+            yield (task.traffic, task.rule), report
+
+
+def run(task: Task, duration_s: float = DURATION_S) -> Report:
+    """Return the mean of some runs under one rule."""
+    arrivals, cost, slo_s = TRAFFIC[task.traffic], COST, SLO_S
+    if task.is_fast:
+        arrivals, cost, slo_s = tenfold(arrivals), FAST_COST, FAST_SLO_S
+    scaling, workers = task.rule
+    settings = {"slo_s": slo_s, "max_batch_size": LIMIT, "duration_s": duration_s, "start_s": 10.0}
+    (report,) = compare(
+        [task.policy], arrivals, cost, seeds=task.seeds, jobs=1, scaling=scaling, workers=workers, **settings
+    )
     return report
 
 
-def scaling_table(reports: dict[str, Report]) -> str:
+def tenfold(arrivals: str) -> str:
+    """The same traffic with ten times the requests."""
+    number = r"\d+(?:\.\d+)?"
+
+    def times_ten(found: re.Match[str]) -> str:
+        return found[1] + "/".join(f"{10 * float(rate):g}" for rate in found[2].split("/"))
+
+    return re.sub(rf"\b((?:rate|rates|swing|peak_rate)=)({number}(?:/{number})*)", times_ten, arrivals)
+
+
+def cheapest(grid: Sequence[Rule], traffic: str, reports: Mapping[tuple[str, Rule], Report]) -> Rule | None:
+    """The rule with the fewest worker-seconds of those that answer as many in time as carpool's."""
+    least = reports[traffic, OURS].attainment - EQUAL
+    good = [rule for rule in grid if reports[traffic, rule].attainment >= least]
+    return min(good, key=lambda rule: reports[traffic, rule].worker_s, default=None)
+
+
+def traffic_table(traffics: Sequence[str], reports: Mapping[tuple[str, Rule], Report]) -> str:
+    """What each traffic takes by carpool's rule, by Ray Serve's, and by the best in hindsight."""
+    rows = []
+    for traffic in traffics:
+        ours = reports[traffic, OURS]
+        shown = {name: RULES[name] for name in list(RULES)[:2]}
+        for family, grid in GRIDS.items():
+            rule = cheapest(grid, traffic, reports)
+            if rule is None:
+                rows_name = f"best: {family.format('…')}, none as good"
+                shown[rows_name] = max(grid, key=lambda rule, name=traffic: reports[name, rule].attainment)  # type: ignore[misc]
+            else:
+                shown[f"best: {family.format(rule[0].partition(':')[2] or rule[1])}"] = rule
+        for name, rule in shown.items():
+            report = reports[traffic, rule]
+            good = report.worker_s / (report.goodput * report.duration_s)
+            cells = [f"{report.attainment:.2%}", f"{report.p99_s * 1e3:.0f}", f"{report.worker_s:,.0f}"]
+            cells += [f"{report.worker_s / ours.worker_s:.2f}", f"{good * 1e3:.2f}", f"{report.mean_batch_size:.1f}"]
+            rows.append([f"{traffic}: {name}", *cells])
+    header = ["workers by", "in time", "p99 ms", "worker-seconds", "of carpool's", "worker-ms per good answer"]
+    return table([*header, "mean batch"], rows, markdown=True)
+
+
+def scaling_table(reports: Mapping[str, Report]) -> str:
     """How many requests were in time under each rule, and what it took."""
     rows = [
         [

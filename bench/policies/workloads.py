@@ -13,6 +13,8 @@ FILE = Path(__file__).parent / "workloads.json"
 DURATION_S = 20
 CLOSED, OVERLOAD, BURSTY, STEADY = "closed loop", "Poisson, overload", "bursty", "Poisson, below capacity"
 GROUPS = (STEADY, OVERLOAD, BURSTY, CLOSED)
+USUAL = "usual"
+LISTS = (USUAL, "busy", "rivals")  # of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Workload:
             return CLOSED
         if not arrivals.startswith("poisson"):
             return BURSTY
-        return OVERLOAD if float(arrivals.rpartition("=")[2]) >= 1 else STEADY
+        is_overload = "rho" in arrivals and float(arrivals.rpartition("=")[2]) >= 1
+        return OVERLOAD if is_overload else STEADY
 
     @property
     def slo_s(self) -> float | list[float] | None:
@@ -47,10 +50,12 @@ class Workload:
         return Workload(self.name, {**self.settings, "duration_s": self.settings["duration_s"] * factor})
 
 
-def load(pattern: str = "") -> list[Workload]:
-    """The workloads whose names match a regular expression, in the order of the file."""
-    wanted = re.compile(pattern)
-    return [workload_of(entry) for entry in _content()["workloads"] if wanted.search(entry["name"])]
+def load(pattern: str = "", of: str = USUAL) -> list[Workload]:
+    """The workloads of a list whose names match a regular expression, in the order of the file."""
+    wanted, content = re.compile(pattern), _content()
+    listed = content if of == USUAL else content[of]
+    entries = [{**listed.get("settings", {}), **entry} for entry in listed["workloads"]]
+    return [workload_of(entry) for entry in entries if wanted.search(entry["name"])]
 
 
 def workload_of(entry: dict[str, Any]) -> Workload:

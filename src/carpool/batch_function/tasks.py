@@ -206,7 +206,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if driver is None:
             return explained(self._settings.new_policy(), monotonic())
         (batcher,) = driver.pipeline.batchers
-        return explained(batcher.lobby.policy, monotonic(), batcher.times.hop_s)
+        return explained(batcher.lobby.policy, monotonic(), batcher)
 
     async def _run_all(self, items: list[Any], priority: int) -> list[Any]:
         """Submit items and wait for all results. Raises the error of the first item that failed."""

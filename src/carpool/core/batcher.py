@@ -125,6 +125,11 @@ class Batcher:
         return any(batch.unwanted_since == inf for batch in self.handed_over)
 
     @property
+    def made(self) -> int:
+        """How many batches it has made so far, and lone calls."""
+        return self._batch_ids
+
+    @property
     def idle(self) -> int:
         """How many workers could take a batch now."""
         return len(self._idle)

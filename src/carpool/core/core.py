@@ -150,6 +150,30 @@ class Core:
         at_doors: int = sum([flow.refused + flow.alone for flow in first])
         return batcher.lobby.entered + at_doors
 
+    # -- the driver's own work
+
+    @property
+    def requests_and_batches(self) -> tuple[int, int]:
+        """How many requests have come to the stages so far, and how many batches have been made."""
+        requests = sum([self.offered(stage) for stage in range(len(self.batchers))])
+        return requests, sum([crew.made for crew in self.batchers if isinstance(crew, Batcher)])
+
+    @property
+    def answers_in_batches(self) -> bool:
+        """Whether all stages do, and none of them in parts."""
+        return all(isinstance(crew, Batcher) for crew in self.batchers)
+
+    def note_work(self, request_s: float, batch_s: float) -> None:
+        """Put into the views of all policies how long the driver works for a request, and a batch.
+
+        Args:
+            request_s: Seconds for each request in each stage.
+            batch_s: Seconds for each batch besides.
+        """
+        for crew in self.batchers:
+            view = crew.lobby.view
+            view.request_work_s, view.batch_work_s = request_s, batch_s
+
     # -- callers
 
     def cancel(self, now: float, request: Request) -> None:

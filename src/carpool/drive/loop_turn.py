@@ -19,6 +19,7 @@ from carpool.core.running_set import SetReport
 from carpool.drive.executor import DrainingExecutor, Executor, Lender, StepExecutor
 from carpool.drive.refusal_log import RefusalLog
 from carpool.drive.trouble import FAILED_FOR_S
+from carpool.drive.work_meter import WorkMeter
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
 from carpool.logger import logger
@@ -61,6 +62,7 @@ class LoopTurn:
         self._is_handing_over = False  # batches go out in their order; what happens meanwhile is polled for afterwards
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
+        self._meter = WorkMeter(pipeline)
         self._refusal_log = RefusalLog(stats.refusals, f"service {stats.name}", {"model": stats.name}, clock, self.loop)
 
         # the service's life: each of these happens once, in whatever order
@@ -90,6 +92,8 @@ class LoopTurn:
             return
         self._perform(todo)
         self._set_timer(todo.wake_at)
+        if now >= self._meter.next_at:
+            self._meter.measure(now)
         if self._drained is not None and not self._drained.done() and not self.pipeline.unanswered:
             self._drained.set_result(None)
         if self._awaited:

@@ -114,7 +114,7 @@ class SharedLine:
         """Return why the policy decides as it does."""
         self._check_owner()
         with self._lock:
-            return explained(self._batcher.lobby.policy, self._clock(), self._batcher.times.hop_s)
+            return explained(self._batcher.lobby.policy, self._clock(), self._batcher)
 
     # -- forks
 

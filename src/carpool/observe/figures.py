@@ -60,11 +60,7 @@ def _service(stats: Stats, now: float) -> dict[str, Any]:
 
 def _stage(stage: StageStats, now: float) -> dict[str, Any]:
     batcher, roster = stage.batcher, stage.roster
-    why = {
-        key: value
-        for key, value in explained(batcher.lobby.policy, now, batcher.times.hop_s).items()
-        if _is_plain(value)
-    }
+    why = {key: value for key, value in explained(batcher.lobby.policy, now, batcher).items() if _is_plain(value)}
     return {
         "name": stage.name,
         "has_failed": roster is not None and roster.failed,

@@ -260,7 +260,7 @@ def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
     )
     for model, stage in stages:
         labels = (model, stage.name)
-        why = explained(stage.batcher.lobby.policy, now, stage.batcher.times.hop_s)
+        why = explained(stage.batcher.lobby.policy, now, stage.batcher)
         names = [why[key] if isinstance(why.get(key), str) else "" for key in ("policy", "rule")]
         info.add_metric((*labels, *names), 1)
         for gauge, key in ((hop, "hop_s"), (rate, "arrival_rate"), (size, "expected_batch_size")):

@@ -15,6 +15,7 @@ from carpool.call.retry import padded_size
 from carpool.core.batch import Batch
 from carpool.core.core import Core
 from carpool.core.roster import PlaceState, Roster
+from carpool.core.stepper import Crew
 from carpool.foreign import text_of
 from carpool.logger import logger
 from carpool.observe.durations import Durations
@@ -209,7 +210,7 @@ class StageStats:
         self._last_reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
-            why = explained(self.batcher.lobby.policy, batch.started, self.batcher.times.hop_s)
+            why = explained(self.batcher.lobby.policy, batch.started, self.batcher)
             logger.debug("stage %s: a batch of %d goes (%s); %s", self.name, batch.n, batch.reason, why)
 
     @property
@@ -264,23 +265,28 @@ class StageStats:
             unsplit_batches=self.unsplit_batches,
             out_of_memory=self.out_of_memory,
             safe_batch_size=self.safe_batch_size,
-            policy=explained(self.batcher.lobby.policy, now, self.batcher.times.hop_s),
+            policy=explained(self.batcher.lobby.policy, now, self.batcher),
             elsewhere={place: hello.whereabouts for place, hello in sorted(self.elsewhere.items())},
         )
 
 
-def explained(policy: Policy, now: float, hop_s: float = 0.0) -> dict[str, Any]:
+def explained(policy: Policy, now: float, crew: Crew | None = None) -> dict[str, Any]:
     """Return what a policy says about its decisions, or the error that it raises when asked.
 
     Args:
         policy: The policy.
         now: The time.
-        hop_s: Smoothed seconds of the way of its batches to the worker and back.
+        crew: The crew that it decides for, which adds what it has learned of its batches' way and
+            of the coordinator's work.
     """
     try:
         told = dict(policy.explain(now))
     except BaseException as error:  # the policy may be the user's; a look at it must do no harm
         return {"policy": name_of(policy), "error": f"{type(error).__name__}: {text_of(error)}"}
     if "policy" in told:
-        told.setdefault("hop_s", hop_s)
+        told.setdefault("hop_s", 0.0 if crew is None else crew.times.hop_s)
+        view = None if crew is None else crew.lobby.view
+        if view is not None and (view.request_work_s or view.batch_work_s):
+            told.setdefault("request_work_s", view.request_work_s)
+            told.setdefault("batch_work_s", view.batch_work_s)
     return told

@@ -146,7 +146,7 @@ class View:
     """All that a policy may know of its stage.
 
     A stage has one, which it fills in anew for each question. A policy may keep it: what does not
-    belong to a question (from `running` to `runs_ahead`) holds between the questions, too.
+    belong to a question (from `running` to `batch_work_s`) holds between the questions, too.
 
     Attributes:
         queue: What waits, without the keys that may get no more workers; it must not be changed.
@@ -172,6 +172,13 @@ class View:
         gap_s: Smoothed seconds that a worker is idle between two batches unless one goes ahead;
             0 where none may.
         runs_ahead: Whether a batch may go to a worker that is still busy.
+        request_work_s: Seconds for which the coordinator's thread works for each request, as
+            learned: to read it, to have it in a batch, to write its answer. They count while it
+            waits for a core, too, and so does whatever else runs on its thread. A share of each
+            where a service has several stages. 0 where nobody measures it: while little comes, in
+            a service with a stage that answers in parts, and where callers' threads do the work.
+        batch_work_s: Those for each batch besides: to decide, to write it, to read its reply.
+            Batches of all workers wait for this one thread.
     """
 
     queue: QueueView
@@ -187,6 +194,8 @@ class View:
     hop_s: float = 0.0
     gap_s: float = 0.0
     runs_ahead: bool = False
+    request_work_s: float = 0.0
+    batch_work_s: float = 0.0
 
 
 class DoneBatch(Protocol):
@@ -324,7 +333,8 @@ class Policy(ABC):
         These keys mean the same everywhere: `rule` (the word for what decided last), `cost_s`
         (learned seconds of a batch, by size), `arrival_rate` (units per second) and
         `expected_batch_size` (the largest batch that is made on purpose). Others are the policy's
-        own. `stats()` adds `hop_s`, see `View`, beside `policy`.
+        own. `stats()` adds `hop_s` beside `policy`, and `request_work_s` and `batch_work_s` where
+        they are known, see `View`.
         """
         return {"policy": name_of(self), "max_batch_size": self.limit}
 

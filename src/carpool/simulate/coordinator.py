@@ -79,6 +79,11 @@ class Coordinator:
         if not self.slice_s:
             raise ValueError("coordinator: slice_s must be above 0")
 
+    @property
+    def times_longer(self) -> float:
+        """How many times as long its work takes while it has no rest, as it loses its core."""
+        return 1.0 + self.pause_s / self.slice_s
+
     def draw_way_s(self, dice: Random) -> float:
         """Draw the seconds of one way to a worker, or back."""
         way_s = self.way_s * exp(dice.gauss(0.0, self.sigma)) if self.sigma else self.way_s
@@ -114,6 +119,8 @@ def _drawn(dice: Random, mean_s: float) -> float:
 
 class BusyDriver(VirtualDriver):
     """As `VirtualDriver`, with a coordinator whose work takes time, and no stage of steps.
+
+    Policies are given what the work takes, as those of a service are given what is measured.
 
     A request is due by when the coordinator has read it, as in a service, which cannot see when a
     client has sent it.
@@ -154,6 +161,8 @@ class BusyDriver(VirtualDriver):
         self._decisions = 0
         super().__init__(*args, hop_s=hop_s, hop_item_s=hop_item_s, **kwargs)
         self._wake_at = inf  # nothing has come yet
+        longer = coordinator.times_longer
+        self.pipeline.note_work(longer * coordinator.request_s, longer * coordinator.batch_s)
         for batcher in self.pipeline.batchers:
             policy: Any = batcher.lobby.policy
             policy.decide = self._counted(policy.decide)
