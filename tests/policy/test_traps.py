@@ -10,7 +10,7 @@ from bench.policies.traps import TRAPS, Trap
 from carpool.policy import Adaptive
 from tests.effort import slow_where
 
-QUICK = ("slow start", "fast for a while", "way that is hidden")
+QUICK = ("slow start", "fast for a while")
 
 
 @slow_where(lambda trap: trap.name not in QUICK)
