@@ -153,15 +153,16 @@ class Core:
     # -- the driver's own work
 
     @property
-    def requests_and_batches(self) -> tuple[int, int]:
-        """How many requests have come to the stages so far, and how many batches have been made."""
-        requests = sum([self.offered(stage) for stage in range(len(self.batchers))])
-        return requests, sum([crew.made for crew in self.batchers if isinstance(crew, Batcher)])
-
-    @property
-    def answers_in_batches(self) -> bool:
-        """Whether all stages do, and none of them in parts."""
-        return all(isinstance(crew, Batcher) for crew in self.batchers)
+    def requests_and_batches(self) -> tuple[int, int] | None:
+        """How many requests have come to the stages so far, and how many batches have been made;
+        None where a stage answers in parts, so that no batch says what the work was for.
+        """
+        batches = 0
+        for crew in self.batchers:
+            if crew.made is None:
+                return None
+            batches += crew.made
+        return sum([self.offered(stage) for stage in range(len(self.batchers))]), batches
 
     def note_work(self, request_s: float, batch_s: float) -> None:
         """Put into the views of all policies how long the driver works for a request, and a batch.
