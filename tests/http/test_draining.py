@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import socket
 from pathlib import Path
 
@@ -179,3 +181,27 @@ def test_those_whom_nobody_has_accepted_are_answered(kind: str, asks: bytes, tmp
         with client:
             answers.append(client.recv(65536))  # raises where the connection was reset
     assert {answer[: len(b"HTTP/1.1 503")] for answer in answers} == {asks and b"HTTP/1.1 503"}
+
+
+@pytest.mark.parametrize("turns_before", range(5))
+def test_those_whom_the_loop_has_just_accepted_are_closed(turns_before: int) -> None:
+    """A server that ends at once closes connections, too, that the loop has accepted and not made yet."""
+    client = socket.socket()
+
+    class ConnectedOnce(App):
+        async def stop(self, drain: bool = True) -> None:
+            await super().stop(drain)
+            client.connect(("127.0.0.1", server.port))
+            await turns(turns_before)
+
+    async def serve() -> None:
+        await server.listen()
+        await server.stop(drain=False)
+
+    server = Server(ConnectedOnce(models.scale), listener=PortListener("127.0.0.1", 0))
+    with client:
+        asyncio.run(serve())
+        gc.collect()  # a transport that nobody has closed says so as it goes
+        client.settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""

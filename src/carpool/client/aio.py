@@ -395,7 +395,7 @@ class AsyncClient:
             else:
                 limits = httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS)
                 verify: ssl.SSLContext | bool = self._target.tls or False
-                transport = httpx.AsyncHTTPTransport(verify=verify, uds=self._target.uds, limits=limits)
+                transport = _Transport(verify=verify, uds=self._target.uds, limits=limits)
                 url = self._target.url
             self._loop = loop
             self._http = httpx.AsyncClient(
@@ -473,6 +473,17 @@ class AsyncClient:
             raise failure
         async with self._waits.at_most(None):
             await asyncio.sleep(delay_s)
+
+
+class _Transport(httpx.AsyncHTTPTransport):
+    """Connects as httpx does; a connection that is cut as it is made counts as none."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request. Raises what httpx does."""
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:  # of anyio, which asks for the address of a socket that is gone
+            raise httpx.ConnectError("the connection was cut as it was made", request=request) from error
 
 
 class _SentItems:

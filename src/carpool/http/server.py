@@ -29,6 +29,7 @@ from carpool.observe import log
 _LAST_ANSWERS_S = 5.0
 _LAST_HEADS_S = 1.0  # who has connected at last, and has asked for nothing by then, is not waited for
 _LOOK_EVERY_S = 1.0
+_TURNS_TO_CONNECT = 3  # of the loop, from the accept of a connection to its protocol
 
 
 @dataclass(slots=True)
@@ -85,6 +86,10 @@ class _ServedAddress:
         """
         assert self.sock is not None
         loop, waiting = asyncio.get_running_loop(), []
+        if isinstance(server, asyncio.Server):
+            loop.remove_reader(self.sock)  # it accepts no more; a server of asyncio that is closed drops
+            for _ in range(_TURNS_TO_CONNECT):  # those that it has accepted, so they become connections before
+                await asyncio.sleep(0)
         with self.sock.dup() as listening:  # the loop does not read from this one
             listening.setblocking(False)
             server.close()
