@@ -205,3 +205,23 @@ def test_those_whom_the_loop_has_just_accepted_are_closed(turns_before: int) -> 
         client.settimeout(PATIENCE_S)
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("turns_before", [1, 2, 3])
+def test_a_server_that_ends_as_it_begins_resets_nobody(turns_before: int) -> None:
+    """Who has connected before a server begins to listen finds the connection closed if it ends amid that."""
+    client = socket.socket()
+
+    async def serve() -> None:
+        server = Server(App(models.scale), listener=PortListener("127.0.0.1", 0))
+        server.bind()
+        client.connect(("127.0.0.1", server.port))
+        listening = asyncio.ensure_future(server.listen())
+        await turns(turns_before)
+        await server._addresses[0].end(0)
+        await listening
+
+    with client:
+        asyncio.run(serve())
+        client.settimeout(PATIENCE_S)
+        assert client.recv(1) == b""

@@ -72,7 +72,10 @@ class _ServedAddress:
         create: Any = asyncio.get_running_loop().create_server
         if self.sock.family == socket.AF_UNIX:
             create = asyncio.get_running_loop().create_unix_server
-        self.server = await create(self._connect, sock=self.sock, backlog=BACKLOG)
+        # who stops the server amid this must find it before it accepts anybody
+        server: asyncio.Server = await create(self._connect, sock=self.sock, backlog=BACKLOG, start_serving=False)
+        self.server = server
+        await server.start_serving()
 
     def _connect(self) -> Connection:
         assert self.state is not None
