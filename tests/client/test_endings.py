@@ -598,3 +598,22 @@ def test_a_connection_that_is_cut_as_it_is_made_is_none(monkeypatch: pytest.Monk
                 [part async for part in client.predict_stream(1)]
 
     asyncio.run(run())
+
+
+def test_a_connection_that_was_forgotten_as_it_was_made_is_closed() -> None:
+    """The end of a client closes what the libraries below have lost sight of."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        client = carpool.Client(f"http://127.0.0.1:{port}")
+        thread, _ = client._running()
+
+        async def connect() -> None:
+            await thread.loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+
+        thread.run(connect())
+        with listening.accept()[0] as accepted:
+            client.close()
+            accepted.settimeout(PATIENCE_S)
+            with suppress(ConnectionResetError):
+                assert accepted.recv(1) == b""
+        gc.collect()

@@ -53,7 +53,7 @@ class Client:
 
     def _begin(self) -> None:
         self._client = self._make()
-        self._thread = LoopThread("carpool client", asyncio.new_event_loop())
+        self._thread = LoopThread("carpool client", _Loop())
         self._open: set[AsyncIterator[Any]] = set()  # answers that are being read
         self._ending: weakref.finalize[..., Client] = weakref.finalize(
             self, _drop, self._thread, self._client, self._open
@@ -193,6 +193,37 @@ class Client:
             if self._is_closed:
                 raise closed() from error
             raise
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop that closes its connections with itself.
+
+    The libraries below forget one if its maker is cancelled in the turn in which it is there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect, and note the transport."""
+        made = await super().create_connection(*args, **options)
+        self._made.add(made[0])
+        return made
+
+    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
+        """Likewise."""
+        made = await super().create_unix_connection(*args, **options)
+        self._made.add(made[0])
+        return made
+
+    def close(self) -> None:
+        """Close the connections, and the loop."""
+        if not self.is_closed() and self._made:
+            for transport in list(self._made):
+                transport.abort()
+            self.run_until_complete(asyncio.sleep(0))  # their sockets are closed in the next turn
+        super().close()
 
 
 _beginning = threading.Lock()
