@@ -33,9 +33,10 @@ def test_every_line_of_a_service_names_its_model(caplog: pytest.LogCaptureFixtur
     """From the start to the end of a service with worker processes no line lacks the model."""
     caplog.set_level(logging.INFO, logger="carpool")
     service = Service(Stage(models.double, workers=2, devices=[0, 1]), name="twice")
+    before = guards_of(os.getpid())  # of services that end still
     with service.run() as handle:
         assert handle.predict(2) == 4
-        (guard,) = guards_of(os.getpid())
+        (guard,) = set(guards_of(os.getpid())) - set(before)
         os.kill(guard, signal.SIGKILL)
         wait_until(lambda: any("the guard of the workers" in line.getMessage() for line in caplog.records))
     assert about(caplog.records, "see the devices") == ("twice", "double", None)

@@ -146,6 +146,11 @@ class Client:
         thread, client = self._running()
         iterator, opened = make(client), self._open
         opened.add(iterator)
+
+        def leave() -> None:
+            if not thread.is_stopping:  # else the end of the loop closes the iterator
+                thread.loop.create_task(_leave(iterator, opened))
+
         try:
             while True:
                 try:
@@ -161,7 +166,7 @@ class Client:
             else:
                 with suppress(RuntimeError):  # the loop has ended
                     # nothing is waited for: the collector may be what has come here, in any thread
-                    thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(_leave(iterator, opened)))
+                    thread.loop.call_soon_threadsafe(leave)
 
     def _wait(self, ask: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """Have the loop do something, and wait for it."""

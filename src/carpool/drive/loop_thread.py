@@ -117,6 +117,11 @@ class LoopThread:
                 raise TimeoutError
         return future.result()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the loop ends: a task that is made now may never begin."""
+        return self._is_stopping
+
     def stop(self) -> None:
         """End the loop after this turn, from its own thread. Further calls do nothing."""
         if not self._is_stopping:
