@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
 from random import Random
 from statistics import fmean, median
 
 from bench.policies.runs import Runs
 from bench.policies.tables import EQUAL, OURS, RIVALS, Duel, Results, best_of, means_of
 from bench.policies.workloads import Workload
+from bench.tools.dice import four_digits, log_uniform
 from bench.tools.figures import table
 from carpool.simulate import capacity
 from carpool.simulate.costs import cost_of
@@ -93,29 +93,29 @@ def _scenario(name: str, dice: Random) -> Workload:
         "max_batch_size": limit,
         "workers": workers,
         "arrivals": _arrivals(dice, limit * workers, full_s, cost_of(curve)(1)),
-        "slo_s": _short(_log_uniform(dice, 1.3, 12) * full_s),
-        "duration_s": _short(duration_s),
+        "slo_s": four_digits(log_uniform(dice, 1.3, 12) * full_s),
+        "duration_s": four_digits(duration_s),
     }
     return Workload(name, settings)
 
 
 def _curve(dice: Random, limit: int) -> str:
     """Seconds by batch size, from a hundredth to four times as much per item as per batch."""
-    fixed_ms = _short(_log_uniform(dice, 0.5, 30))
-    item_ms = _short(fixed_ms * _log_uniform(dice, 0.01, 4))
+    fixed_ms = four_digits(log_uniform(dice, 0.5, 30))
+    item_ms = four_digits(fixed_ms * log_uniform(dice, 0.01, 4))
     match dice.choice(["affine", "tile", "knee", "power", "sqrt"]):
         case "affine":
             return f"affine:a={fixed_ms}ms,b={item_ms}ms"
         case "tile":
             width = dice.choice([width for width in (4, 8, 16, 32) if width <= limit])
-            return f"tile:a={fixed_ms}ms,step={_short(item_ms * width)}ms,width={width}"
+            return f"tile:a={fixed_ms}ms,step={four_digits(item_ms * width)}ms,width={width}"
         case "knee":
             knee = dice.randint(limit // 4, 3 * limit // 4)
-            extra_ms = _short(fixed_ms / knee * _log_uniform(dice, 0.5, 6))
+            extra_ms = four_digits(fixed_ms / knee * log_uniform(dice, 0.5, 6))
             return f"knee:a={fixed_ms}ms,b={item_ms}ms,knee={knee},extra={extra_ms}ms"
         case "power":
             power = dice.uniform(0.3, 0.95)
-            return "table:" + ",".join(f"{n}={_short(fixed_ms * n**power)}ms" for n in range(1, limit + 1))
+            return "table:" + ",".join(f"{n}={four_digits(fixed_ms * n**power)}ms" for n in range(1, limit + 1))
         case _:
             return f"sqrt:c={fixed_ms}ms"
 
@@ -137,25 +137,18 @@ def _arrivals(dice: Random, room: int, full_s: float, single_s: float) -> str:
             return f"poisson:rho={dice.uniform(0.2, 1.6):.3f}"
         case "mmpp":
             rho = f"{dice.uniform(0.1, 0.6):.3f}/{dice.uniform(1.0, 2.0):.3f}"
-            dwell_ms = _log_uniform(dice, 3, 60) * full_s * 1e3
-            return f"mmpp:rho={rho},mean_dwell={_short(dwell_ms)}ms/{_short(dwell_ms * dice.uniform(0.3, 1))}ms"
+            dwell_ms = log_uniform(dice, 3, 60) * full_s * 1e3
+            return (
+                f"mmpp:rho={rho},mean_dwell={four_digits(dwell_ms)}ms/{four_digits(dwell_ms * dice.uniform(0.3, 1))}ms"
+            )
         case "flash":
             begin = dice.uniform(0.2, 0.6)
             between = f"{begin:.2f}/{begin + dice.uniform(0.05, 0.3):.2f}"
             return f"flash:rho={dice.uniform(0.1, 0.6):.3f},peak_rho={dice.uniform(1.0, 4.0):.3f},between={between}"
         case "closed":
-            clients = max(1, round(room * _log_uniform(dice, 0.05, 4)))
-            think_ms = _short(single_s * 1e3 * _log_uniform(dice, 0.03, 3))
+            clients = max(1, round(room * log_uniform(dice, 0.05, 4)))
+            think_ms = four_digits(single_s * 1e3 * log_uniform(dice, 0.03, 3))
             kind = dice.choice(["uniform", "exponential"])
-            return f"closed:clients={clients},think={think_ms}ms,think={kind},backoff={_short(full_s * 1e3)}ms"
+            return f"closed:clients={clients},think={think_ms}ms,think={kind},backoff={four_digits(full_s * 1e3)}ms"
         case _:
             return f"bursts:rho={dice.uniform(0.3, 1.3):.3f},mean_burst={dice.uniform(2, 16):.1f}"
-
-
-def _log_uniform(dice: Random, low: float, high: float) -> float:
-    return exp(dice.uniform(log(low), log(high)))
-
-
-def _short(number: float) -> float:
-    """Four digits, so that a scenario can be read and typed."""
-    return float(f"{number:.4g}")

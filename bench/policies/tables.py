@@ -123,7 +123,7 @@ def ahead_table(workloads: Sequence[Workload], policies: Sequence[str], results:
     """The workloads in which another policy answers 2 % more in time than ours, the worst first.
 
     Cells are its figures over ours; below is how many workloads these are. `tuned` does not count,
-    since nobody has it beforehand.
+    since its settings are not known beforehand.
     """
     found = []
     for other in (name for name in policies if name not in (OURS, TUNED)):

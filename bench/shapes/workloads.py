@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import exp, log, sqrt
+from math import log, sqrt
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any, Literal
 
+from bench.tools.dice import log_uniform
 from carpool.simulate.costs import Cost, cost_of
 from carpool.simulate.lengths import lengths_of, sample_of
 
@@ -181,29 +182,25 @@ def _least_seconds(cost: Cost, lengths: Sequence[int], limit: int) -> float:
 def _random(name: str, dice: Random) -> Workload:
     """A workload of which all is drawn."""
     limit, workers = dice.choice([8, 16, 32, 64]), dice.choice([1, 1, 1, 2, 4])
-    median = _log_uniform(dice, 8, 200)
-    lengths = _lognormal(median, _log_uniform(dice, 0.3, 2.5), int(median * _log_uniform(dice, 8, 64)))
+    median = log_uniform(dice, 8, 200)
+    lengths = _lognormal(median, log_uniform(dice, 0.3, 2.5), int(median * log_uniform(dice, 8, 64)))
     if dice.random() < 0.3:
-        long = median * _log_uniform(dice, 4, 30)
+        long = median * log_uniform(dice, 4, 30)
         lengths = f"bimodal:short={median:.4g},long={long:.4g},long_share={dice.uniform(0.02, 0.4):.3f}"
-    each_us = _log_uniform(dice, 100, 3000) / median
-    cost = f"padded:a={_log_uniform(dice, 0.5, 20):.4g}ms,b={each_us:.4g}us"
+    each_us = log_uniform(dice, 100, 3000) / median
+    cost = f"padded:a={log_uniform(dice, 0.5, 20):.4g}ms,b={each_us:.4g}us"
     if dice.random() < 0.4:
-        cost += f",c={each_us / median * _log_uniform(dice, 0.02, 0.5):.4g}us"
+        cost += f",c={each_us / median * log_uniform(dice, 0.02, 0.5):.4g}us"
     plain, composed = _plain_rate(cost, lengths, limit), _composed_rate(cost, lengths, limit)
     settings: dict[str, Any] = {"lengths": lengths, "max_batch_size": limit, "workers": workers, "slo_s": None}
     duration_s = REQUESTS / plain / workers
     settings |= {"cost": cost + dice.choice(["", NOISE]), "duration_s": duration_s, "settle_s": SETTLING * duration_s}
     kind = dice.choice(KINDS)
     if kind == "closed":
-        settings["arrivals"] = _clients(round(limit * workers * _log_uniform(dice, 0.5, 8)))
+        settings["arrivals"] = _clients(round(limit * workers * log_uniform(dice, 0.5, 8)))
     else:
         rate = plain * dice.uniform(0.3, 0.95) if kind == "open" else composed * dice.uniform(0.6, 2)
         settings["arrivals"] = _arrivals(rate * workers, dice.choice([1, 1, round(dice.uniform(2, 16), 1)]))
     if kind == "slo":
-        settings["slo_s"] = _log_uniform(dice, 1.5, 8) * limit / plain
+        settings["slo_s"] = log_uniform(dice, 1.5, 8) * limit / plain
     return Workload(f"{name} {kind}", kind, settings)
-
-
-def _log_uniform(dice: Random, low: float, high: float) -> float:
-    return exp(dice.uniform(log(low), log(high)))

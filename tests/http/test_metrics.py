@@ -26,7 +26,6 @@ from carpool.observe.prometheus import render
 from carpool.observe.stage_stats import REASONS
 from carpool.observe.stats import Stats
 from carpool.policy import Greedy
-from carpool.request import Request
 from tests.effort import slow_where
 from tests.support.http import models
 from tests.support.http.front import Front, chunked, get, post
@@ -34,6 +33,7 @@ from tests.support.http.jobs import job
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.metrics import parse, scrape, value
 from tests.support.http.net import Client, Gate, RunningServer, predict, serving, waiting
+from tests.support.pipelines import ask
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 
@@ -249,13 +249,6 @@ def test_what_a_policy_explains_is_exported() -> None:
     assert stats.snapshot(0.0).stages[0].policy["mood"] == "good"
 
 
-def came(item: str) -> Request:
-    """A request that has come at 0."""
-    request = Request(item, 100.0)
-    request.admitted = request.arrived = 0.0
-    return request
-
-
 def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     """A change of the policy's rule is reported at most every ten seconds, and only to those who
     ask for it.
@@ -264,7 +257,7 @@ def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture)
     stats = Stats("both", pipeline, [None], [False]).stages[0]
 
     def batch(now: float, reason: str) -> Batch:
-        return Batch(1, 0, 0, [came("x")], 1, reason, now)
+        return Batch(1, 0, 0, [ask("x", 100.0)], 1, reason, now)
 
     with caplog.at_level("INFO", logger="carpool"):
         stats.started(batch(0, "free"))
@@ -285,7 +278,7 @@ def test_padding_is_counted() -> None:
     policy.allowed_batch_sizes = [4, 8]
     stats = Stats("padded", Core([Batcher("one", policy, Queue())]), [None], [False])
     for n in (1, 4, 5):
-        stats.stages[0].started(Batch(1, 0, 0, [came("x") for _ in range(n)], n, "free", 0))
+        stats.stages[0].started(Batch(1, 0, 0, [ask("x", 100.0) for _ in range(n)], n, "free", 0))
 
     assert value(parse(*render([stats], 0.0)), "carpool_padding", "_total", stage="one") == 3 + 0 + 3
     assert stats.snapshot(0.0).stages[0].padding_share == 6 / 16
@@ -300,7 +293,7 @@ def test_padding_by_length_is_counted(allowed: list[int] | None, positions: int)
     policy.allowed_lengths = allowed
     stats = Stats("padded", Core([Batcher("one", policy, Queue(levels=BY_LENGTH))]), [None], [False])
     for lengths in ([5, 20, 10], [100]):
-        requests = [came("x") for _ in lengths]
+        requests = [ask("x", 100.0) for _ in lengths]
         for request, length in zip(requests, lengths, strict=True):
             request.length = length
         stats.stages[0].started(Batch(1, 0, 0, requests, len(lengths), "length", 0, longest=max(lengths)))

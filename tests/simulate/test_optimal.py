@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from carpool.core.queue import Queue
 from carpool.policy.base import NOTHING, Decision
-from carpool.request import Request
 from carpool.simulate.optimal import Optimal, optimal_mean_latency
 from tests.effort import examples, slow_where
+from tests.support.pipelines import ask
 from tests.support.view import view_of
 
 COSTS_MS = {
@@ -105,9 +105,7 @@ def test_the_policy_plays_the_table() -> None:
     decisions = []
     for _ in range(6):
         decisions.append(policy.decide(view_of(0.0, queue, 1, 0)))
-        request = Request(None, 1.0)
-        request.arrived = 0.0
-        queue.push([request])
+        queue.push([ask(None, 1.0)])
 
     play = Decision(take=2, reason="table")
     assert decisions == [NOTHING, NOTHING, play, play, play, play]
@@ -118,9 +116,7 @@ def test_the_last_requests_do_not_wait_for_ever() -> None:
     """Where the table waits for more, the last requests go after the longest delay."""
     policy = Optimal([0, 0, 2], max_batch_size=8, max_queue_delay_s=0.5)
     queue = Queue()
-    request = Request(None, 9.0)
-    request.arrived = 1.0
-    queue.push([request])
+    queue.push([ask(None, 9.0, arrived=1.0)])
 
     assert policy.decide(view_of(1.0, queue, 1, 0)) == Decision(wake_at=1.5)
     assert policy.decide(view_of(1.5, queue, 1, 0)) == Decision(take=1, reason="delay")

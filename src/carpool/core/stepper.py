@@ -199,7 +199,7 @@ class Stepper:
 
     @property
     def made(self) -> None:
-        """None: it makes no batches, but running sets, whose steps nobody here counts."""
+        """None: it makes no batches, but running sets, whose steps are not counted here."""
 
     @property
     def is_wanted(self) -> bool:
@@ -213,15 +213,14 @@ class Stepper:
 
     # -- requests come and go
 
-    def enter(
-        self,
-        now: float,
-        requests: Sequence[Request],
-        soonest: float | None = None,
-        nbytes: int | None = None,
-        is_apart: bool = True,
-    ) -> None:
-        """Put requests in the queue of this stage; `node` and `arrived` must be set already."""
+    def enter(self, now: float, requests: Sequence[Request], *known: object) -> None:
+        """Put requests in the queue of this stage; `node` and `arrived` must be set already.
+
+        Args:
+            now: The time.
+            requests: At least one.
+            known: As for `Lobby.enter`; it is not so any more once their deadlines are set here.
+        """
         for request in requests:
             stream = request.stream
             if stream is None:

@@ -91,8 +91,7 @@ class WorkMeter:
         """Learn from what the calling thread has done since the last time, if it was enough."""
         self.next_at = now + _EVERY_S
         counted = self._pipeline.requests_and_batches
-        if counted is None:
-            return
+        assert counted is not None  # else this is not called
         requests, batches = counted
         came, went = requests - self._requests, batches - self._batches
         is_new = now - self._since > _LONGEST_S or get_ident() != self._thread

@@ -280,13 +280,13 @@ def explained(policy: Policy, now: float, crew: Crew | None = None) -> dict[str,
             of the coordinator's work.
     """
     try:
-        told = dict(policy.explain(now))
+        why = dict(policy.explain(now))
     except BaseException as error:  # the policy may be the user's; a look at it must do no harm
         return {"policy": name_of(policy), "error": f"{type(error).__name__}: {text_of(error)}"}
-    if "policy" in told:
-        told.setdefault("hop_s", 0.0 if crew is None else crew.times.hop_s)
+    if "policy" in why:
+        why.setdefault("hop_s", 0.0 if crew is None else crew.times.hop_s)
         view = None if crew is None else crew.lobby.view
         if view is not None and (view.request_work_s or view.batch_work_s):
-            told.setdefault("request_work_s", view.request_work_s)
-            told.setdefault("batch_work_s", view.batch_work_s)
-    return told
+            why.setdefault("request_work_s", view.request_work_s)
+            why.setdefault("batch_work_s", view.batch_work_s)
+    return why

@@ -175,7 +175,7 @@ class View:
         request_work_s: Seconds for which the coordinator's thread works for each request, as
             learned: to read it, to have it in a batch, to write its answer. They count while it
             waits for a core, too, and so does whatever else runs on its thread. A share of each
-            where a service has several stages. 0 where nobody measures it: while little comes, in
+            where a service has several stages. 0 where it is not measured: while little comes, in
             a service with a stage that answers in parts, and where callers' threads do the work.
         batch_work_s: Those for each batch besides: to decide, to write it, to read its reply.
             Batches of all workers wait for this one thread.

@@ -17,10 +17,12 @@ from collections.abc import Callable
 from math import inf, prod
 from typing import Any, Final
 
+from carpool.wire.scalars import SCALARS
+
 BufferCallback = Callable[[pickle.PickleBuffer], Any]
 
 _modules = sys.modules
-_PLAIN: Final = frozenset({int, float, str, bytes, bool, type(None)})
+_PLAIN: Final = SCALARS | {bytes}
 _FEW: Final = 16
 _LARGE = 64 * 1024  # bytes; of less, even the bits beside those that are shown are cut off
 _VIEWS = ("string_view", "binary_view")  # whose elements lie in buffers that slices share
