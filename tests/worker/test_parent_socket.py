@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from carpool.call.retry import run_now
 from carpool.wire import order as wire
-from carpool.wire.frame import encode
+from carpool.wire.frame import FrameReader, encode
 from carpool.worker.main import ParentSocket
+from carpool.worker.remote import RemoteSocket, _leaving_on_signals
+from carpool.worker.setup import LEAVING
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -56,3 +63,36 @@ def test_the_end_is_news(ends: tuple[socket.socket, ParentSocket]) -> None:
     parent.shutdown(socket.SHUT_WR)
     assert run_now(link.has_news())
     assert run_now(link.receive()) is None
+
+
+def test_a_signal_that_interrupts_no_system_call_is_handled_all_the_same() -> None:
+    """A worker that waits for a frame leaves on SIGTERM, also where the signal has come between the interpreter's look
+    for signals and the call that waits. Here another thread gets it, which does not end that call either.
+    """
+    ours, theirs = socket.socketpair()
+    told: list[bytes] = []
+    may_kill = threading.Event()
+
+    def service() -> None:
+        may_kill.wait(PATIENCE_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        theirs.settimeout(PATIENCE_S)
+        reader = FrameReader()
+        with suppress(TimeoutError):
+            n = theirs.recv_into(reader.get_buffer())
+            told.extend(bytes(frame.payloads[0]) for frame in reader.received(n))  # type: ignore[arg-type]
+        theirs.close()
+
+    thread = threading.Thread(target=service)
+    thread.start()
+    link = RemoteSocket(ours)
+    link._is_ready = True
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        with ours, _leaving_on_signals(link):
+            may_kill.set()
+            assert run_now(link.receive()) is None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        thread.join()
+    assert told == [LEAVING]

@@ -143,10 +143,22 @@ class RemoteSocket(ParentSocket):
         self._is_sending = False
         self._is_leaving = False
         self._clocks = ClockOffset()
+        self._comes = select.poll()
+        self._comes.register(sock, select.POLLIN)
+        self._signals = -1
+
+    def wake_by(self, signals: int) -> None:
+        """Have `receive` look for signals, too, in a descriptor that each of them makes readable.
+
+        One that comes after the interpreter has looked for signals, and before the system call that
+        waits, would else be handled once the next frame has come.
+        """
+        self._signals = signals
+        self._comes.register(signals, select.POLLIN)
 
     async def receive(self) -> Frame | None:
         """Return the next frame, with deadlines by the clock of this machine; None for the end."""
-        if self._metrics_due_at < inf and self._nothing_comes():
+        while self._nothing_comes():
             self.send_metrics()
         frame = await super().receive()
         if frame is not None:
@@ -194,12 +206,16 @@ class RemoteSocket(ParentSocket):
                 self._say_so()
 
     def _nothing_comes(self) -> bool:
-        """Report whether nothing has come when the metrics are due."""
+        """Wait for something to come; report whether nothing has when the metrics are due."""
         if self._received or (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()):
             return False
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return not poll.poll(max(0.0, self._metrics_due_at - time.monotonic()) * 1000)
+        while True:
+            due_at = self._metrics_due_at
+            left_ms = None if due_at == inf else max(0.0, due_at - time.monotonic()) * 1000
+            ready = [fd for fd, _ in self._comes.poll(left_ms)]
+            if ready != [self._signals]:
+                return not ready
+            os.read(self._signals, 64)  # the signal has been handled since
 
     def _send_metrics(self, data: bytes) -> None:
         """Send metrics, unless they are more than a service takes."""
@@ -304,12 +320,19 @@ def _leaving_on_signals(link: RemoteSocket) -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
         link.leave()
 
+    readable, written = os.pipe()
+    os.set_blocking(written, False)
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    woken = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    link.wake_by(readable)
     try:
         yield
     finally:
+        signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.close(readable)
+        os.close(written)
 
 
 def _watch(fd: int, has_ended: threading.Event) -> None:
