@@ -13,7 +13,7 @@ from sys import maxsize
 from bench.policies.workloads import DURATION_S, Workload, load
 from bench.tools import options
 from bench.tools.docs import write
-from carpool.policy import Adaptive
+from carpool.policy import Adaptive, Decision
 from carpool.simulate import run
 
 WORKLOADS = (
@@ -74,50 +74,50 @@ def without_gather(policy: Adaptive) -> None:
 
 def without_plan(policy: Adaptive) -> None:
     """When the head is in a hurry, serve everything all the same."""
-    policy._tight = lambda at, line, most, *_: policy._go(  # type: ignore[method-assign]
-        line.dropped, line.size, min(line.size, most), line.due - at, "free"
+    policy._tight = lambda at, left, most, _: Decision(  # type: ignore[method-assign]
+        left.dropped, min(left.size, most), "free"
     )
 
 
 def without_backlog(policy: Adaptive) -> None:
     """Keep the whole backlog in an overload."""
-    policy._trim = lambda *_: None  # type: ignore[method-assign]
+    policy._worth_keeping = lambda now, at, left, *_: left.size  # type: ignore[method-assign]
 
 
 def without_edge(policy: Adaptive) -> None:
     """A backlog that stands is like any other."""
-    policy._backlog.look = lambda *_: 0  # type: ignore[method-assign]
+    policy._trim_edge = lambda *_: None  # type: ignore[method-assign]
 
 
 def without_size(policy: Adaptive) -> None:
     """Take all that waits, up to the working size."""
-    policy._chooser.choose = lambda waiting, most, *_: min(waiting, most)  # type: ignore[method-assign]
+    policy._sizes.choose = lambda waiting, most, *_: min(waiting, most)  # type: ignore[method-assign]
 
 
 def without_share(policy: Adaptive) -> None:
     """Each of several workers takes as much as one alone."""
-    policy._share = lambda now, waiting, most, workers: most  # type: ignore[method-assign]
+    policy._fair_share = lambda now, waiting, most, workers: most  # type: ignore[method-assign]
 
 
-def without_probe(policy: Adaptive) -> None:
+def without_tries(policy: Adaptive) -> None:
     """Never try a size for its own sake."""
-    policy._chooser._next_probe = maxsize
+    policy._sizes._next_try = maxsize
+
+
+def without_ages(policy: Adaptive) -> None:
+    """What was once measured is known for good."""
+    cost = policy.cost
+    cost._known_now = lambda i: cost._known[i]  # type: ignore[method-assign]
 
 
 def without_ratios(policy: Adaptive) -> None:
     """A straight line for a cost."""
-    shape = policy.cost.shape
-    shape._known_ratios = lambda _: []  # type: ignore[method-assign]
+    policy.cost._pulled = lambda *_: []  # type: ignore[method-assign]
 
 
 def without_level(policy: Adaptive) -> None:
     """No fast level: a drift is learned by the line alone, and a stall is believed."""
-    policy.cost._learn_level = lambda residual, _: residual  # type: ignore[method-assign]
-
-
-def without_margin(policy: Adaptive) -> None:
-    """Plan with the expected time."""
-    policy.cost._learn_margin = lambda _: None  # type: ignore[method-assign]
+    policy.cost._believed = lambda seconds, *_: seconds  # type: ignore[method-assign]
 
 
 PARTS: dict[str, Callable[[Adaptive], None]] = {
@@ -127,10 +127,10 @@ PARTS: dict[str, Callable[[Adaptive], None]] = {
     "edge": without_edge,
     "size": without_size,
     "share": without_share,
-    "probe": without_probe,
+    "tries": without_tries,
+    "ages": without_ages,
     "ratios": without_ratios,
     "level": without_level,
-    "margin": without_margin,
 }
 
 

@@ -466,9 +466,9 @@ def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
 
 def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
     """`Adaptive` sends a batch ahead once it knows what batches cost, with the size that it finds
-    best; requests that may have to be refused stay in the queue, where they are judged.
+    best; requests that would be late that way stay in the queue, where they are judged.
     """
-    for slo_s, ahead in ((None, True), (100.0, True), (4 * TOOK_S, False)):
+    for slo_s, ahead in ((None, True), (100.0, True), (1.5 * TOOK_S, False)):
         pipeline = pipeline_of(stage(policy=Adaptive(4), runs_ahead=True), slo_s=slo_s)
         now: float = 0
         for _ in range(12):
@@ -495,12 +495,11 @@ def stage_with_a_gap(setup_s: float, gap_s: float) -> Core:
 @pytest.mark.parametrize(
     ("n", "setup_s", "gap_s", "goes"),
     [
-        (3, 0.0, U, True),
-        (2, 0.0, U, True),  # an item takes as long as in a full batch
-        (1, 0.0, U, False),  # there would be more than twice as many batches
         (3, 8 * U, U, False),  # the fourth would need another setup
         (3, 8 * U, 4 * U, True),
         (2, 8 * U, 4 * U, False),
+        (2, 8 * U, 9 * U, True),
+        (1, 8 * U, 30 * U, False),  # there would be more than twice as many batches
         (3, 8 * U, 0.0, False),  # nothing is lost by waiting
     ],
 )
@@ -529,7 +528,7 @@ def test_a_smaller_batch_waits_for_clients_that_are_outside() -> None:
     may still get better.
     """
     for inside in ([8] * 100, [7, 7, 5, 5] * 50):
-        pipeline = stage_with_a_gap(0.0, U)
+        pipeline = stage_with_a_gap(8 * U, 4 * U)
         policy = pipeline.batchers[0].lobby.policy
         assert isinstance(policy, Adaptive)
         for n in inside:

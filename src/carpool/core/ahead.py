@@ -81,7 +81,7 @@ def next_to_end(
     running: Collection[Batch],
     ahead: Mapping[int, Sequence[Batch]],
     leaving: Collection[int],
-    usual_s: float,
+    times: Times,
     late_s: float,
     most: int,
 ) -> Batch | None:
@@ -94,7 +94,7 @@ def next_to_end(
         running: The batches under way, in the order of their starts.
         ahead: What lies with workers already, by place.
         leaving: The places of the workers that get nothing more.
-        usual_s: What a batch takes.
+        times: What the stage's batches take.
         late_s: A batch that should have ended more than these seconds ago is passed over.
         most: How many batches may lie with one worker.
     """
@@ -102,7 +102,7 @@ def next_to_end(
     for batch in running:
         place = batch.place
         lying = len(ahead[place]) if place in ahead else 0
-        if lying < most and not batch.given_up and batch.started + usual_s - now >= -late_s and place not in leaving:
+        if lying < most and not batch.given_up and times.usual_end(batch) - now >= -late_s and place not in leaving:
             found, most = batch, lying
             if not lying:
                 break

@@ -24,8 +24,8 @@ from carpool.core.running_set import Part, SetReport
 from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.core.times import Times
 from carpool.policy.base import Decision, Policy
+from carpool.policy.cost import Knots
 from carpool.policy.length_cost import padded
-from carpool.policy.shape import Knots
 from carpool.request import DONE, RUNNING, Request
 
 
@@ -764,17 +764,17 @@ class Batcher:
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
         """Return a batch for a busy worker, if it may go already: see `core/ahead.py`."""
-        queue, usual_s, running = self.queue, self.times.usual_s, len(self.in_flight)
+        queue, times, running = self.queue, self.times, len(self.in_flight)
         much_waits = is_deep(queue, running, self._limit)
-        lead_s = lead_allowed_s(queue, self.times, running, much_waits)
+        lead_s = lead_allowed_s(queue, times, running, much_waits)
         if lead_s is None:
             return None
         most = MOST if much_waits and not queue.varied else 1
-        before = next_to_end(now, self.in_flight.values(), self.ahead, self.leaving, usual_s, lead_s, most)
+        before = next_to_end(now, self.in_flight.values(), self.ahead, self.leaving, times, lead_s, most)
         if before is None:
             return None
         place, lying = before.place, self.ahead.get(before.place)
-        ends = before.started + usual_s * (1 + len(lying) if lying else 1)
+        ends = times.usual_end(before) + (len(lying) * (times.ahead_s or times.usual_s) if lying else 0.0)
         opens_at = ends - lead_s
         if lying and now < opens_at:
             return None  # it goes when something else happens, and no timer is set for it

@@ -68,7 +68,7 @@ from carpool.core.safe_size import SafeSize
 from carpool.core.times import Times
 from carpool.errors import ModelError
 from carpool.policy.base import TOO_LATE
-from carpool.policy.shape import Knots
+from carpool.policy.cost import Knots
 from carpool.policy.steps import GreedySteps, Stepped, StepPolicy
 from carpool.request import DONE, Lane, Request, Stream
 

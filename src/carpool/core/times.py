@@ -20,6 +20,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+from carpool.core.batch import Batch
 from carpool.policy.cost import CostModel
 
 _FADING: Final = 0.998  # what is left of a learned gap after each batch that does not show it
@@ -41,6 +42,7 @@ class Times:
 
     Attributes:
         usual_s: Smoothed seconds of a batch; 0 while none has run.
+        ahead_s: The same of batches that have gone ahead, which are not on their way for all of it.
         fastest_s: The least seconds of a batch lately; never more than `usual_s`.
         hop_s: Smoothed seconds that a batch spends on its way to the worker and back.
         deviation_s: Smoothed distance of calls from what they usually take. It goes by what workers
@@ -53,11 +55,22 @@ class Times:
 
     __slots__ = (
         *("_batches", "_busy_s", "_cost", "_cost_pause", "_limit_s", "_slowest_s", "_unit_s", "_unwanted_s"),
-        *("_watches_gaps", "deviation_s", "fastest_s", "gap_s", "hop_s", "learns", "least_s", "unit", "usual_s"),
+        *(
+            "_watches_gaps",
+            "ahead_s",
+            "deviation_s",
+            "fastest_s",
+            "gap_s",
+            "hop_s",
+            "learns",
+            "least_s",
+            "unit",
+            "usual_s",
+        ),
     )
 
     def __init__(self, limit_s: float = inf, unwanted_s: float = inf, watches_gaps: bool = False) -> None:
-        self.usual_s = self.fastest_s = self.deviation_s = self.gap_s = self.hop_s = 0.0
+        self.usual_s = self.ahead_s = self.fastest_s = self.deviation_s = self.gap_s = self.hop_s = 0.0
         self.unit = 1.0
         self.least_s = limit_s if limit_s < inf else unwanted_s
         self.learns = limit_s == inf and unwanted_s < inf
@@ -89,8 +102,14 @@ class Times:
             self.unit += (1.0 - _UNIT_KEEP) * (size / n - self.unit)
         if self._cost is not None:
             self._learn_cost(self._cost, size, busy_s + self.hop_s)
+        if went_ahead:
+            self.ahead_s += (took_s - self.ahead_s) * (0.2 if self.ahead_s else 1.0)
         self.learn_usual(took_s)
         return hop_s
+
+    def usual_end(self, batch: Batch) -> float:
+        """Return when a batch that runs should end."""
+        return batch.started + (self.ahead_s if batch.ahead and self.ahead_s else self.usual_s)
 
     def learn_usual(self, took_s: float) -> None:
         """Learn what a batch, or the first part of a stream, usually takes."""

@@ -7,15 +7,13 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from carpool.policy.arrivals import Arrivals
-from carpool.policy.backlog import Backlog
 from carpool.policy.base import DoneBatch, Policy, QueueView, View
-from carpool.policy.batch_size import BatchSize
 from carpool.policy.compose import Composer
 from carpool.policy.cost import CostModel
 from carpool.policy.gather import Gather, Round
-from carpool.policy.hop_cost import HopCost
 from carpool.policy.inside import Inside
 from carpool.policy.length_cost import LengthCost
+from carpool.policy.size import Sizes
 from carpool.request import Request
 
 COLD: Final = 6  # batches before anything is decided by what was learned
@@ -23,7 +21,6 @@ _FEW = 64  # batches that must be known before any is skipped without much thoug
 _TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
 _SHORT_S = 5e-3  # shorter batches are not all learned from, as learning costs a share of their time,
 _LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3  # but about one in this time
-_NOVEL = 2.0  # a size that was measured less often is learned from whenever it comes
 
 
 class _Observation(NamedTuple):
@@ -32,8 +29,8 @@ class _Observation(NamedTuple):
     Attributes:
         size: The sum of its requests' sizes.
         busy_s: What it took its worker; None if it failed.
-        hop_s: What batches usually spend on their way besides.
-        last_hop_s: What this one has.
+        hop_s: What it spent on its way besides.
+        ahead: Whether it went ahead.
         before: The batch before it, and what came of that; None if nothing is to be learned of it.
         unit: The mean size of its requests.
         is_first: Whether it was the first one of about its size on its worker.
@@ -42,7 +39,7 @@ class _Observation(NamedTuple):
     size: int
     busy_s: float | None
     hop_s: float
-    last_hop_s: float
+    ahead: bool
     before: Round | None
     unit: float
     is_first: bool
@@ -60,8 +57,9 @@ class AdaptiveLearning(Policy):
         super().__init__(max_batch_size, max_queue_delay_s)
         self._arrivals = Arrivals()
         self._gather = Gather(self._arrivals)
-        self._backlog = Backlog()
-        self._hop_cost = HopCost()
+        self._overloaded_since: float | None = None
+        self._stands_since: float | None = None  # since when more waits than one batch for each worker
+        self._looked_at = 0.0  # when that was seen last
         self._inside = Inside()
         self._unit = 1.0  # smoothed size of a request
         self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
@@ -78,7 +76,7 @@ class AdaptiveLearning(Policy):
 
     def _learn_from_scratch(self) -> None:
         self.cost = CostModel(self.limit)
-        self._chooser = BatchSize(self.cost)
+        self._sizes = Sizes(self.cost)
 
     # -- what happened
 
@@ -123,8 +121,8 @@ class AdaptiveLearning(Policy):
             self._learn_from_scratch()
             cost = self.cost
         is_known = cost.samples > _FEW
-        is_novel = not is_known or cost.measured(size) < _NOVEL
-        self._is_trifling = is_known and busy_s < _TRIFLE_S and not self._hop_cost.share
+        is_novel = not is_known or not cost.is_known(size)
+        self._is_trifling = is_known and busy_s < _TRIFLE_S and self._sizes.part == inf
         if is_novel or not self._to_skip:
             self._observe(now, done, is_first)
             self._to_skip = self._worth_skipping(size, busy_s) if is_known else 0
@@ -150,8 +148,7 @@ class AdaptiveLearning(Policy):
         self._arrivals.add(began, 1)
         if self._unit != 1.0:
             self._unit += 0.02 * (1.0 - self._unit)
-        self._backlog.calm()
-        self._backlog.drained()
+        self._overloaded_since = None
         self._waiting, self._busy, self._next_has_gone = 0, 1, True
         self._rule = "free" if self.limit > 1 else "full"
 
@@ -162,7 +159,7 @@ class AdaptiveLearning(Policy):
         if not self._is_trifling:
             before = self._gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
         learned_s = done.busy_s if done.ok else None
-        self._observation = _Observation(size, learned_s, self._hop_s, done.hop_s, before, size / n, is_first)
+        self._observation = _Observation(size, learned_s, done.hop_s, done.ahead, before, size / n, is_first)
 
     def _worth_skipping(self, size: int, busy_s: float) -> int:
         """Return how many batches not to learn from, after one that has taken `busy_s`.
@@ -185,30 +182,23 @@ class AdaptiveLearning(Policy):
         if observed is None:
             return
         if observed.busy_s is not None:
-            # what one more batch costs, the way to the worker and back too
-            hop_s = observed.last_hop_s if self._learn_hop(observed, observed.busy_s) else observed.hop_s
-            self.cost.add(observed.size, observed.busy_s + hop_s, is_first=observed.is_first)
-            self._chooser.completed()
+            self._learn_cost(observed, observed.busy_s)
         if observed.before is not None:
             length_cost = self._length_cost
             composes = length_cost is not None and length_cost.longest_varies
             cost = length_cost.usual(self.limit) if length_cost is not None and composes else self.cost
             self._gather.learn(observed.before, observed.unit, cost)
 
-    def _learn_hop(self, observed: _Observation, busy_s: float) -> float:
-        """Learn from the way of a batch; return the share of batches that is a way which grows.
-
-        It is 0 where no batch may go ahead, as then no way overlaps with anything.
-        """
-        if self._view is None or not self._view.runs_ahead:
-            return 0.0
-        hop, chooser, clients = self._hop_cost, self._chooser, self._gather.clients * self._unit
-        most, size = min(clients, self.limit), observed.size
-        share = hop.learn(size, observed.last_hop_s, busy_s, most, observed.unit)
-        if share and not chooser.hop_share:
-            self.cost.split(observed.hop_s, hop.fixed_s, hop.unit_s)
-        chooser.hop_share, chooser.hop_unit_s, chooser.clients = share, hop.unit_s, clients
-        return share
+    def _learn_cost(self, observed: _Observation, busy_s: float) -> None:
+        """Learn what a batch took in its worker, and on its way."""
+        cost, sizes = self.cost, self._sizes
+        sizes.ran(observed.size, busy_s)
+        cost.add(observed.size, busy_s, is_first=observed.is_first)
+        cost.learn_way(observed.size, observed.hop_s, observed.ahead)
+        sizes.runs_ahead = self._view is not None and self._view.runs_ahead
+        if sizes.runs_ahead:
+            sizes.refresh()
+            sizes.learn_part(self._inside.clients * self._unit, self._unit, max(1, self._busy))
 
     def _learn_lengths(self, now: float, done: DoneBatch) -> None:
         """Learn what a batch costs by its longest, and which lengths are answered in time."""
@@ -275,21 +265,21 @@ class AdaptiveLearning(Policy):
 
     def explain(self, now: float) -> dict[str, Any]:
         """Return what was learned and by which rule the last batch went; all times in seconds."""
-        cost, chooser = self.cost, self._chooser
-        chooser.refresh()
-        sizes = sorted({1, chooser.working, chooser.best, self.limit})
+        cost, sizes = self.cost, self._sizes
+        sizes.refresh()
+        shown = sorted({1, sizes.most, self.limit})
         return {
             "policy": "adaptive",
             "rule": self._rule,
             "samples": cost.samples,
-            "cost_s": {n: cost.seconds(n) for n in sizes} if cost.samples else {},
+            "cost_s": {n: cost.seconds(n) for n in shown} if cost.samples else {},
             "noise_cv": cost.cv,
             "margin": cost.margin,
             "arrival_rate": self._arrivals.long_rate(now),
-            "capacity_per_worker": chooser.capacity * cost.bias if cost.samples else 0.0,
-            "expected_batch_size": chooser.working,
+            "capacity_per_worker": sizes.rate if cost.samples else 0.0,
+            "expected_batch_size": sizes.most,
             "gather_s": self._gather.window_s,
-            "overloaded": self._backlog.overloaded_since is not None,
+            "overloaded": self._overloaded_since is not None,
             **self._explain_lengths(),
         }
 

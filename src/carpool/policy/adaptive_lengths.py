@@ -7,8 +7,8 @@ from math import inf
 
 from carpool.policy.adaptive_learning import COLD, AdaptiveLearning
 from carpool.policy.base import Decision, LevelsView, QueueView, View
-from carpool.policy.batch_size import share_of
 from carpool.policy.compose import ChosenGroup, in_line
+from carpool.policy.size import share_of
 from carpool.request import Request
 
 _KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
@@ -79,7 +79,7 @@ class AdaptiveLengths(AdaptiveLearning):
     def _share_by_length(self, now: float, waiting: int, levels: Sequence[LevelsView], workers: int) -> int:
         """Return the most that one of several workers takes, as others are or soon will be free.
 
-        It is the share without lengths (`BatchSize.share`), for requests of the mean length.
+        It is the share without lengths (`Sizes.share`), for requests of the mean length.
         """
         cost, gather = self._length_cost, self._gather
         assert cost is not None

@@ -213,6 +213,8 @@ class DoneBatch(Protocol):
         hop_s: Seconds that it spent on its way to the worker and back besides.
         ok: Whether none of its requests failed.
         is_switch: Whether its worker had served another key before.
+        ahead: Whether it was handed over while its worker was still busy, so that some of its way
+            is not in `hop_s`.
         is_alone: Whether it is a lone request that went by `lone_slack_s`, with no request to look
             at: neither `arrived` nor `decide` was called for it.
         is_warm_up: Whether it is a call of a warm-up. These come before the first request, for each
@@ -228,6 +230,7 @@ class DoneBatch(Protocol):
     hop_s: float
     ok: bool
     is_switch: bool
+    ahead: bool
 
     @property
     def is_alone(self) -> bool: ...

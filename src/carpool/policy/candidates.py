@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
 
@@ -53,24 +53,19 @@ class Candidates:
         return self._queue.weighted and self.size > 0
 
     @property
-    def slo_s(self) -> float:
-        """Seconds from the arrival of the first one left to its due time."""
-        head = self._queue.peek(1)[0] if self._requests is None else self._requests[0]
-        return head.due - head.arrived
+    def last_due(self) -> float:
+        """When the last one left is due."""
+        return self.requests[-1].due
 
     def due_behind(self, units: int) -> float:
-        """Return when the first request behind the first `units` is due."""
+        """Return when the first request behind the first `units` is due; infinity if there is none."""
+        if units >= self.size:
+            return inf
         if self.size == len(self.requests):
             return self.requests[units].due
         before = list(accumulate((request.size for request in self.requests), initial=0))
         behind = max(1, bisect_right(before, units) - 1)
         return self.requests[behind].due if behind < len(self.requests) else inf
-
-    def due_by(self, when: float) -> int:
-        """Return how much of what is left is due by `when`, in units."""
-        if self.size and self._queue.lanes == 1 and self.requests[-1].due <= when:
-            return self.size
-        return sum([request.size for request in self.requests if request.due <= when])
 
     def drop(self, requests: list[Request]) -> None:
         """Refuse these requests."""
@@ -84,6 +79,12 @@ class Candidates:
         """Refuse the requests that are due before `when`."""
         if self.due < when:
             self.drop([request for request in self.requests if request.due < when])
+
+    def due_by(self, when: float) -> int:
+        """Return how much of what is left is due by `when`, in units."""
+        if self.size and self._queue.lanes == 1 and self.requests[-1].due <= when:
+            return self.size
+        return sum([request.size for request in self.requests if request.due <= when])
 
     def drop_first(self, units: int, due_by: float = inf) -> None:
         """Refuse `units`, or a little more, of the requests that are due by `due_by`.
@@ -103,3 +104,31 @@ class Candidates:
                 units -= request.size
                 refused.append(request)
         self.drop(refused)
+
+    def drop_until_in_time(self, is_late: Callable[[float, int], bool]) -> bool:
+        """Refuse all before the first one that is in time if a batch begins with it.
+
+        The further back a request is, the later it is due and the smaller the batch can be, so this
+        is a binary search. Across priorities some before it may be due later; these stay.
+
+        Args:
+            is_late: Reports whether a request that is due then is late, with so many units from it
+                on.
+
+        Returns:
+            False if none is in time; then none is refused.
+        """
+        requests = self.requests
+        before = list(accumulate((request.size for request in requests), initial=0))
+        units = before[-1]
+        low, high = 0, len(requests)
+        while low < high:
+            middle = (low + high) >> 1
+            if is_late(requests[middle].due, units - before[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(requests):
+            return False
+        self.drop([each for i, each in enumerate(requests[:low]) if is_late(each.due, units - before[i])])
+        return True

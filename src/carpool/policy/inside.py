@@ -53,8 +53,13 @@ class Inside:
         self._usual += weight * distance
         self._deviation += weight * (abs(distance) - self._deviation)
 
+    @property
+    def clients(self) -> float:
+        """How many clients there are, if all are inside now and then; 0 if that is not known."""
+        is_steady = self._looks >= _FIRST and self._deviation <= _STEADY * sqrt(self._usual)
+        return self._usual if is_steady else 0.0
+
     def are_all(self, inside: int) -> bool:
         """Report whether all clients are inside, so that no request comes before a batch ends."""
-        usual = self._usual
-        is_steady = self._looks >= _FIRST and self._deviation <= _STEADY * sqrt(usual)
-        return is_steady and abs(usual - inside) <= max(0.5, _FEW * usual)
+        usual = self.clients
+        return usual > 0.0 and abs(usual - inside) <= max(0.5, _FEW * usual)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import exp, log, sqrt
 
+from carpool.policy.cost import LeastSquares
 from carpool.policy.level import CostLevel
 
 _KEEP = 0.995  # weight of the former samples when a new one comes
@@ -26,7 +26,6 @@ _EAGER, _EVERY = 50, 8  # up to so many samples the weights are found anew for e
 _SWITCH_NEWS = 0.1  # weight of a new sample of what it costs to serve another key
 _SWITCH_MOST = 50.0  # times the usual seconds: what takes longer has stalled
 _SWITCH_SHARE = 0.1  # of a batch: a switch that costs less does not matter
-_RIDGE = 1.0001  # of the diagonal: parts that cannot be told apart share what they cost
 
 
 class LengthCost(CostLevel):
@@ -62,27 +61,27 @@ class LengthCost(CostLevel):
         self.switch_s = 0.0
         self._excess_s = 0.0  # smoothed, of first batches of another key
         self.longest_varies = False
-        self._weights = [1e-3, 0.0, 0.0, 0.0]
-        self._products = [[0.0] * 4 for _ in range(4)]  # of the parts of the cost, over the samples
-        self._sums = [0.0] * 4
+        self._line = LeastSquares(
+            (0.25, 0.25, 0.25, 0.25), _KEEP
+        )  # parts that cannot be told apart share what they cost
 
     @property
     def setup_s(self) -> float:
         """Seconds of a call that depend on nothing."""
-        return self._weights[0] * self.level
+        return self._line.weights[0] * self.level
 
     def item_s(self, length: float) -> float:
         """Return the seconds of each item in a batch whose longest has this length."""
         if self._lengths is not None:
             length = padded(length, self._lengths)
-        _, b, c, e = self._weights
+        _, b, c, e = self._line.weights
         return (b * length + c * length * length + e) * self.level
 
     def item_s_at(self, lengths: Sequence[int]) -> list[float]:
         """Return `item_s` of each of these lengths."""
         if self._lengths is not None:
             lengths = [padded(length, self._lengths) for length in lengths]
-        _, b, c, e = self._weights
+        _, b, c, e = self._line.weights
         level = self.level
         return [(b * length + c * length * length + e) * level for length in lengths]
 
@@ -121,70 +120,23 @@ class LengthCost(CostLevel):
         self.samples += 1
         if self.samples > _LEARNED:
             expected = self.seconds(n, length)
-            self._learn_margin(seconds / expected)
-            residual = log(min(max(seconds / expected, 0.4), 2.5))
-            believed = self._learn_level(residual, min(3.0, self.samples / _LEARNED))
+            believed = self._believed(seconds, expected, 1.0)
             if believed is None:
                 return
-            seconds, usual = expected * exp(believed), expected
-        self._add_up(n, length, seconds / self.level, usual / self.level)
+            seconds, usual = believed, expected
+        if self._counts is not None:
+            n = padded(n, self._counts)
+        if self._lengths is not None:
+            length = padded(length, self._lengths)
+        self._line.add((1.0, n * length, n * length * length, n), seconds / self.level, usual / self.level)
         if self.samples <= _EAGER or self.samples % _EVERY == 0:
-            self._fit()
+            self._line.fit()
 
     def learn_switch(self, n: int, length: int, seconds: float) -> None:
         """Learn from a batch that was the first one of its key on its worker."""
         expected = self.seconds(n, length)
         self._excess_s += _SWITCH_NEWS * (min(seconds, _SWITCH_MOST * expected) - expected - self._excess_s)
         self.switch_s = self._excess_s if self._excess_s > _SWITCH_SHARE * expected else 0.0
-
-    def _add_up(self, n: float, length: float, seconds: float, usual: float) -> None:
-        """Add a sample, in units of the present level, to the sums of the least squares.
-
-        Errors count relative to what such a batch usually takes. Relative to what this one took,
-        those that happened to be quick would count for more than the slow ones, and all that is
-        learned from noisy batches would come out too low beside a warm-up without noise.
-
-        Args:
-            n: Its count.
-            length: Its longest length.
-            seconds: What it took.
-            usual: What such a batch is expected to take; what it took while nothing is known.
-        """
-        if self._counts is not None:
-            n = padded(n, self._counts)
-        if self._lengths is not None:
-            length = padded(length, self._lengths)
-        parts = (1.0 / usual, n * length / usual, n * length * length / usual, n / usual)
-        ratio = seconds / usual
-        for i, part in enumerate(parts):
-            row = self._products[i]
-            self._sums[i] = _KEEP * self._sums[i] + part * ratio
-            for j in range(4):
-                row[j] = _KEEP * row[j] + part * parts[j]
-
-    def _fit(self) -> None:
-        """Find the weights, leaving out the worst one for as long as any is negative."""
-        scale = [sqrt(self._products[i][i]) for i in range(4)]
-        left = [0, 1, 2, 3]
-        while left:
-            found = self._solved(left)
-            worst = min(left, key=lambda i: found[i] * scale[i])
-            if found[worst] >= 0.0:
-                self._weights = [found.get(i, 0.0) for i in range(4)]
-                return
-            left.remove(worst)
-
-    def _solved(self, left: Sequence[int]) -> dict[int, float]:
-        """Return the weights of the parts that are left, by elimination."""
-        rows = [[self._products[i][j] * (_RIDGE if i == j else 1.0) for j in left] + [self._sums[i]] for i in left]
-        for p in range(len(left)):
-            pivot = rows[p][p] or 1e-30
-            rows[p] = [value / pivot for value in rows[p]]
-            for r in range(len(left)):
-                if r != p:
-                    factor = rows[r][p]
-                    rows[r] = [x - factor * y for x, y in zip(rows[r], rows[p], strict=True)]
-        return {i: row[-1] for i, row in zip(left, rows, strict=True)}
 
 
 class CostAtLength:

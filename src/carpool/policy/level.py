@@ -3,19 +3,28 @@
 The **level** is the one factor by which all batches are slower or faster than the shape of the cost
 says: a model that is throttled, or whose neighbour has woken up. Its gain follows a tracking signal
 (Trigg & Leach 1967): small while the residuals scatter around zero, large when they agree in sign.
-A residual far outside the noise is a stall and is believed only if it repeats. The **margin** is a
-quantile of measured over predicted time, tracked by steps up and down (Robbins & Monro 1951).
+A residual far outside the noise is a stall and is believed only if it repeats.
+
+Each batch that is learned from measures level and noise, whatever its size: half of the variance is
+of the last 14 of them, and a change of speed is followed within some ten.
 """
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import exp, log, sqrt
+from typing import Final
 
 from carpool.policy.first_calls import FirstCalls
 
-_QUANTILE, _QUANTILE_STEP = 0.7, 0.04
-_STALL = 0.25  # log-ratio beyond which, and beyond 3.5 sigma, a residual may be a stall
-_REPEATED = 1.4  # two odd residuals in a row of one sign: not a stall, but a change
+_STALL: Final = 0.25
+"""Log-ratio beyond which, and beyond 3.5 sigma, a batch may have stalled. With half of it, changes
+of an eighth are believed one batch later; with twice as much, stalls of 1.6 times count."""
+_REPEATED: Final = 1.4
+"""Oddness at which it was no stall, which two odd batches in a row reach. With half of it, each
+stall is believed; with twice as much, no change is."""
+_GAIN: Final = 0.3
+"""The level's gain while all residuals agree. With half of it, a drift takes twice as many batches;
+with twice as much, three batches that are slow by chance move the level by half of that."""
 
 
 class CostLevel(FirstCalls):
@@ -23,9 +32,7 @@ class CostLevel(FirstCalls):
 
     Attributes:
         level: What to multiply the relative times of the shape with.
-        margin: Planned time over expected time.
-        trend: Smoothed log-ratio of measured to expected time; far from 0 while the level is
-            moving.
+        samples: How many batches it has learned from.
     """
 
     def __init__(self) -> None:
@@ -34,9 +41,9 @@ class CostLevel(FirstCalls):
 
     def forget(self) -> None:
         self.level = 1.0
-        self.margin = 1.0
-        self.trend = 0.0
+        self.samples = 0
         self._variance = 0.0  # of the log-ratios
+        self._trend = 0.0  # smoothed log-ratio
         self._scatter = 1e-3  # smoothed absolute log-ratio
         self._oddness = 0.0
 
@@ -45,40 +52,37 @@ class CostLevel(FirstCalls):
         """Coefficient of variation of a batch's time about its expectation."""
         return sqrt(self._variance)
 
-    def _learn_margin(self, ratio: float) -> None:
-        """Move the margin one step after a batch that took `ratio` times its expected time."""
-        step = _QUANTILE if ratio > self.margin else _QUANTILE - 1.0
-        self.margin = min(2.0, max(1.0, self.margin + _QUANTILE_STEP * step))
+    @property
+    def margin(self) -> float:
+        """Planned time over expected time: about the 0.7-quantile of what a batch takes."""
+        return 1.0 + 0.5 * self.cv
 
-    def _is_stall(self, residual: float, count: float) -> bool:
-        """Report whether a batch took oddly long, or short, without others that agree with it."""
-        if abs(residual) > max(3.5 * self.cv, _STALL) and count >= 2.0:
-            self._oddness = 0.5 * self._oddness + (1.0 if residual > 0 else -1.0)
-            return abs(self._oddness) < _REPEATED
-        self._oddness *= 0.5
-        return False
-
-    def _learn_level(self, residual: float, count: float) -> float | None:
-        """Move the level after a batch.
+    def _believed(self, seconds: float, expected: float, weight: float) -> float | None:
+        """Learn level and noise from a batch; return the seconds that the shape should believe.
 
         Args:
-            residual: The logarithm of measured over expected time.
-            count: How often batches like it have been sampled; where that is hardly ever, it says
-                little about the level, since there it is the shape that is wrong.
+            seconds: What it took.
+            expected: What it was expected to take.
+            weight: How well batches like it are known, up to 1; where that is little, it is the
+                shape that is wrong.
 
         Returns:
-            As much of the residual as the shape should believe; None for a stall.
+            None for a stall.
         """
-        if self._is_stall(residual, count):
-            return None
-        if count >= 2.0 and abs(residual) < 0.8:
-            self._variance += 0.05 * (residual * residual - self._variance)
-        weight = min(1.0, count / 3.0)
-        self.trend += 0.2 * weight * (residual - self.trend)
-        self._scatter += 0.2 * weight * (abs(residual) - self._scatter)
-        signal = abs(self.trend) / (self._scatter + 0.01)
-        if signal < 0.8 and count >= 2.0:
+        error = log(min(max(seconds / expected, 0.4), 2.5))
+        if weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL):
+            self._oddness = 0.5 * self._oddness + (1.0 if error > 0.0 else -1.0)
+            if abs(self._oddness) < _REPEATED:
+                return None
+        else:
+            self._oddness *= 0.5
+            if weight >= 0.6 and abs(error) < 0.8:
+                self._variance += 0.05 * (error * error - self._variance)
+        self._trend += 0.2 * weight * (error - self._trend)
+        self._scatter += 0.2 * weight * (abs(error) - self._scatter)
+        agreement = abs(self._trend) / (self._scatter + 0.01)
+        if agreement < 0.8 and weight >= 0.6:
             most = 2.5 * self.cv + 0.02
-            residual = min(max(residual, -most), most)
-        self.level *= exp(weight * (0.02 + 0.28 * signal**4) * residual)
-        return residual
+            error = min(max(error, -most), most)
+        self.level *= exp(weight * (0.02 + (_GAIN - 0.02) * agreement**4) * error)
+        return expected * exp(error) if weight > 0.3 else seconds

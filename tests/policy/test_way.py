@@ -1,4 +1,4 @@
-"""What of the way to a worker and back grows with the batch: learned of sizes, and 0 where it is a trifle."""
+"""What of the way to a worker and back grows with the batch, and the batches that overlap where it does."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import random
 
 import pytest
 
-from carpool.policy.hop_cost import HopCost
-from carpool.policy.shape import Shape
+from carpool.policy.cost import HopCost
+from carpool.policy.size import Sizes
 from carpool.simulate import run
-
-BUSY_S = 0.001
 
 
 def learned(fixed_s: float, unit_s: float, sizes: list[int], noise: float = 0.0) -> HopCost:
     way, rng = HopCost(), random.Random(1)
     for n in sizes:
-        way.learn(n, (fixed_s + unit_s * n) * rng.uniform(1 - noise, 1 + noise), BUSY_S, 16, 1.0)
+        way.learn(n, (fixed_s + unit_s * n) * rng.uniform(1 - noise, 1 + noise), False)
     return way
 
 
@@ -25,71 +23,51 @@ def test_a_way_that_grows_is_learned_from_batches_of_different_sizes() -> None:
 
     assert way.unit_s == pytest.approx(0.005, rel=0.1)
     assert way.fixed_s == pytest.approx(0.002, abs=0.002)
-    assert way.share > 0.8
 
 
-def test_while_sizes_do_not_differ_all_of_a_long_way_is_taken_to_grow() -> None:
-    """Else all batches would be large, and nobody would ever find out."""
-    assert learned(0.08, 0.0, [16] * 10).share > 0.9
+def test_batches_of_one_size_say_nothing_of_a_slope() -> None:
+    """One of half the size does, and what it has shown stays while sizes do not differ."""
+    assert learned(0.08, 0.005, [16] * 100).unit_s == 0.0
+    assert learned(0.08, 0.005, [16] * 100 + [8]).unit_s > 0.0025
+    assert learned(0.08, 0.005, [16] * 100 + [8, 16, 8] + [16] * 200).unit_s == pytest.approx(0.005, rel=0.25)
 
 
 def test_that_a_way_does_not_grow_is_noticed_once_sizes_differ() -> None:
-    way = learned(0.05, 0.0, [16] * 10 + [1, 2, 1, 3] * 10)
+    way = learned(0.0, 0.005, [16, 8] * 10)
+    for n in (16, 8) * 30:
+        way.learn(n, 0.05, False)
 
-    assert way.share == 0.0
+    assert way.unit_s == pytest.approx(0.0, abs=2e-4)
     assert way.fixed_s == pytest.approx(0.05, rel=0.05)
-
-
-@pytest.mark.parametrize(("fixed_s", "unit_s"), [(0.0003, 0.0), (0.0003, 1e-6), (0.0, 0.0), (0.0002, 0.00004)])
-def test_the_way_of_small_items_is_a_trifle(fixed_s: float, unit_s: float) -> None:
-    assert learned(fixed_s, unit_s, [16, 1, 8, 4] * 5).share == 0.0
-
-
-def test_what_a_service_does_for_each_small_item_is_a_trifle() -> None:
-    """Ten microseconds for each of a hundred items are a millisecond, but nothing that travels."""
-    assert learned(0.0002, 0.00001, [100] * 10).share == 0.0
-
-
-def test_a_way_that_has_become_short_is_a_trifle() -> None:
-    """A machine that was busy at first made each item seem large; batches are of one size."""
-    assert learned(0.0, 0.0001, [100] * 5 + [64] * 60).share > 0.1
-    way = learned(0.0, 0.0001, [100] * 5)
-    for _ in range(60):
-        way.learn(64, 0.00064, 0.0016, 100, 1.0)
-
-    assert way.share == 0.0
-
-
-def test_items_are_large_by_their_own_size() -> None:
-    """Where items count as thousands of units, as of tokens, a unit is on its way for no time."""
-    way = HopCost()
-    for _ in range(10):
-        way.learn(16_000, 0.08, BUSY_S, 16_000, 1_000.0)
-
-    assert way.share > 0.9
 
 
 def test_one_stall_does_not_make_a_way_long() -> None:
     way = learned(0.0003, 0.0, [16, 1, 8, 4] * 5)
-    way.learn(16, 0.1, BUSY_S, 16, 1.0)
+    way.learn(16, 0.1, False)
 
-    assert way.share == 0.0
+    assert way.seconds(16) < 0.0005
 
 
-def test_a_part_of_times_that_turns_out_to_depend_on_the_size_is_split() -> None:
-    """Batches of 8 were all that was seen, and their way was taken to be set-up."""
-    shape = Shape(16)
-    shape.start(8, 0.042)
-    for _ in range(5):
-        shape.add(8, 0.042, 0.0)
-    shape.fit(0.0)
-    assert shape.at[0] > 0.5 * shape.at[7]
+def test_a_way_that_has_become_long_is_noticed() -> None:
+    """Whatever was believed before, a second long one is no stall."""
+    way = learned(0.0003, 0.0, [16, 1, 8, 4] * 5)
+    for n in (16, 1, 8, 4) * 10:
+        way.learn(n, 0.1, False)
 
-    shape.split(0.04, 0.0, 0.005)
-    shape.fit(0.0)
+    assert way.seconds(8) == pytest.approx(0.1, rel=0.15)
 
-    assert shape.at[7] == pytest.approx(0.042, rel=0.01)
-    assert shape.at[0] < 0.2 * shape.at[7]
+
+def test_of_batches_ahead_only_the_part_counts_that_nothing_hides() -> None:
+    """While all go ahead, what is known of the whole way fades, until one does not and measures it."""
+    way = learned(0.002, 0.005, [16, 1, 8, 4] * 20)
+    for _ in range(400):
+        way.learn(16, 0.04, True)
+    assert way.ahead_unit_s == pytest.approx(0.0025)
+    assert way.seconds(16) < 0.5 * 0.082
+
+    for n in (16, 8, 16):
+        way.learn(n, 0.002 + 0.005 * n, False)
+    assert way.seconds(16) > 0.7 * 0.082
 
 
 # -- what comes of it
@@ -121,7 +99,7 @@ def test_of_several_small_batches_one_travels_while_another_runs(slo_s: float | 
     others, _ = simulated(16, "greedy", slo_s=slo_s, **LARGE_ITEMS)
 
     assert rate > 1.8 * others
-    assert size < 3
+    assert size < 9
 
 
 @pytest.mark.parametrize(("ahead", "clients"), [(False, 16), (True, 1)])
@@ -129,7 +107,7 @@ def test_where_nothing_can_overlap_batches_are_as_large_as_ever(
     ahead: bool, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = simulated(clients, ahead=ahead, **LARGE_ITEMS)
-    monkeypatch.setattr(HopCost, "learn", lambda *_: 0.0)
+    monkeypatch.setattr(Sizes, "learn_part", lambda *_: None)
 
     assert found == simulated(clients, ahead=ahead, **LARGE_ITEMS)
 
@@ -139,7 +117,7 @@ def test_small_items_are_batched_as_if_their_way_did_not_grow(
     clients: int, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = simulated(clients, **settings)
-    monkeypatch.setattr(HopCost, "learn", lambda *_: 0.0)
+    monkeypatch.setattr(Sizes, "learn_part", lambda *_: None)
 
     assert found == simulated(clients, **settings)
 
