@@ -125,7 +125,7 @@ class Sizes:
             return False
         if cost.samples < self._next_try:
             return True
-        hoped = min(waiting, cost.limit)
+        hoped = self._reach(waiting, everything)
         return (hoped == everything or cost.is_known(hoped)) and waiting > self._drain_from(hoped, cost.hoped)
 
     def choose(self, waiting: int, most: int, load: float, slack_s: float) -> int:
@@ -144,7 +144,7 @@ class Sizes:
             return everything
         n = self._best(waiting, everything, load, cost.at)
         if cost.samples >= self._next_try:
-            hoped = self._best(waiting, min(waiting, cost.limit), load, cost.hoped)
+            hoped = self._best(waiting, self._reach(waiting, everything), load, cost.hoped)
             i = bisect_right(cost.sizes, hoped) - 1
             if hoped != n and not cost.is_known(hoped) and cost.hoped[i] * cost.margin <= slack_s:
                 if not self._tried:
@@ -154,6 +154,14 @@ class Sizes:
             elif not self._tried:
                 self._asked_at = cost.samples
         return n
+
+    def _reach(self, waiting: int, everything: int) -> int:
+        """Return up to which size one may be tried.
+
+        Where workers share what waits, a larger one would only let those in it wait for longer. As
+        soon as more is needed, the shares are as large as any batch that is made on purpose.
+        """
+        return everything if everything < self.most_of(waiting) else min(waiting, self._cost.limit)
 
     def is_try(self, n: int) -> bool:
         """Report whether a batch of `n` goes because something is to be found out."""
