@@ -448,12 +448,10 @@ class CostModel(CostLevel):
         if self.cv <= _BELIEVED_CV:
             fresh = [(i, y) for i, y in pulled if known[i] >= _KNOWN]
             may_take = _between(fresh, line, self.sizes)
-            if fresh:  # below all of them there may be no set-up
-                first, y = fresh[0]
-                may_take[:first] = [
-                    min(z, y * n / self.sizes[first]) for n, z in zip(self.sizes, may_take[:first], strict=False)
-                ]
             sizes = [self.sizes[i] for i, _ in fresh]
+            first_s = fresh[0][1] / sizes[0] if fresh else 0.0
+            if len(fresh) and sizes[-1] < 1.5 * sizes[0]:  # nothing shows that there is a set-up
+                may_take[: fresh[0][0]] = [0.0] * fresh[0][0]
             hoped, least = [], 0.0
             for n, y, z, w in zip(self.sizes, shape, may_take, known, strict=True):
                 if w >= _KNOWN:
@@ -463,7 +461,7 @@ class CostModel(CostLevel):
                     k = bisect_left(sizes, n)
                     distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
                     share = 1.0 - min(_MOST_HOPE, _HOPE * distance / n)
-                    hoped.append(min(y, max(least, share * min(y, z))))
+                    hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s
         ways = [way.seconds(n) for n in self.sizes]

@@ -41,6 +41,8 @@ _ENOUGH, _STILL_ENOUGH = 0.995, 0.99
 """Of the best efficiency: no larger batch is made on purpose. At half the distance from 1, batches
 are larger for nothing; at twice the distance, 2 % of the capacity are left unused."""
 _GAIN: Final = 0.99  # of the delay of taking all: that of a smaller size must be less
+_TRY_GAIN: Final = 0.97
+_PAYS: Final = 2.0
 _NOISE: Final = 0.3
 """Of the noise: by so much less it must be besides, and so much less efficient may a working size
 be. With half of it, chance decides; with twice as much, knees amid noise are passed over."""
@@ -142,15 +144,14 @@ class Sizes:
             return (everything + 1) // 2
         if self.part < inf:
             return everything
-        n = self._best(waiting, everything, load, cost.at)
+        n = self._best(waiting, everything, load)
         if cost.samples >= self._next_try:
-            hoped = self._best(waiting, self._reach(waiting, everything), load, cost.hoped)
-            i = bisect_right(cost.sizes, hoped) - 1
-            if hoped != n and not cost.is_known(hoped) and cost.hoped[i] * cost.margin <= slack_s:
+            found = self._worth_trying(n, waiting, self._reach(waiting, everything), load, slack_s)
+            if found:
                 if not self._tried:
-                    self._tried, self._asked_at = hoped, cost.samples
-                if hoped == self._tried:
-                    return hoped
+                    self._tried, self._asked_at = found, cost.samples
+                if found == self._tried:
+                    return found
             elif not self._tried:
                 self._asked_at = cost.samples
         return n
@@ -190,14 +191,15 @@ class Sizes:
 
     def _found_drain(self, everything: int, at: list[float]) -> float:
         rate, least = self.rate, 0.0
+        gain = _GAIN if at is self._cost.at else _TRY_GAIN
         unit_s = self._seconds(everything, at) / everything
         for n, seconds in zip(self._cost.sizes, at, strict=True):
             if n >= everything:
                 break
-            more_s = seconds / n - 1.0 / rate - _GAIN * (unit_s - 1.0 / rate) + self._noise * unit_s
+            more_s = seconds / n - 1.0 / rate - gain * (unit_s - 1.0 / rate) + self._noise * unit_s
             if more_s <= 0.0:
                 return inf
-            least = max(least, 0.5 * (_GAIN * everything - n) / (rate * more_s))
+            least = max(least, 0.5 * (gain * everything - n) / (rate * more_s))
         return least
 
     def _seconds(self, n: int, at: list[float]) -> float:
@@ -205,22 +207,45 @@ class Sizes:
         cost = self._cost
         return cost.seconds(n) if at is cost.at else at[bisect_right(cost.sizes, n) - 1]
 
-    def _best(self, waiting: int, everything: int, load: float, at: list[float]) -> int:
+    def _best(self, waiting: int, everything: int, load: float) -> int:
         """Return the size with the least J."""
-        rate = self.rate
+        cost = self._cost
         drain = waiting / max(0.05, 1.0 - load)
-        if drain > self._drain_from(everything, at):
+        if drain > self._drain_from(everything, cost.at):
             return everything
-        unit_s = self._seconds(everything, at) / everything
-        least = _GAIN * (drain * (unit_s - 1.0 / rate) + 0.5 * everything / rate) - self._noise * drain * unit_s
+        seconds = cost.seconds(everything)
+        least = _GAIN * self._delay(drain, everything, seconds) - self._noise * drain * seconds / everything
         best = everything
-        for n, seconds in zip(self._cost.sizes, at, strict=True):
+        for n, seconds in zip(cost.sizes, cost.at, strict=True):
             if n >= everything:
                 break
-            value = drain * (seconds / n - 1.0 / rate) + 0.5 * n / rate
-            if value <= least:
-                least, best = value, n
+            delay = self._delay(drain, n, seconds)
+            if delay <= least:
+                least, best = delay, n
         return best
+
+    def _worth_trying(self, n: int, waiting: int, reach: int, load: float, slack_s: float) -> int:
+        """Return the size up to `reach` that is most worth a try instead of `n`; 0 if none is."""
+        cost = self._cost
+        drain = waiting / max(0.05, 1.0 - load)
+        hoped_s = self._seconds(reach, cost.hoped)
+        least = min(self._delay(drain, reach, hoped_s), self._delay(drain, n, self._seconds(n, cost.hoped)))
+        least = _TRY_GAIN * least - self._noise * drain * hoped_s / reach
+        usual = self._delay(drain, n, cost.seconds(n))
+        most, best = 0.0, 0
+        for k, seconds, hoped_s in zip(cost.sizes, cost.at, cost.hoped, strict=True):
+            if k > reach:
+                break
+            gain = least - self._delay(drain, k, hoped_s)
+            if gain > most and k != n and hoped_s * cost.margin <= slack_s and not cost.is_known(k):
+                gain -= cost.known(k) / _PAYS * max(0.0, self._delay(drain, k, seconds) - usual)
+                if gain > most:
+                    most, best = gain, k
+        return best
+
+    def _delay(self, drain: float, n: int, seconds: float) -> float:
+        """Return J of a batch of `n` that takes so many seconds."""
+        return drain * (seconds / n - 1.0 / self.rate) + 0.5 * n / self.rate
 
     def share(self, waiting: int, rate: float, workers: int) -> int:
         """Return the most that one of several workers takes, while `rate` units come per second.
