@@ -23,7 +23,7 @@ from carpool.policy import Adaptive, Decision, Policy, QueueView, View, new_poli
 from carpool.policy.compose import Composer
 from carpool.policy.length_cost import LengthCost
 from carpool.request import Request
-from carpool.simulate import run
+from carpool.simulate import mean_of, run
 from tests.effort import examples, slow_where
 
 
@@ -355,33 +355,35 @@ def test_an_slo_is_met_more_often() -> None:
     assert of_long[1] >= of_long[0]
 
 
+@pytest.mark.slow
 def test_long_ones_do_not_pay_for_an_overload() -> None:
-    """In bursts of twice what can be served, with an SLO of two batches, nearly as many of the
-    longest tenth are in time as without composing, and more of all: by two runs.
+    """In bursts of twice what can be served, with an SLO of two batches, as many of the longest tenth
+    are in time as without composing, less 3 points, and more of all. That is so of eight runs
+    together, as one says little: the difference scatters by 2 points.
     """
     composed, plain = [
-        [
-            run(
-                "adaptive",
-                "bursts:rate=7280,mean_burst=12",
-                "padded:a=19.74ms,b=13.3us",
-                0.066,
-                32,
-                4,
-                2.0,
-                lengths="lognormal:input=14,input_sigma=0.4154,most_input=722",
-                lengths_known=known,
-                seed=seed,
-            )
-            for seed in (2, 3)
-        ]
+        mean_of(
+            [
+                run(
+                    "adaptive",
+                    "bursts:rate=7280,mean_burst=12",
+                    "padded:a=19.74ms,b=13.3us",
+                    0.066,
+                    32,
+                    4,
+                    2.0,
+                    lengths="lognormal:input=14,input_sigma=0.4154,most_input=722",
+                    lengths_known=known,
+                    seed=seed,
+                )
+                for seed in range(1, 9)
+            ]
+        )
         for known in (True, False)
     ]
-    assert sum(report.goodput for report in composed) > 1.1 * sum(report.goodput for report in plain)
-    of_long, of_long_plain = (
-        sum(report.long_attainment or 0.0 for report in reports) / 2 for reports in (composed, plain)
-    )
-    assert of_long > of_long_plain - 0.04
+    assert composed.goodput > 1.1 * plain.goodput
+    assert composed.long_attainment is not None and plain.long_attainment is not None
+    assert composed.long_attainment > plain.long_attainment - 0.03
 
 
 def test_little_to_save_keeps_plain_order() -> None:

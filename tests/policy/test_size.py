@@ -224,16 +224,34 @@ def test_asking_is_not_trying() -> None:
     """Asked repeatedly for a size to try, the same one is named until it was run; then there is a
     pause.
     """
-    cost = learned(Affine(0.02, 0.0001), sizes=(4, 8, 16), batches=400)
+    cost = learned(Affine(0.02, 0.0001), sizes=(32, 64), batches=400)
     size = sized(cost, tries=True)
-    first = chosen(size, 100, 1.5)
+    first = chosen(size, 8, 0.0)
 
-    assert first != 64
+    assert first != 8
     assert size.is_try(first)
-    assert [chosen(size, 100, 1.5) for _ in range(5)] == [first] * 5
+    assert [chosen(size, 8, 0.0) for _ in range(5)] == [first] * 5
     size.ran(first, 0.02)
     cost.add(first, 0.02)
-    assert not size.is_try(chosen(size, 100, 1.5))
+    assert not size.is_try(chosen(size, 8, 0.0))
+
+
+def test_a_try_that_costs_more_than_it_promises_waits_until_less_is_known() -> None:
+    """A size that took twenty times as long is tried again once what was measured has faded, and
+    the later the dearer it seems; one that seems to be as good is tried first.
+    """
+    ages = []
+    for slow in (2.0, 20.0):
+        cost = learned(lambda n, slow=slow: FIXED(n) * (slow if n == 64 else 1.0), sizes=(16, 64), batches=8)
+        size, age = sized(cost, tries=True), 0
+        size._tried = 0
+        while size._worth_trying(16, 64, 64, 0.5, inf) != 64:
+            cost.add(16, FIXED(16))
+            size.refresh()
+            age += 1
+        ages.append(age)
+
+    assert 0 < ages[0] < ages[1] < 1500
 
 
 @pytest.mark.parametrize("knee", [20, 24, 32, 40, 48])

@@ -118,13 +118,14 @@ class LeastSquares:
     Args:
         first: The weights of the parts of the very first sample, as shares of its seconds.
         keep: What a sample still counts for once the next one has come.
+        pull: For how many samples the former weights count.
 
     Attributes:
         weights: Seconds of one of each part.
     """
 
-    def __init__(self, first: Sequence[float], keep: float = _KEEP) -> None:
-        self._first, self._keep = first, keep
+    def __init__(self, first: Sequence[float], keep: float = _KEEP, pull: float = _PULL) -> None:
+        self._first, self._keep, self._pull = first, keep, pull
         self.weights = [0.0] * len(first)
         self._products = [[0.0] * len(first) for _ in first]
         self._sums = [0.0] * len(first)
@@ -161,7 +162,7 @@ class LeastSquares:
 
     def _solved(self, left: Sequence[int]) -> dict[int, float]:
         """Return the weights of some parts, by elimination."""
-        pull = _PULL / self._samples
+        pull = self._pull / self._samples
         rows = []
         for i in left:
             own = self._products[i][i] * pull

@@ -21,6 +21,10 @@ from carpool.policy.cost import LeastSquares
 from carpool.policy.level import CostLevel
 
 _KEEP = 0.995  # weight of the former samples when a new one comes
+_PULL = 1e-4
+"""Samples that the former weights count for, so that parts that nothing tells apart share what they
+cost. With half as many, or twice as many, nothing changes; with five hundred times as many, as the
+line of `CostModel` has, long items of the first seconds are refused for a guess."""
 _LEARNED = 12  # batches after which residuals mean something
 _EAGER, _EVERY = 50, 8  # up to so many samples the weights are found anew for each, then for every so many
 _SWITCH_NEWS = 0.1  # weight of a new sample of what it costs to serve another key
@@ -61,9 +65,7 @@ class LengthCost(CostLevel):
         self.switch_s = 0.0
         self._excess_s = 0.0  # smoothed, of first batches of another key
         self.longest_varies = False
-        self._line = LeastSquares(
-            (0.25, 0.25, 0.25, 0.25), _KEEP
-        )  # parts that cannot be told apart share what they cost
+        self._line = LeastSquares((0.25,) * 4, _KEEP, _PULL)
 
     @property
     def setup_s(self) -> float:

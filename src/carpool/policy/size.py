@@ -127,8 +127,7 @@ class Sizes:
             return False
         if cost.samples < self._next_try:
             return True
-        hoped = self._reach(waiting, everything)
-        return (hoped == everything or cost.is_known(hoped)) and waiting > self._drain_from(hoped, cost.hoped)
+        return self._reach(waiting, everything) == everything and waiting > self._drain_from(everything, cost.hoped)
 
     def choose(self, waiting: int, most: int, load: float, slack_s: float) -> int:
         """Return the size of the next batch.
@@ -228,9 +227,8 @@ class Sizes:
         """Return the size up to `reach` that is most worth a try instead of `n`; 0 if none is."""
         cost = self._cost
         drain = waiting / max(0.05, 1.0 - load)
-        hoped_s = self._seconds(reach, cost.hoped)
-        least = min(self._delay(drain, reach, hoped_s), self._delay(drain, n, self._seconds(n, cost.hoped)))
-        least = _TRY_GAIN * least - self._noise * drain * hoped_s / reach
+        hoped_s = self._seconds(n, cost.hoped)
+        least = _TRY_GAIN * self._delay(drain, n, hoped_s) - self._noise * drain * hoped_s / n
         usual = self._delay(drain, n, cost.seconds(n))
         most, best = 0.0, 0
         for k, seconds, hoped_s in zip(cost.sizes, cost.at, cost.hoped, strict=True):
