@@ -279,7 +279,7 @@ class Sizes:
         self._halves = way.spread < _EVEN and not way.ahead_unit_s
         if way.unit_s * unit < _MUCH_OF_ITEM_S or way.unit_s * whole < max(_MUCH_S, _MUCH * whole_s):
             return
-        half = -int(-group // 2.0)
+        half = max(1, round(0.5 * group + 0.25))  # the number of clients is not exact
         both_s = whole_s if group <= whole else whole_s + cost.seconds(max(1.0, group - whole))
         if half / cost.following_s(half) > _OVERLAP_GAIN * group / both_s:
             self.part, self._halves = half, False
