@@ -465,9 +465,11 @@ class CostModel(CostLevel):
                     hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s
-        ways = [way.seconds(n) for n in self.sizes]
-        self.at = [y * level + w for y, w in zip(shape, ways, strict=True)]
-        self.hoped = [y * level + w for y, w in zip(hoped, ways, strict=True)]
+        fixed_s, unit_s = way.fixed_s, way.unit_s
+        self.at = [y * level + fixed_s + unit_s * n for n, y in zip(self.sizes, shape, strict=True)]
+        self.hoped = self.at
+        if hoped is not shape:
+            self.hoped = [y * level + fixed_s + unit_s * n for n, y in zip(self.sizes, hoped, strict=True)]
         self.shortest_s, self.longest_s = self.at[0], self.at[-1]
         steps = pairwise(zip(self.sizes, self.at, strict=True))
         self._rise = [(y - x) / (m - n) for (n, x), (m, y) in steps] + [b * level + way.unit_s]

@@ -31,8 +31,9 @@ have one size, one of half the size is made now and then, as nothing else shows 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from math import inf, sqrt
+from operator import truediv
 from typing import Final
 
 from carpool.policy.cost import CostModel
@@ -96,7 +97,7 @@ class Sizes:
         self._version = cost.version
         self._all_from.clear()
         self._noise = _NOISE * cost.cv
-        efficiency = [n / y for n, y in zip(cost.sizes, cost.at, strict=True)]
+        efficiency = list(map(truediv, cost.sizes, cost.at))
         best = max(efficiency)
         if cost.cv > _NOISY_CV:
             enough = (1.0 - self._noise) * best
@@ -182,24 +183,24 @@ class Sizes:
         self._next_try, self._tried = cost.samples + 1 + self._pause, 0
 
     def _drain_from(self, everything: int, at: list[float]) -> float:
-        """Return from which x / (1 - ρ) on no smaller size has a smaller J."""
+        """Return from which x / (1 - ρ) on no smaller size has a smaller J, or may have one."""
         key = everything if at is self._cost.at else -everything
         if key not in self._all_from:
             self._all_from[key] = self._found_drain(everything, at)
         return self._all_from[key]
 
     def _found_drain(self, everything: int, at: list[float]) -> float:
-        rate, least = self.rate, 0.0
+        sizes = self._cost.sizes
+        smaller = sizes[: bisect_left(sizes, everything)]
+        if not smaller:
+            return 0.0
         gain = _GAIN if at is self._cost.at else _TRY_GAIN
-        unit_s = self._seconds(everything, at) / everything
-        for n, seconds in zip(self._cost.sizes, at, strict=True):
-            if n >= everything:
-                break
-            more_s = seconds / n - 1.0 / rate - gain * (unit_s - 1.0 / rate) + self._noise * unit_s
-            if more_s <= 0.0:
-                return inf
-            least = max(least, 0.5 * (gain * everything - n) / (rate * more_s))
-        return least
+        inverse, unit_s = 1.0 / self.rate, self._seconds(everything, at) / everything
+        most_s, most = inverse + gain * (unit_s - inverse) - self._noise * unit_s, gain * everything
+        units_s = list(map(truediv, at, smaller))
+        if min(units_s) <= most_s:
+            return inf
+        return 0.5 * inverse * max([(most - n) / (y - most_s) for n, y in zip(smaller, units_s, strict=True)])
 
     def _seconds(self, n: int, at: list[float]) -> float:
         """Return the seconds of a batch of `n`, or the least that it may take."""
