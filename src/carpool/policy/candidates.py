@@ -58,7 +58,7 @@ class Candidates:
         return self.requests[-1].due
 
     def due_behind(self, units: int) -> float:
-        """Return when the first request behind the first `units` is due; infinity if there is none."""
+        """Return when the first request behind the first `units` is due; infinity if none is."""
         if units >= self.size:
             return inf
         if self.size == len(self.requests):

@@ -396,6 +396,8 @@ class CostModel(CostLevel):
 
     def learn_way(self, size: int, hop_s: float, ahead: bool) -> None:
         """Learn from the way of a batch."""
+        if not hop_s and not self.way.samples:
+            return
         self.way.learn(size, hop_s, ahead)
         if self.samples and self._has_moved():
             self._tabulate()

@@ -20,8 +20,13 @@ n̄ + sqrt(x·t(n̄) / (4·b·m)). None takes more, or than the m-th part of wha
 
 **Tries.** A size that is not known any more may be better than it seems. So J is asked with the
 least seconds that such sizes may take, once in up to `_MOST_PAUSE` batches, and more often while
-tries bring news. That is how a knee, a tile, or a change of one size is found; any size for which
-that could matter is run again within some `_MOST_PAUSE` batches for each of them.
+tries bring news. That is how a knee, a tile, or a change of one size is found. A try costs those
+who wait: by what is known, J is greater with it than with the usual size. As what is known of a
+size fades, that difference counts for less, and the one goes whose gain outweighs it most. So any
+size for which it could matter is run again within some `_MOST_PAUSE` batches for each of them, and
+a half-life later (`policy/cost.py`) each time that the cost is twice as high. Where workers share
+what waits, none larger than the share is tried, which would only let its own requests wait for
+longer. As soon as more is needed, the share is the working size, and all sizes are open.
 
 **Batches that overlap.** Where the way to the worker and back takes time for each item, as it does
 for megabytes, and all clients of a closed loop are inside, they go in two groups for each worker,
@@ -41,9 +46,14 @@ from carpool.policy.cost import CostModel
 _ENOUGH, _STILL_ENOUGH = 0.995, 0.99
 """Of the best efficiency: no larger batch is made on purpose. At half the distance from 1, batches
 are larger for nothing; at twice the distance, 2 % of the capacity are left unused."""
-_GAIN: Final = 0.99  # of the delay of taking all: that of a smaller size must be less
-_TRY_GAIN: Final = 0.97
+_GAIN, _TRY_GAIN = 0.99, 0.97
+"""Of the delay of taking all: that of a smaller size must be less, and that of a try may be less.
+With half the distances from 1, groups of clients are split for next to nothing; with twice as much,
+sizes that are 5 % better are not looked for."""
 _PAYS: Final = 2.0
+"""Batches of a size, as far as they are still known, with which the cost of a try counts once beside
+what it promises for one batch. With half as many, dear tries come a half-life later; with twice as
+many, one earlier."""
 _NOISE: Final = 0.3
 """Of the noise: by so much less it must be besides, and so much less efficient may a working size
 be. With half of it, chance decides; with twice as much, knees amid noise are passed over."""
@@ -126,7 +136,7 @@ class Sizes:
         cost = self._cost
         if waiting <= self._drain_from(everything, cost.at):
             return False
-        if cost.samples < self._next_try:
+        if cost.samples < self._next_try or cost.hoped is cost.at:
             return True
         return self._reach(waiting, everything) == everything and waiting > self._drain_from(everything, cost.hoped)
 
@@ -227,6 +237,8 @@ class Sizes:
     def _worth_trying(self, n: int, waiting: int, reach: int, load: float, slack_s: float) -> int:
         """Return the size up to `reach` that is most worth a try instead of `n`; 0 if none is."""
         cost = self._cost
+        if cost.hoped is cost.at:
+            return 0  # nothing is hoped for amid noise
         drain = waiting / max(0.05, 1.0 - load)
         hoped_s = self._seconds(n, cost.hoped)
         least = _TRY_GAIN * self._delay(drain, n, hoped_s) - self._noise * drain * hoped_s / n
