@@ -40,3 +40,8 @@ def test_markers_name_faults_by_number() -> None:
 
     assert len(markers) > 100
     assert [each for each in markers if not re.fullmatch(r'"F\d+"(, "F\d+")*', each)] == []
+
+
+def test_the_map_of_the_code_stays_short() -> None:
+    """ARCHITECTURE.md is read in one go: it has at most 15 KB."""
+    assert len((DOCS.parent / "ARCHITECTURE.md").read_bytes()) <= 15_000
