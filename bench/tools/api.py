@@ -30,7 +30,7 @@ _HEAD: Final = f"""# Reference of the Python API
 
 Every public name with its docstring, made by `{COMMAND}`: change
 the docstrings, not this page. How the parts work together is in [models](models.md),
-[services](services.md), [ways](ways.md), [streaming](streaming.md) and [HTTP](http.md); policies are in
+[services](services.md), [functions](functions.md), [streaming](streaming.md) and [HTTP](http.md); policies are in
 [policies](policies.md), and `carpool --help` describes the command line.
 """
 _SECTION: Final = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")

@@ -503,7 +503,7 @@ def test_a_list_that_changes_during_the_call_shifts_nobody() -> None:
 
 
 def test_a_changed_array_is_seen_changed() -> None:
-    """What callers bring is not copied: it is read when the batch is made, as docs/ways.md says."""
+    """What callers bring is not copied: it is read when the batch is made, as docs/functions.md says."""
     function = carpool.batch(merge=True)(lambda x: x + 0)
     mine = np.array([1, 2])
     ticket = function.submit(mine)
