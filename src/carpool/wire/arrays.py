@@ -18,6 +18,7 @@ result must not keep all. Only arrays that come out of a pickle exactly the same
 Rejected: lists of numbers (to check that one holds nothing but plain floats takes longer than
 msgspec saves), dicts of scalars (0.8 µs an item, as with pickle), dataclasses (2.6 µs beside 2.8)
 and Structs (1.7 µs beside 1.9).
+Plain scalars need none of this: 100 floats take 16 µs through a frame instead of 28.
 """
 
 from __future__ import annotations

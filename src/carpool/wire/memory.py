@@ -7,9 +7,6 @@ handed out again. Users cannot observe that: an array that is kept also keeps it
 The cost comes when a buffer is filled, and not before: a fresh buffer is not cleared, so its pages
 take no memory until something is written to them. A client that announces sixteen megabytes and
 sends none takes none.
-
-A fresh buffer costs about as much as filling it, and the cost comes when it is filled: until then
-it takes no memory.
 """
 
 from __future__ import annotations

@@ -3,14 +3,6 @@
 If the exception itself can be pickled, its pickle travels along. It is opened only when a Python
 caller asks for the `__cause__` of its `ModelError`, in the thread that asks, and only if the module
 of its class has been imported there: nothing is imported for it. HTTP does not ask.
-
-The `__cause__` of a `ModelError` is unpickled when it is asked for, since unpickling runs code of
-the exception's class: the loop must not wait for that, and HTTP has no use for it. Threads ask at
-once, since an interpreter that prints an uncaught exception does not. Nothing is imported for it:
-code that catches a class has imported it, and the first error of a GPU must not load torch into a
-service that never needed it. Stages in this process pass the exception beside the reply
-(`Frame.causes`), its traceback cut to the user's frames. A request hands out its error once, and
-calls drop it as they raise, so that no reference cycle keeps the objects of these frames.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@ it. Sans-IO.
 
 The head comes from a worker, which runs the user's code, and its headers are written to a socket.
 So it is checked once more where it is read.
-
-A response is an outcome of its own on the wire. One from a stage that is not the last, or for a
-Python caller, breaks the protocol.
 """
 
 from __future__ import annotations

@@ -6,11 +6,6 @@ each: to pack, to cut out and to open. Only values of exactly these types count 
 Instances of subclasses (a numpy scalar, an enum) are objects like any other, and so are integers of
 more than 64 bits. Texts that are long or not ASCII are packed one by one where they come from,
 because their length in bytes is not known without encoding them.
-
-A float, integer, text, bool or None cannot change, so it is its own payload until a frame is
-written. A batch of nothing else is one msgpack array, opened with one call: 100 floats take 16 µs
-through a frame instead of 28. A frame whose scalars would not be written the same is refused, and a
-worker that answers with scalars where bytes are due for a socket has broken the protocol.
 """
 
 from __future__ import annotations
