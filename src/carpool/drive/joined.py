@@ -17,7 +17,7 @@ machine that was started again, so where a request must not run twice, its frame
 window that stays closed is a silence for the kernel, so a large batch goes ahead only when the
 worker begins to answer the one before it (`FrameSocket.send_behind_reply`). Deadlines are by the
 coordinator's monotonic clock: each batch carries its time, and the worker keeps the least
-difference to its own clock (`worker/clock_offset.py`).
+difference to its own clock.
 """
 
 from __future__ import annotations
