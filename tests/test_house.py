@@ -10,7 +10,7 @@ from tests import house
 def test_lines_of_code_have_no_comments_and_no_docstrings() -> None:
     """A statement over several lines counts with each of them."""
     docs, head = '"""Words."""', "def f(\n    x: int,\n) -> str:"
-    text = f"{docs}\n\nimport os  # for paths\n\n# more words\n\n\n{head}\n    {docs}\n    return (\n        str(x)\n    )\n"
+    text = f"{docs}\n\nimport os  # so\n\n# more\n\n\n{head}\n    {docs}\n    return (\n        str(x)\n    )\n"
     assert house.lines_of_code(text) == 7
 
 
