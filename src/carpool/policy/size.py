@@ -51,9 +51,9 @@ _GAIN, _TRY_GAIN = 0.99, 0.97
 With half the distances from 1, groups of clients are split for next to nothing; with twice as much,
 sizes that are 5 % better are not looked for."""
 _PAYS: Final = 2.0
-"""Batches of a size, as far as they are still known, with which the cost of a try counts once beside
-what it promises for one batch. With half as many, dear tries come a half-life later; with twice as
-many, one earlier."""
+"""Batches of a size, as far as they are still known, with which the cost of a try counts once
+beside what it promises for one batch. With half as many, dear tries come a half-life later; with
+twice as many, one earlier."""
 _NOISE: Final = 0.3
 """Of the noise: by so much less it must be besides, and so much less efficient may a working size
 be. With half of it, chance decides; with twice as much, knees amid noise are passed over."""
