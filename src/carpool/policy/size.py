@@ -207,10 +207,10 @@ class Sizes:
         gain = _GAIN if at is self._cost.at else _TRY_GAIN
         inverse, unit_s = 1.0 / self.rate, self._seconds(everything, at) / everything
         most_s, most = inverse + gain * (unit_s - inverse) - self._noise * unit_s, gain * everything
-        units_s = list(map(truediv, at, smaller))
+        units_s: list[float] = list(map(truediv, at, smaller))
         if min(units_s) <= most_s:
             return inf
-        return 0.5 * inverse * max([(most - n) / (y - most_s) for n, y in zip(smaller, units_s, strict=True)])
+        return max([0.5 * inverse * (most - n) / (y - most_s) for n, y in zip(smaller, units_s, strict=True)])
 
     def _seconds(self, n: int, at: list[float]) -> float:
         """Return the seconds of a batch of `n`, or the least that it may take."""
