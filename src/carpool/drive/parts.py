@@ -53,17 +53,31 @@ class Unread:
         self.is_paused = False
 
     def add(self, nbytes: int) -> bool:
-        """Count a part that has come, and report whether the stream must pause now."""
+        """Count a part that has come, and report whether the stream pauses now."""
         self._added += nbytes + _LEAST_BYTES
-        return not self.is_paused and self._added - self._taken > PAUSE_BYTES
+        if self.is_paused or self._added - self._taken <= PAUSE_BYTES:
+            return False
+        self.is_paused = True
+        return True
 
     def take(self, nbytes: int) -> bool:
         """Count a part that was taken, and report whether a paused stream can go on."""
         self._taken += nbytes + _LEAST_BYTES
-        return self.is_paused and self.is_half_read
+        return self.is_paused and self._is_half_read
+
+    def take_all(self) -> None:
+        """Count all parts that have come as taken."""
+        self._taken = self._added
+
+    def go_on(self) -> bool:
+        """Report whether a paused stream goes on now."""
+        if not self.is_paused or not self._is_half_read:
+            return False
+        self.is_paused = False
+        return True
 
     @property
-    def is_half_read(self) -> bool:
+    def _is_half_read(self) -> bool:
         """Whether so little waits that a paused stream can go on."""
         return self._added - self._taken <= PAUSE_BYTES // 2
 
@@ -167,7 +181,6 @@ class _PartsReader(Generic[T]):
         """Take the next part."""
         self._parts.append(part)  # type: ignore[arg-type]
         if self._unread.add(size_of(part)):  # type: ignore[arg-type]
-            self._unread.is_paused = True
             self._driver.pause(request, True)
             self._post(self._go_on)  # what was taken meanwhile did not see the pause
         self._wake()
@@ -181,8 +194,7 @@ class _PartsReader(Generic[T]):
 
     def _go_on(self) -> None:
         """Let the stream go on if the caller has read enough."""
-        if self._unread.is_paused and self._unread.is_half_read:
-            self._unread.is_paused = False
+        if self._unread.go_on():
             self._driver.pause(self._request, False)
 
 

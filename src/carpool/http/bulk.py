@@ -19,7 +19,7 @@ from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.exchange import Ask, Exchange, HttpResponse, error_entry
 from carpool.http.items import ExchangeItems
 from carpool.http.many import entry_of
-from carpool.http.streaming import HttpStream
+from carpool.http.streaming import Delivery
 from carpool.request import DONE, NEW, Request
 from carpool.wire import entries
 from carpool.wire.payload import CUSTOM, JSON, Payload, without_adapter
@@ -116,7 +116,7 @@ class BulkItems(ExchangeItems):
         self._is_timed = False  # answers will be written at some time, whatever comes
         self._is_paused = False
         self._has_ended = False
-        exchange.stream = HttpStream(driver.clock(), driver.clock())
+        exchange.delivery = Delivery(driver.clock())
         exchange.watch_silence()
 
     @property

@@ -13,9 +13,9 @@ from carpool.http.codec import TYPES_OF_ENTRIES
 from carpool.http.exchange import ErrorResponder, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.http.protocols.base import PartsWriter, Submission, shown_in
-from carpool.http.streaming import HttpStream
+from carpool.http.streaming import Delivery
 from carpool.http_response import Response
-from carpool.request import DONE, Lane
+from carpool.request import DONE, Lane, Stream
 from carpool.wire.payload import OBJECT, OBJECTS, dump, size_of
 from carpool.wire.response import CheckedResponse
 
@@ -127,13 +127,12 @@ class SubmittedStreams(SubmittedItems):
         self._ended: set[int] = set()  # the positions of items whose answers have ended
         now, until = terms.now, terms.now + min(submission.timeout_s, terms.limit_s)
         exchange.fix_id(terms.responder.request_ids)
-        self._stream = HttpStream(now, until)
+        exchange.delivery = self._delivery = Delivery(now)
         for index, item in enumerate(self.items):
             item.index = index  # type: ignore[attr-defined]
             if terms.model.gives.in_parts:
-                item.stream = HttpStream(now, until)
+                item.stream = Stream(until=until)
                 item.deadline = item.due = now + terms.model.service.timeout_s
-        exchange.stream = self._stream
         exchange.watch_silence()
 
     def take_part(self, item: _StreamedItem, part: object) -> None:
@@ -171,19 +170,19 @@ class SubmittedStreams(SubmittedItems):
             return
         self._write(end)
         if close is not None:
-            self._has_ended = self._stream.has_begun = True
+            self._has_ended = self._delivery.has_begun = True
             self._exchange.end_parts(close, is_whole=True)
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._stream.has_begun = True
+            self._delivery.has_begun = True
             self._exchange.write_part(data)
 
     def _fail(self, error: Exception) -> None:
         """End the answer with an error, by its status if nothing has been written."""
         self._has_ended = True
         exchange, responder = self._exchange, self._terms.responder
-        if self._stream.has_begun:
+        if self._delivery.has_begun:
             shown = shown_in(responder.plain_error(exchange.head, error))
             exchange.end_parts(self._writer.error(shown), is_whole=True)
         else:
