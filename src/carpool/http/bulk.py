@@ -94,7 +94,6 @@ class BulkItems(ExchangeItems):
         self._most = max(1, int(min(self._first.queue.max_size, 2**30)) // 2)
         self._longest = longest
         self._usual_length = min(longest, window.small // _WIDENED)
-        self._has_long_lines = False
         self._soon = soon
         self._later = driver.loop.call_later
 
@@ -263,7 +262,7 @@ class BulkItems(ExchangeItems):
         nbytes = sum(lengths)
         if nbytes > self._room_bytes:
             return self._take_unusual_lines()
-        self._has_long_lines = False
+        self._window.has_large_items = False
         self._note_taken(at + len(taken), nbytes + len(taken))
         return taken
 
@@ -285,7 +284,7 @@ class BulkItems(ExchangeItems):
                 if len(line) > self._longest:
                     self.break_off(self._too_long())
                     return taken
-                self._has_long_lines = True
+                self._window.has_large_items = True
                 self._window.narrow(len(line))
                 room = self._room
             if line and not (line[0] <= _SPACE and line.isspace()):
@@ -399,8 +398,6 @@ class BulkItems(ExchangeItems):
             del inside[:n]
             lines = self._written(answered)
             self._window.note_answers(n, len(lines))
-            if not self._has_long_lines:
-                self._window.widen()
             self._exchange.write_part(lines)
         self._submit()
         self._count_held()
