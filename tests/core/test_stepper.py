@@ -10,7 +10,19 @@ import pytest
 
 from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, SetReport, stream_of
+from carpool.core.running_set import (
+    END,
+    EVERY_STEP,
+    FAILED,
+    GO_ON,
+    LAST,
+    MORE,
+    ON_LEAVING,
+    Order,
+    Parts,
+    SetReport,
+    stream_of,
+)
 from carpool.drive.virtual import VirtualDriver
 from carpool.drive.virtual_steps import StepCosts
 from carpool.errors import DeadlineExceeded, ModelError, Overloaded, Unavailable
@@ -885,6 +897,25 @@ def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
     stage.spare(14.1, 0)
     pipeline.reported(14.2, SetReport(0, 0, stage.sets[0].number, False, columns([Said(third.id, 0)]), 1, 1.0))
     assert pipeline.poll(60.0).kill == []
+
+
+@pytest.mark.parametrize("kind", [LAST, END, FAILED])
+def test_a_part_and_the_end_of_its_stream_may_come_in_one_report(kind: int) -> None:
+    """The part is handed on, and then the request ends: with its whole answer where its caller takes that."""
+    stage = stepper()
+    pipeline = Core([stage])
+    pipeline.worker_ready(0, 0)
+    (request,) = submitted(pipeline, 0.0, 1)
+    stream_of(request).is_told_both = kind == LAST
+    pipeline.poll(0.0)
+    value = {LAST: "whole", END: b"", FAILED: ModelError("bad end")}[kind]
+    said = Parts([request.id] * 2, bytes([MORE, kind]), ["x", value])
+    pipeline.reported(1.0, SetReport(0, 0, 1, True, said, 1, 1.0))
+    todo = pipeline.poll(1.0)
+    assert list(todo.parts) == [(request, "x")] and todo.answer == [request]
+    assert request.result == ("whole" if kind == LAST else None)
+    assert request.error is (value if kind == FAILED else None)
+    assert stream_of(request).parts == 1 and stage.running == 0
 
 
 @pytest.mark.parametrize(
