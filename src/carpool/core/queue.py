@@ -473,12 +473,11 @@ class Queue:
 
         What is taken from a lane of suspects counts as taken from the one they came from, too.
         """
-        order = self._order
-        aged = list(lane_queues)
+        aged = lane_queues
         if self.suspect_lanes:
             formers = [self._former(each.lane) for each in lane_queues if type(each.lane.key) is Suspect]
-            aged += [each for each in formers if each is not None and each not in aged]
-        order.served(aged, now)
+            aged = [*aged, *[each for each in formers if each is not None and each not in aged]]
+        self._order.served(aged, now)
         for lane_queue in lane_queues:
             self._has_less(lane_queue)
 

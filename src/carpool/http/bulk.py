@@ -256,11 +256,10 @@ class BulkItems(ExchangeItems):
         taken = self._lines[at : at + max(0, self._room)]
         if not taken:
             return taken
-        lengths = list(map(len, taken))
-        if min(taken) < _NO_SPACE or max(lengths) > self._usual_length:
+        nbytes = sum(map(len, taken))
+        if min(taken) < _NO_SPACE or nbytes > self._room_bytes:
             return self._take_unusual_lines()
-        nbytes = sum(lengths)
-        if nbytes > self._room_bytes:
+        if nbytes > self._usual_length and max(map(len, taken)) > self._usual_length:
             return self._take_unusual_lines()
         self._window.has_large_items = False
         self._note_taken(at + len(taken), nbytes + len(taken))
