@@ -13,18 +13,16 @@ from typing import Any, NamedTuple, cast
 
 from carpool.core.running_set import FAILED, LAST, Order, Parts, SetReport, stream_of
 from carpool.core.stepper import Stepper
-from carpool.drive.replies import decoded
+from carpool.drive.replies import decoded, unpacked_response
 from carpool.drive.worker import Work
 from carpool.drive.worker_pool import WorkerPool
 from carpool.errors import ModelError
 from carpool.logger import logger
-from carpool.request import RUNNING, Request
+from carpool.request import Request
 from carpool.wire import order as wire
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import OBJECTS, Payload
-from carpool.wire.response import unpack_response
 
 
 class _Sent(NamedTuple):
@@ -222,17 +220,7 @@ def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Reque
             if id in members and _takes(members[id]) != wire.PARTS:
                 raise FrameError(f"an end without the answer of request {id}")
         elif kind == Outcome.RESPONSE:
-            what[i], values[i] = LAST, _unpacked(values[i], members.get(id))
+            what[i], values[i] = LAST, unpacked_response(values[i], members.get(id))
         elif kind != wire.BACK:
             what[i], values[i] = FAILED, outcome.unpack_error(kind, values[i], causes.get(i + 1))
     return Parts(ids, what, values, kept)
-
-
-def _unpacked(payload: Payload, request: Request | None) -> object:
-    """Return the response of a model's own. Raises FrameError."""
-    if request is not None and request.state == RUNNING and request.accept in OBJECTS:
-        raise FrameError("a response to a caller that speaks no HTTP")
-    try:
-        return unpack_response(payload)
-    except ValueError as error:
-        raise FrameError(str(error)) from error
