@@ -61,9 +61,6 @@ class Earliest(Generic[T]):
         if n <= FEW:
             if self.is_kept:
                 self.forget()
-            if n == 1 and not but:
-                for thing in things():
-                    return self._time_of(thing)
             return min([self._time_of(each) for each in things() if each not in but], default=inf)
         self._keep(things, n)
         heap, aside, time = self._heap, [], inf

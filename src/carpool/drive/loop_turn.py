@@ -3,6 +3,10 @@
 Arrivals of one turn of the loop are only collected; one callback per turn polls the pipeline, so
 everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
 the pipeline's next deadline. All else that happens in a service is in `drive/aio.py`.
+
+A reply that finds a full batch waiting sends it at once. A shorter batch waits for the end of the
+present turn of the loop (microseconds), so that requests that were parsed in the same turn travel
+along.
 """
 
 from __future__ import annotations
