@@ -35,7 +35,7 @@ BUDGET: Final = {
     "bases with a single subclass": 27,
     "protocol classes": 75,
     "words of the glossary": 60,
-    "words of the docs": 94_900,
+    "words of the docs": 95_060,
 }
 
 
