@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.wire import frame as frames
 from carpool.wire.frame import Frame, FrameKind, FrameReader
-from carpool.wire.payload import LARGE
-from carpool.wire.scalars import Scalars
+from carpool.wire.payload import LARGE, Scalars
 from tests.effort import examples
 from tests.wire.reading import BYTES, IDS, read, written
 

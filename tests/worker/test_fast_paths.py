@@ -24,8 +24,7 @@ from carpool.wire import order as wire
 from carpool.wire.arrays import block_of
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.outcome import read_report
-from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump, load
-from carpool.wire.scalars import Scalars
+from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, Scalars, dump, load
 from carpool.worker.answer import BatchAnswerer
 from carpool.worker.step_loop import Packed, StepAnswerer
 from carpool.worker.steps import Out, Row

@@ -48,9 +48,8 @@ from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
 from carpool.drive.process import WorkerProcess
 from carpool.request import DONE, Request
-from carpool.wire.frame import Frame, FrameKind, encode
+from carpool.wire.frame import Frame, FrameKind, encode, open_reply
 from carpool.wire.payload import LARGE
-from carpool.wire.single import open_reply
 
 NOT_RUN: Final = 0
 """What `Loan.run` returns where nothing was done: the request is to be submitted."""
@@ -240,7 +239,7 @@ class Loan:
             call.received.extend(map(self._receive, map(call.turn.pop, _FIRST)))
         except IndexError:  # the loop reads it
             return False
-        reply = open_reply(call.received[0], call.id, call.id)
+        reply = open_reply(call.received[0], call.id)
         if reply is None:
             return False
         call.request.result, call.busy_s, call.waited_s = reply

@@ -27,8 +27,7 @@ from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.foreign import text_of
 from carpool.wire.frame import Frame, FrameError
-from carpool.wire.memory import Memory
-from carpool.wire.payload import detached
+from carpool.wire.payload import Memory, detached
 from carpool.worker import affinity
 from carpool.worker.beside import TasksBeside
 from carpool.worker.place import enter_context

@@ -22,9 +22,8 @@ from carpool.request import RUNNING, Request
 from carpool.wire import order as wire
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, FrameKind
-from carpool.wire.outcome import Outcome
+from carpool.wire.outcome import Outcome, unpack_response
 from carpool.wire.payload import OBJECTS, Payload
-from carpool.wire.response import unpack_response
 
 
 class _Sent(NamedTuple):

@@ -22,7 +22,7 @@ from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ServerState
 from carpool.http.streaming import HttpStream
 from carpool.http.timers import Timers
-from carpool.wire.response import CheckedResponse
+from carpool.wire.outcome import CheckedResponse
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 IN_PARTS: Final = HttpResponse(200, b"")

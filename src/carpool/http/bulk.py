@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from carpool.drive.streams import MOST_WAITING, StreamWindow
 from carpool.errors import CarpoolError, InvalidRequest
+from carpool.http import entries
 from carpool.http.exchange import Ask, Exchange, HttpResponse, error_entry
 from carpool.http.items import ExchangeItems
 from carpool.http.many import entry_of
 from carpool.http.streaming import HttpStream
 from carpool.request import DONE, NEW, Request
-from carpool.wire import entries
 from carpool.wire.payload import CUSTOM, JSON, Payload, without_adapter
 
 if TYPE_CHECKING:

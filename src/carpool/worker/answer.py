@@ -29,11 +29,23 @@ from carpool.rows import ArrayRows
 from carpool.wire import arrays, payload
 from carpool.wire.arrays import Block
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
-from carpool.wire.memory import Memory
-from carpool.wire.outcome import FailureReport, Outcome, read_report
-from carpool.wire.payload import ARRAYS, CUSTOM, JSON, MSGPACK, OBJECT, OBJECTS, RAW, adapted, without_adapter
-from carpool.wire.response import pack_response
-from carpool.wire.scalars import SCALARS, Scalars, are_scalars, as_scalars
+from carpool.wire.outcome import FailureReport, Outcome, pack_response, read_report
+from carpool.wire.payload import (
+    ARRAYS,
+    CUSTOM,
+    JSON,
+    MSGPACK,
+    OBJECT,
+    OBJECTS,
+    RAW,
+    SCALARS,
+    Memory,
+    Scalars,
+    adapted,
+    are_scalars,
+    as_scalars,
+    without_adapter,
+)
 from carpool.worker.own import own
 from carpool.worker.program import MainProgram
 from carpool.worker.reports import Expired, FailureReports, outcome_of

@@ -31,7 +31,7 @@ from carpool.faults import WorkerPoints
 from carpool.forms import Form
 from carpool.hints import schema
 from carpool.wire import order as wire
-from carpool.wire import payload, scalars
+from carpool.wire import payload
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import ARRAYS, JSON, MSGPACK, OBJECT, RAW, size_of
@@ -290,7 +290,7 @@ class StepAnswerer:
             return False
         payloads: Any = None
         if accept == OBJECT:
-            payloads = scalars.as_scalars(values, set(map(type, values)))
+            payloads = payload.as_scalars(values, set(map(type, values)))
         if payloads is None:
             try:
                 payloads = list(map(self._part_encoders[accept], values))

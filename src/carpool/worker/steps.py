@@ -27,7 +27,7 @@ from carpool.foreign import traceback_of
 from carpool.logger import logger
 from carpool.parts import END, Last
 from carpool.wire import order as wire
-from carpool.wire.scalars import SCALARS
+from carpool.wire.payload import SCALARS
 from carpool.worker.own import own, own_part
 
 

@@ -44,7 +44,7 @@ def of_result(result: bytes, format: int = JSON) -> bytes:
 def of_results(results: Sequence[bytes]) -> bytes:
     """Return results in JSON as lines.
 
-    Fast path of `of_result`: the same lines, see tests/wire/test_entries.py.
+    Fast path of `of_result`: the same lines, see tests/http/test_entries.py.
     """
     lines = b"\n".join([*results, b""])
     return lines if are_plain(lines) else b"\n".join([*map(of_result, results), b""])
