@@ -84,7 +84,7 @@ class Changes:
         It returns when those that were added are ready, or those that were to go have gone, or
         `grace_s` later at the latest, if some still finish what they have. Where workers are added,
         those that were there are replaced, one at a time, if they have more than their share of the
-        cores (`worker/blas.py`): a process cannot be given fewer threads.
+        cores (`worker/place.py`): a process cannot be given fewer threads.
 
         Raises:
             StartupError: A new worker could not load; then none was added.

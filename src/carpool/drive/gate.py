@@ -24,8 +24,7 @@ from carpool.drive.strangers import Strangers
 from carpool.logger import logger
 from carpool.wire import handshake
 from carpool.wire.handshake import Claim, HandshakeError, Hello
-from carpool.worker.address import JoinAddress, listen_at, tune
-from carpool.worker.tls import Tls
+from carpool.worker.address import JoinAddress, Tls, listen_at, tune
 
 STRANGER_S: Final = 5.0
 """How long a connection may take to prove itself."""

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from carpool.drive.guard import Guard
 from carpool.model import Adapter, AnyModel
-from carpool.worker import affinity
-from carpool.worker.place import INDEX_VARIABLE
-from carpool.worker.setup import Setup
+from carpool.worker.place import INDEX_VARIABLE, Cores
+from carpool.worker.program import Setup
 
 
 class WarmUpShape(NamedTuple):
@@ -53,7 +52,7 @@ class Launch:
     model: AnyModel
     kwargs: Mapping[str, Any]
     adapters: Sequence[Adapter]
-    cores: tuple[affinity.Cores | None, ...]
+    cores: tuple[Cores | None, ...]
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
     guard: Guard | None
@@ -61,7 +60,7 @@ class Launch:
     hire: Callable[..., Any] | None = None
     warm_up_shapes: Sequence[WarmUpShape] = ()
 
-    def cores_of(self, index: int) -> affinity.Cores | None:
+    def cores_of(self, index: int) -> Cores | None:
         """Return the cores of a worker; beyond the workers declared they are shared in turn."""
         return self.cores[index % len(self.cores)]
 

@@ -32,7 +32,7 @@ from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink, OutputLines
 from carpool.errors import StartupError
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind
-from carpool.worker.setup import DUMP_SIGNAL, process_name
+from carpool.worker.program import DUMP_SIGNAL, process_name
 
 _REAP_EVERY_S = 0.002
 _TRIES_BEFORE_KILL = 25  # looks for its end, before it is killed

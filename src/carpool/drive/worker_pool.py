@@ -39,7 +39,7 @@ from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.handshake import Hello
 from carpool.worker import own_metrics
-from carpool.worker.setup import LEAVING, NOWHERE
+from carpool.worker.program import LEAVING, NOWHERE
 
 _KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str], None], LineSink], Worker]] = {
     "process": WorkerProcess,

@@ -44,14 +44,18 @@ from carpool.worker.steps import Lineup, Measures, Out, PlainOuts, Row, Runner, 
 MOST_PART_BYTES = 64 * 2**20
 """The most bytes of one part, so that a frame can hold those of some streams."""
 
+_REPORT_EVERY_S = 0.01  # calls that follow each other faster are not all reported
 _WARM_UP_S = 2.0  # once the examples have run this long, they are stopped: some answers have no end
 _NO_ORDER = wire.OrderHead()
 
 
-class StepLink(Protocol):
-    """A worker's end of the connection to its stage; see `serve.Link`."""
+class Link(Protocol):
+    """A worker's end of the connection to its stage."""
 
     heard_at: float
+    """When the first byte of the last frame came: reading the rest of the frame does not count as
+    waiting.
+    """
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None once no more will come."""
@@ -63,11 +67,29 @@ class StepLink(Protocol):
         """Send one frame."""
 
 
-class CallAnnouncer(Protocol):
-    """Announces to the stage that another call of the model has begun."""
+class CallAnnouncer:
+    """Announces to the stage that another call of a batch has begun, so that the hang limit is that
+    of a single call.
+
+    Attributes:
+        batch_id: The id of the batch; 0 for the warm-up, which has no limit.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.batch_id = 0
+        self._link = link
+        self._announced_at = 0.0
 
     def begin(self, batch_id: int) -> None:
-        """Note that an order has come, by its number."""
+        """Note that a batch has come: its first call counts from when the stage has sent it."""
+        self.batch_id = batch_id
+        self._announced_at = monotonic()
+
+    def __call__(self) -> None:
+        now = monotonic()
+        if self.batch_id and now - self._announced_at > _REPORT_EVERY_S:
+            self._announced_at = now
+            self._link.send(Frame(FrameKind.CALL, self.batch_id))
 
 
 class Packed:
@@ -398,7 +420,7 @@ class StepAnswerer:
         raise ExampleError(f"example {i + 1}: {report.message}", report.traceback)
 
 
-async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, points: WorkerPoints) -> None:
+async def run(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, points: WorkerPoints) -> None:
     """Follow orders and make steps until no more frames come."""
     waits = True
     order = _NO_ORDER
@@ -439,7 +461,7 @@ async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, 
             idle_since = monotonic()
 
 
-def _send(link: StepLink, number: int, measures: Measures, packed: Packed, stopped: bool, waited_s: float) -> None:
+def _send(link: Link, number: int, measures: Measures, packed: Packed, stopped: bool, waited_s: float) -> None:
     """Send a report as one frame, or as several if it is too large for one."""
     frame = packed.frame(number, measures, stopped)
     frame.waited_s = waited_s

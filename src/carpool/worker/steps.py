@@ -25,7 +25,7 @@ from carpool.call.retry import Retrier
 from carpool.errors import ModelError
 from carpool.foreign import traceback_of
 from carpool.logger import logger
-from carpool.parts import END, Last
+from carpool.parts import END, Last, ends_answer
 from carpool.wire import order as wire
 from carpool.wire.payload import SCALARS
 from carpool.worker.own import own, own_part
@@ -371,7 +371,7 @@ class Runner:
             # what is called meanwhile may fill the memory of the parts again: another step,
             # `postprocess`, or `collect` and `stop` of a stream that has ended
             is_plain = _PLAIN.issuperset(map(type, parts))
-            if more or self._postprocess is not None or (not is_plain and any(map(_is_end, parts))):
+            if more or self._postprocess is not None or (not is_plain and any(map(ends_answer, parts))):
                 parts = [own_part(part, self._postprocess is not None) for part in parts]
             plain = self._take_plain(lineup, parts)
             if plain is not None:
@@ -633,10 +633,6 @@ async def _item_of(row: Row) -> Any:
         row.item = own(item, handed_on=True)
     row.is_given = True
     return row.item
-
-
-def _is_end(part: Any) -> bool:
-    return part is END or type(part) is Last or issubclass(type(part), BaseException)
 
 
 def _halves(rows: list[Row]) -> tuple[list[Row], list[Row]]:
