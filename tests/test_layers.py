@@ -24,6 +24,7 @@ PURE = frozenset(
         "abc",
         "bisect",
         "collections",
+        "contextlib",
         "copy",
         "dataclasses",
         "enum",

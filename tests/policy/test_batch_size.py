@@ -313,27 +313,6 @@ def test_one_is_one() -> None:
     assert chosen(sized(learned(FIXED, limit=1)), 100, 0.5) == 1
 
 
-@PROPERTY
-@given(
-    st.sampled_from([FIXED, TILES, KNEE, BALANCED]),
-    st.integers(1, 100),
-    st.floats(0, 1.5),
-    st.floats(0.5, 2.0),
-    st.sampled_from([0.0, 0.05]),
-)
-def test_taking_all_is_what_weighing_up_comes_to(
-    cost: Cost, waiting: int, load: float, share_of_capacity: float, noise: float
-) -> None:
-    """Wherever the fast path says that all go, there is no other candidate at any load."""
-    size = sized(learned(cost, sizes=range(1, 65, 3), noise=noise))
-    everything = min(waiting, size.most(waiting))
-    capacity = size.capacity * share_of_capacity
-    if size.takes_all(waiting, everything, capacity):
-        free = max(0.05, 1.0 - load)
-        assert size._candidates(waiting, everything, free, capacity) == {everything}
-        assert size._weigh_up(waiting, everything, free, capacity) == everything
-
-
 # -- several workers
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest.mock import patch
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.wire import frame as frames
-from carpool.wire.frame import Frame, FrameKind, FrameReader, open_reply
+from carpool.fast_paths import without
+from carpool.wire.frame import Frame, FrameKind, open_reply
 from carpool.wire.payload import LARGE
 from tests.effort import examples
 from tests.wire.reading import BYTES, IDS, read, written
@@ -40,22 +36,12 @@ FRAMES = st.builds(
 )
 
 
-@contextmanager
-def the_long_way() -> Iterator[None]:
-    """Do without the quick ways."""
-    with (
-        patch.object(frames, "_encode_one", lambda frame, payload: None),
-        patch.object(FrameReader, "_open_one", lambda *_: None),
-    ):
-        yield
-
-
 @examples(300)
 @given(FRAMES)
 def test_one_item_is_written_as_ever(frame: Frame) -> None:
     """The quick way writes the bytes of the long one, and refuses what that refuses."""
     quick = written(frame)
-    with the_long_way():
+    with without("frames_of_one"):
         assert quick == written(frame)
 
 
@@ -67,7 +53,7 @@ def test_one_item_is_read_as_ever(several: list[Frame], cuts: list[int], data: s
     if whole and data.draw(st.booleans()):
         whole[data.draw(st.integers(0, min(len(whole), 90) - 1))] ^= data.draw(st.integers(1, 255))
     quick = read(bytes(whole), cuts)
-    with the_long_way():
+    with without("frames_of_one"):
         assert repr(quick) == repr(read(bytes(whole), cuts))
 
 

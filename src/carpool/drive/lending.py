@@ -47,6 +47,7 @@ from carpool.core.batch import Todo
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
 from carpool.drive.process import WorkerProcess
+from carpool.fast_paths import fast_path
 from carpool.request import DONE, Request
 from carpool.wire.frame import Frame, FrameKind, encode, open_reply
 from carpool.wire.payload import LARGE
@@ -289,23 +290,29 @@ class Lending:
         if self._in_a_row >= CALLS_BEFORE:
             self._lend()
 
-    def _lend(self) -> None:
-        """Lend the next worker, if it can be lent and a lone request would go at once."""
+    @fast_path("lent_worker", declined=False)
+    def _lend(self) -> bool:
+        """Lend the next worker, if it can be lent and a lone request would go at once; report
+        whether it was.
+
+        Fast path of `Driver.submit` and the loop, for callers in threads: the same outcome, see
+        tests/drive/test_lending.py.
+        """
         driver = self._driver
         if not hasattr(os, "eventfd") or self._pipeline.flow.closed_because is not None or self._is_slow:
-            return
+            return False
         try:
             bell = _Bell()
         except OSError:  # no descriptor is left
-            return
+            return False
         now = driver.clock()
         place = self._batcher.lend(now, now + _LEAST_TIME, self._pipeline.flow.slo_s)
         if place is None:
-            return
+            return False
         lent = self._pool.lend(place, self.recall)
         if lent is None:
             self._pipeline.take_back(self._batcher, place)
-            return
+            return False
         driver.loan = Loan(
             *lent,
             bell,
@@ -317,6 +324,7 @@ class Lending:
             recall=self.recall,
             clock=driver.clock,
         )
+        return True
 
     @property
     def _is_slow(self) -> bool:

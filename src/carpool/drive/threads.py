@@ -22,6 +22,7 @@ from carpool.drive.shared_line import LoneCall, SharedLine
 from carpool.drive.trouble import learn
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import CarpoolError, DeadlineExceeded
+from carpool.fast_paths import fast_path
 from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
@@ -113,6 +114,7 @@ class LineDriver(SharedLine):
         """
         return self._wait(waiter, run, inf if timeout_s is None else self._clock() + timeout_s)
 
+    @fast_path("lone_call")
     def call_alone(self, item: object, timeout_s: float | None, run: Run) -> LoneCall | None:
         """Run one item in this thread at once, if the line is empty and nothing speaks against it.
 
@@ -353,7 +355,7 @@ class LineDriver(SharedLine):
     def _finish_alone(self, line: Line, lone: LoneCall, outcome: BatchOutcome) -> None:
         """Pass on the answer of a lone item: to its caller only, unless another caller has come.
 
-        Fast path of `_finish`: the same outcome, see tests/batch_function/test_alone.py.
+        A part of the fast path `lone_call`, as of `_finish`.
         """
         errors = outcome.errors
         lone.result, lone.error = outcome.results[0], None if errors is None else errors[0]

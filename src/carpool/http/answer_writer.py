@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from carpool.clock import monotonic
+from carpool.fast_paths import fast_path
 from carpool.http.answer_bytes import start_of_answer
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.exchange import HttpResponse, ServedModel
@@ -136,6 +137,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
         elif is_last:
             self._transport.close()
 
+    @fast_path("answer_now", declined=False)
     def answer_now(self, exchange: HttpExchange) -> bool:
         """Write a good answer at once if that is all there is to do; return False if it is not.
 

@@ -103,7 +103,7 @@ class Adaptive(AdaptiveLengths):
             decision = self._cold(now, queue)
         else:
             self._chooser.refresh()
-            decision = self._unhurried(view) or self._warm(view)
+            decision = self._warm(view)
         self._busy = busy
         if decision.take:
             self._busy += 1
@@ -162,8 +162,6 @@ class Adaptive(AdaptiveLengths):
     def _is_best(self, now: float, waiting: int, n: int) -> bool:
         """Report whether the best batch for all that wait, of up to `n`, is one of `n`."""
         chooser = self._chooser
-        if chooser.takes_all(waiting, n, chooser.capacity * self.cost.bias):
-            return True
         load = self._load(now, max(1, self._busy))
         return chooser.choose(waiting, n, load.share, load.capacity / load.workers) == n
 
@@ -226,35 +224,6 @@ class Adaptive(AdaptiveLengths):
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
         return self._sized(at, left, most, share, load)
-
-    def _unhurried(self, view: View) -> Decision | None:
-        """Fast path of `_warm`: the same outcome, see tests/policy/test_adaptive.py.
-
-        It answers where all have time, nothing is refused, and the batch takes all that it may.
-        None in all other cases, which take more thought.
-        """
-        now, queue, free = view.now, view.queue, view.free
-        cost, chooser = self.cost, self._chooser
-        waiting, due = queue.size, queue.earliest_due
-        most = chooser.most(waiting)
-        slack_s = due - now - view.onward_s
-        if (
-            queue.lanes > 1
-            or slack_s < cost.longest_s * cost.margin
-            or (waiting > most and due < inf)
-            or self._backlog.overloaded_since is not None
-        ):
-            return None
-        if waiting <= most:
-            self._backlog.drained()
-        share = self._fair_share(now, waiting, most, free + view.busy)
-        n = min(waiting, share)
-        if not chooser.takes_all(waiting, n, chooser.capacity * cost.bias):
-            return None
-        until = None if free > 1 else self._worth_waiting_until(now, queue, waiting, share, slack_s)
-        if until is not None:
-            return Decision([], wake_at=until)
-        return self._go([], waiting, n, slack_s, "full" if n == most else "free" if n == waiting else "size")
 
     def _load(self, now: float, workers: int) -> _Load:
         """Return the load of the stage, by the latest arrivals and the learned cost."""

@@ -177,8 +177,8 @@ class BatchSize:
             capacity: Units per second of one worker.
         """
         everything = min(waiting, most)
-        if everything == 1 or self.takes_all(waiting, everything, capacity):
-            return everything
+        if everything == 1:
+            return 1
         return self._weigh_up(waiting, everything, max(0.05, 1.0 - load), capacity)
 
     def share(self, waiting: int, rate: float, workers: int) -> int:
@@ -192,19 +192,6 @@ class BatchSize:
         if even < self._smallest:
             return even
         return share_of(waiting, rate, workers, cost.setup_s, cost.shape.slope * cost.level, cost.limit)
-
-    def takes_all(self, waiting: int, everything: int, capacity: float) -> bool:
-        """Fast path of `choose`: the same outcome at any load, see tests/policy/test_batch_size.py.
-
-        It is True where n* is at least `everything` even without load, no smaller size is more
-        efficient, and no tile ends on the way; False where that takes more thought.
-        """
-        i = self._cost.shape.index(everything)
-        return (
-            self._prefix[i] == everything
-            and not self._tile_end[i]
-            and 2.0 * self._cost.setup_s * waiting * capacity >= everything * everything
-        )
 
     def _weigh_up(self, waiting: int, everything: int, free: float, capacity: float) -> int:
         """Return the candidate with the least total delay; `free` is the share without load."""

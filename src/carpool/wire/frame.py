@@ -32,6 +32,7 @@ from typing import Final
 
 import msgspec
 
+from carpool.fast_paths import fast_path
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.payload import (
     LARGE,
@@ -221,6 +222,7 @@ def encode(frame: Frame) -> list[Buffer]:
     return [header + table, *buffers]
 
 
+@fast_path("frames_of_one")
 def _encode_one(frame: Frame, payload: Payload) -> bytes | None:
     """Return the frame of one small item as bytes; None if it takes more than one buffer.
 
@@ -249,7 +251,7 @@ def open_reply(data: bytes, id: int) -> tuple[bytes, float, float] | None:
     """Return the result, `busy_s` and `waited_s` if `data` is the whole frame of a good answer to a
     batch of one request; None for anything else.
 
-    Fast path of `FrameReader`, for a caller that waits for nothing else: the same reply, see
+    A part of the fast path `lent_worker`: the same reply as that of `FrameReader`, see
     tests/wire/test_single.py.
 
     Args:
@@ -267,6 +269,7 @@ def open_reply(data: bytes, id: int) -> tuple[bytes, float, float] | None:
     return data[_GOOD_REPLY.size :], busy_s, waited_s
 
 
+@fast_path("frames_of_scalars")
 def _encode_scalars(frame: Frame, payloads: Scalars) -> bytes | None:
     """Return a reply that is one small block of scalars as bytes; None if it is another frame.
 
@@ -284,6 +287,7 @@ def _encode_scalars(frame: Frame, payloads: Scalars) -> bytes | None:
     return header + _table(kind, n, 1, False).pack(*ids, formats, length) + body
 
 
+@fast_path("blocks", declined=_NOT_A_BLOCK)
 def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
     """Return the payloads as a block: its kind, and its buffers; no block if they are not alike.
 
@@ -299,6 +303,7 @@ def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
     return _NOT_A_BLOCK
 
 
+@fast_path("parts_of_scalars", declined=_NOT_A_BLOCK)
 def _as_block_behind(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
     """Return the payloads behind the first one as a block of scalars; no block if they are not.
 
@@ -494,6 +499,7 @@ class FrameReader:
         self._start = at + length
         return frame
 
+    @fast_path("frames_of_one")
     def _open_one(self, kind: int, batch: int, length: int, first: float, waited_s: float) -> Frame | None:
         """Read the frame of one item in one buffer; None if it is not complete, or not plain.
 
@@ -517,6 +523,7 @@ class FrameReader:
             frame.busy_s = first
         return frame
 
+    @fast_path("frames_of_scalars")
     def _open_scalars(
         self, kind: FrameKind, n: int, batch: int, length: int, first: float, waited_s: float
     ) -> Frame | None:

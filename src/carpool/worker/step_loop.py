@@ -27,6 +27,7 @@ from carpool.call.retry import Retrier
 from carpool.clock import monotonic
 from carpool.core.running_set import EVERY_STEP, ON_LEAVING
 from carpool.errors import ModelError
+from carpool.fast_paths import fast_path
 from carpool.faults import WorkerPoints
 from carpool.forms import Form
 from carpool.hints import schema
@@ -298,6 +299,7 @@ class StepAnswerer:
             packed.fail(row.id, value)
         return packed
 
+    @fast_path("parts_alike", declined=False)
     def _pack_plain(self, outs: Sequence[Out], packed: Packed) -> bool:
         """Add what has come if it is parts only, all in one encoding; report whether it was so.
 

@@ -23,6 +23,7 @@ from carpool.call.oom import release_memory
 from carpool.call.results import OF_RESUME, OF_START, OF_STEP, Failed, as_results, is_bad_result
 from carpool.call.retry import Retrier
 from carpool.errors import ModelError
+from carpool.fast_paths import fast_path
 from carpool.foreign import traceback_of
 from carpool.logger import logger
 from carpool.parts import END, Last, ends_answer
@@ -518,6 +519,7 @@ class Runner:
         if is_last:
             await self._end(row, outs)
 
+    @fast_path("parts_alike")
     def _take_plain(self, lineup: Lineup, parts: Any) -> PlainOuts | None:
         """Take a step that gave a part for each row, all of them sent as they are; None if not.
 
