@@ -23,8 +23,8 @@ import msgspec
 
 from carpool.call.results import run_now
 from carpool.clock import monotonic
-from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
+from carpool.drive.worker import Launch
 from carpool.foreign import text_of
 from carpool.wire.frame import Frame, FrameError
 from carpool.wire.payload import Memory, detached

@@ -23,15 +23,13 @@ from carpool import faults
 from carpool.core.batch import Batch
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
 from carpool.drive.aio import Driver
+from carpool.drive.failures import FAILED_FOR_S
 from carpool.drive.joined import JoinedWorker
-from carpool.drive.launch import Launch
 from carpool.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.drive.output import LineSink, guarded
-from carpool.drive.priority import LowPriority
-from carpool.drive.process import WorkerProcess
-from carpool.drive.trouble import FAILED_FOR_S
+from carpool.drive.process import LowPriority, WorkerProcess
 from carpool.drive.turnover import Turnover
-from carpool.drive.worker import Loss, Work, Worker
+from carpool.drive.worker import Launch, Loss, Work, Worker
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.request import DONE, Request

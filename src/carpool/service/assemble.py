@@ -25,12 +25,11 @@ from carpool.core.roster import Starts
 from carpool.core.stepper import Crew, Stepper
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
-from carpool.drive.changes import Changes, CoreShares
+from carpool.drive.changes import Changes, CoreShares, StageUpkeep, Upkeep
 from carpool.drive.guard import Guard
-from carpool.drive.launch import Launch, WarmUpShape
 from carpool.drive.output import LineSink
 from carpool.drive.steps import StepPool
-from carpool.drive.upkeep import StageUpkeep, Upkeep
+from carpool.drive.worker import Launch, WarmUpShape
 from carpool.drive.worker_pool import WorkerPool, new_roster
 from carpool.errors import StartupError
 from carpool.logger import logger

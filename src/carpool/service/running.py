@@ -24,10 +24,10 @@ from typing import Any
 
 from carpool.core.life import Act, Event, Life, LifeState
 from carpool.drive.aio import Driver
+from carpool.drive.changes import Upkeep
 from carpool.drive.gate import Gate
 from carpool.drive.guard import Guard
 from carpool.drive.loop_thread import LoopThread
-from carpool.drive.upkeep import Upkeep
 from carpool.drive.worker_pool import WorkerPool
 from carpool.logger import logger
 from carpool.service.declaration import Declaration
