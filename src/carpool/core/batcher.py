@@ -769,7 +769,7 @@ class Batcher:
         lead_s = lead_allowed_s(queue, self.times, running, much_waits)
         if lead_s is None:
             return None
-        most = MOST if much_waits and not queue.varied else 1
+        most = MOST if much_waits else 1
         before = next_to_end(now, self.in_flight.values(), self.ahead, self.leaving, usual_s, lead_s, most)
         if before is None:
             return None

@@ -87,6 +87,7 @@ class Queue:
         self._length = 0  # of the first request that ever came
         self._usual: Lane | None = None
         self._lanes: dict[Lane, LaneQueue] = {}
+        self._only: LaneQueue | None = None  # where there is one lane, as mostly
         self._order = LaneOrder(ageing_s)
         self._of_source: dict[Hashable, list[int]] | None = None
         self.dues = Earliest[LaneQueue](attrgetter("earliest_due"))
@@ -314,8 +315,17 @@ class Queue:
 
         The lanes that they came from age from `now` on.
         """
-        taken: list[Request] = []
-        served: list[LaneQueue] = []
+        only = self._only
+        if only is not None and not self.suspect_lanes:
+            taken = only.take(n)
+            if only.levels is not None:
+                only.levels.discard(taken)
+            only.ages_from = max(only.ages_from, now)
+            if self._order.is_watched:
+                self._order.note(only)
+            self._set_running(taken)
+            return taken
+        taken, served = [], []
         first = self._order.first()
         if first is None:
             return taken
@@ -418,7 +428,7 @@ class Queue:
     @property
     def earliest_due(self) -> float:
         """When the next request should be answered; infinity when none waits."""
-        return self.least(self.dues)
+        return self.least(self.dues) if self._only is None else self._only.earliest_due
 
     @property
     def oldest_arrival(self) -> float:
@@ -473,12 +483,11 @@ class Queue:
 
         What is taken from a lane of suspects counts as taken from the one they came from, too.
         """
-        order = self._order
-        aged = list(lane_queues)
+        aged = lane_queues
         if self.suspect_lanes:
             formers = [self._former(each.lane) for each in lane_queues if type(each.lane.key) is Suspect]
-            aged += [each for each in formers if each is not None and each not in aged]
-        order.served(aged, now)
+            aged = [*aged, *[each for each in formers if each is not None and each not in aged]]
+        self._order.served(aged, now)
         for lane_queue in lane_queues:
             self._has_less(lane_queue)
 
@@ -514,6 +523,7 @@ class Queue:
         levels = None if how is None else Levels(how.level_of, lane.key, how.lengths)
         opened = self._lanes[lane] = LaneQueue(lane, arrived, levels)
         self._order.open(opened)
+        self._note_only()
         if type(lane.key) is Suspect:
             self.suspect_lanes += 1
         else:
@@ -521,9 +531,16 @@ class Queue:
             self._usual = lane
         return opened
 
+    def _note_only(self) -> None:
+        """Note which lane is the only one, as a lane has come or gone."""
+        self._only = self._order.first() if len(self._order) == 1 else None
+        if self._only is not None and self.dues.is_kept:
+            self.dues.forget()  # nothing is asked of it now, so that it would keep what has gone
+
     def _forget(self, lane_queue: LaneQueue) -> None:
         del self._lanes[lane_queue.lane]
         self._order.close(lane_queue)
+        self._note_only()
         if type(lane_queue.lane.key) is Suspect:
             self.suspect_lanes -= 1
 

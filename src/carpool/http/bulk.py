@@ -264,9 +264,10 @@ class BulkItems(ExchangeItems):
         taken = self._lines[at : at + max(0, self._room)]
         if not taken:
             return taken
-        lengths = list(map(len, taken))
-        nbytes = sum(lengths)
-        if min(taken) < _NO_SPACE or max(lengths) > self._usual_length or nbytes > self._room_bytes:
+        nbytes = sum(map(len, taken))
+        if min(taken) < _NO_SPACE or nbytes > self._room_bytes:
+            return None
+        if nbytes > self._usual_length and max(map(len, taken)) > self._usual_length:
             return None
         self._has_long_lines = False
         self._note_taken(at + len(taken), nbytes + len(taken))

@@ -86,8 +86,8 @@ class AdaptiveLearning(Policy):
         n = len(requests)
         self._arrivals.add(now, n)
         self._waiting += n
-        size = sum([request.size for request in requests])
-        if size != n or self._unit != 1.0:
+        if self._unit != 1.0 or self._view is None or self._view.queue.weighted:  # else each has size 1
+            size = sum([request.size for request in requests])
             self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
         if self._observation is not None and self._next_has_gone:
             self._learn_observed()

@@ -180,15 +180,19 @@ def encode(frame: Frame) -> list[Buffer]:
         one = _encode_one(frame, payloads[0])
         if one is not None:
             return [one]
+    are_bytes = False
     if n < 2:
         block, buffers = _NOT_A_BLOCK
     elif kind == FrameKind.PARTS:
         block, buffers = _as_block_behind(payloads)
     elif type(payloads) is list and payloads and type(payloads[0]) is bytes:
         block, buffers = _NOT_A_BLOCK
+        are_bytes = set(map(type, payloads)) == {bytes}
     else:
         block, buffers = _as_block(payloads)
-    if block:
+    if are_bytes:
+        counts, buffers, has_counts = payloads, payloads, False  # type: ignore[assignment]
+    elif block:
         counts, has_counts = range(len(payloads)), False
     else:
         counts, buffers = parts_of(payloads)
@@ -203,7 +207,7 @@ def encode(frame: Frame) -> list[Buffer]:
             f"the parts of a message do not match: {n} ids, {len(counts)} payloads of {m} buffers,"
             f" {len(frame.formats)} formats, {len(frame.accepts)} accepts and {len(frame.deadlines)} deadlines"
         )
-    if m < _MANY or memoryview in map(type, buffers):
+    if not are_bytes and (m < _MANY or memoryview in map(type, buffers)):
         lengths = [buffer.nbytes if type(buffer) is memoryview else len(buffer) for buffer in buffers]
     else:
         lengths = list(map(len, buffers))
