@@ -38,7 +38,8 @@ class Path(NamedTuple):
 
 PATHS = (
     Path("admit_at_once", "Flow._admit, Queue.push", workloads.arrivals, 7.13, "What batching itself costs"),
-    Path("answer_at_once", "Transit.sort_out", workloads.arrivals, 1.0, "What batching itself costs"),
+    Path("alike", "Driver.poll, Flow._all_fit", workloads.bulk, 1.03, "Bulk"),
+    Path("answer_at_once", "Transit.sort_out", workloads.arrivals, 1.09, "What batching itself costs"),
     Path("one_task", "AsyncBatch.many", workloads.tasks, 2.0, "Inside a program"),
     Path("same_loop", "AsyncBatch._driver", workloads.tasks, 1.07, "Inside a program"),
     Path("lone_call", "LineDriver.join and wait", workloads.a_thread, 6.38, "Inside a program"),

@@ -27,6 +27,7 @@ from carpool.drive.failures import FAILED_FOR_S, learn, learn_from_warm_up
 from carpool.drive.refusal_log import RefusalLog
 from carpool.drive.work_meter import WorkMeter
 from carpool.errors import CarpoolError, StartupError, Unavailable
+from carpool.fast_paths import fast_path
 from carpool.foreign import text_of
 from carpool.logger import logger
 from carpool.observe.snapshot import ServiceSnapshot
@@ -179,14 +180,21 @@ class Driver:
             alike: Whether they are alike, as `Core.submit` has it. They are submitted at once
                 then, and what follows is done at the end of this turn.
         """
-        if not alike:
+        if not alike or not self._submit_alike(requests):
             self._arrivals += requests
-        else:
-            try:
-                self.pipeline.flow.submit(self.clock(), requests, alike=True)
-            except BaseException as error:
-                self._fail(error)
         self._poll_soon()
+
+    @fast_path("alike", declined=False)
+    def _submit_alike(self, requests: Sequence[Request]) -> bool:
+        """Submit requests that are alike at once, of which the core looks at the first one only.
+
+        Fast path of `poll`: the same outcome, see tests/core/test_fast_paths.py.
+        """
+        try:
+            self.pipeline.flow.submit(self.clock(), requests, alike=True)
+        except BaseException as error:
+            self._fail(error)
+        return True
 
     def cancel(self, request: Request) -> None:
         """Cancel a request, whose caller has gone."""
