@@ -268,6 +268,8 @@ def test_a_size_that_raises(kind: type[BaseException], heard: type[BaseException
     assert ticket.result() == 1
 
 
+# one that arrives in the callback of a weak reference, say the one of a `WeakSet`, is printed by the interpreter
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_leaders_that_are_killed_from_outside() -> None:
     """Exceptions that other threads throw into leaders, at whatever point, end these callers;
     everybody else is served, and nobody has another's answer.
