@@ -8,6 +8,7 @@ take three turns, as one start differs from the next by some percent.
 
 * `http:N` is `{"x": 1.5}` -> `{"y": 3.0}` by N connections of `wrk`, and `bulk` the same as lines
   of one request. `score` is the command with 200,000 lines, its start included.
+* `sse:N` is an event to each of N connections, of answers with 20 to 60 of them that take no time.
 * `tasks`, `threads` and `thread_alone` are those of `bench.peers.inprocess`; streams, calls and
   arrays those of `bench.peers.process`. `steps:N` streams N answers of a decoder that takes no
   time.
@@ -33,6 +34,8 @@ from typing import get_args
 from bench import ROOT
 from bench.peers.contestants import MODELS, Launch, serving
 from bench.protocols import bulk
+from bench.steps import sse
+from bench.steps.client import Client
 from bench.tools import closed_loop, options, stopwatch, wrk
 from bench.tools.comparison import compare, one_table, take_turns
 from bench.tools.figures import Facts, Spread, median_ratio, short
@@ -40,9 +43,11 @@ from bench.tools.server import NotServing, Server, running
 from bench.tools.side import SideFailed, figures_of
 
 HTTP = ("http:16", "http:64", "http:256")
+SSE = ("sse:16", "sse:64")
 STEPS = ("steps:16", "steps:32")
 IN_PROCESS = ("tasks", "threads", "thread_alone")
-CASES = (*HTTP, "bulk", "score", *IN_PROCESS, *get_args(stopwatch.Case), *STEPS)
+SERVED = (*HTTP, *SSE, "bulk")
+CASES = (*SERVED, "score", *IN_PROCESS, *get_args(stopwatch.Case), *STEPS)
 TURNS_OF_A_SERVER = 3
 SCORED_LINES = 200_000
 assert set(IN_PROCESS) <= set(get_args(closed_loop.Case))
@@ -127,15 +132,32 @@ def turn_of_server(server: Server, case: str, seconds: float) -> Turn:
         lines = [b'{"x": 1.5}\n'] * bulk.SENT_AT_ONCE
         found = bulk.in_bulk(server, lines, bulk.MOST_AHEAD["trivial"], seconds)
         return Turn(1 / found.items_per_s, found.cpu_s)
+    if case in SSE:
+        return turn_of_events(server, int(case.partition(":")[2]), seconds)
     run = wrk.run(server, connections=int(case.partition(":")[2]), seconds=max(1, round(seconds)))
     if run.failed:
         raise NotServing(f"{run.failed} requests have failed")
     return Turn(1 / run.requests_per_s, run.cpu_per_request_s)
 
 
-def launch_of(tree: Path) -> Launch:
+def turn_of_events(server: Server, connections: int, seconds: float) -> Turn:
+    """Ask a server that is up for answers in parts."""
+    client = Client(server.port, sse.OURS, connections)
+    try:
+        client.run(0.2)
+        cpu_s = server.cpu_s()
+        run = client.measured(0, seconds)
+        cpu_s = server.cpu_s() - cpu_s
+    finally:
+        client.close()
+    if run.wrong:
+        raise NotServing(f"{run.wrong} answers are wrong")
+    return Turn(1 / run.events_per_s, cpu_s / run.events)
+
+
+def launch_of(tree: Path, case: str) -> Launch:
     """Return how the server of a tree is started."""
-    ours = serving(f"{MODELS}:echo")
+    ours = sse.launch("carpool", 0.0) if case in SSE else serving(f"{MODELS}:echo")
     return replace(ours, name=f"carpool of {tree}", env={**ours.env, **path_of(tree)})
 
 
@@ -146,8 +168,8 @@ def measure(trees: dict[str, Path], rounds: int, seconds: float, case: str) -> I
         order = dict(list(trees.items())[:: -1 if number % 2 else 1])
         with ExitStack() as stack:
             sides: dict[str, Callable[[], Turn]]
-            if case in HTTP or case == "bulk":
-                servers = {side: stack.enter_context(running(launch_of(tree))) for side, tree in order.items()}
+            if case in SERVED:
+                servers = {side: stack.enter_context(running(launch_of(tree, case))) for side, tree in order.items()}
                 for server in servers.values():
                     turn_of_server(server, case, 1)
                 sides = {side: partial(turn_of_server, server, case, seconds) for side, server in servers.items()}

@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 import carpool
 from carpool.core.core import Core
 
@@ -63,6 +65,7 @@ async def storm_of_tasks(seed: int) -> tuple[int, int]:
     return cancelled, served
 
 
+@pytest.mark.fault("F34")
 def test_tasks_that_are_cancelled() -> None:
     """When tasks are cancelled at random moments, those that stay get their own answers."""
     cancelled, served = asyncio.run(storm_of_tasks(seed=1))
@@ -119,6 +122,7 @@ class Crowd:
                 self.cancelled += gone
 
 
+@pytest.mark.fault("F34")
 def test_tickets_that_are_cancelled() -> None:
     """When tickets are cancelled at random, while threads wait for them, lead batches of others or
     time out, no thread is left waiting.

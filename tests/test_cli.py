@@ -198,6 +198,7 @@ def test_other_commands_have_no_settings_of_stages() -> None:
     assert "--set" not in done.stderr + done.stdout
 
 
+@pytest.mark.fault("F28")
 def test_a_port_in_use_is_one_line() -> None:
     """A port that is in use is reported in one line, with what to do, before models are loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -31,6 +31,7 @@ def quick() -> Iterator[None]:
     assert time.monotonic() - started < DELAY_S / 2
 
 
+@pytest.mark.fault("F79")
 def test_a_function_for_threads() -> None:
     """Closing a function for threads ends the waiting of a ticket that nobody waits for, and of a
     caller that waits for company.
@@ -47,6 +48,7 @@ def test_a_function_for_threads() -> None:
         assert (ticket.result(), answers) == (-3, [-4])
 
 
+@pytest.mark.fault("F79")
 def test_a_function_for_tasks() -> None:
     """Closing a function for tasks ends the waiting for company of those of this loop."""
 
@@ -64,6 +66,7 @@ def test_a_function_for_tasks() -> None:
         assert asyncio.run(main()) == -3
 
 
+@pytest.mark.fault("F79")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_service(stages: int) -> None:
     """In a service that closes, a stage waits for what may still come of the one before it, and no
@@ -85,6 +88,7 @@ def test_a_service(stages: int) -> None:
     assert sorted(answers) == [2.0**stages, 2 * 2.0**stages]
 
 
+@pytest.mark.fault("F79")
 def test_a_server_that_is_sent_sigterm() -> None:
     """When a server that holds a request for company gets SIGTERM, the client is answered at once,
     and the server ends with status 0.

@@ -1,40 +1,43 @@
 """Every place where code that is not ours is called, every kind of exception there, by every way that leads to it.
 
-ARCHITECTURE.md has the table. Here each of its rows is walked: every call ends in time, the next one is served, worker
-processes are the same, closing ends, and nothing is left behind. `make test-all` walks all of it; `make test` comes to
-each place by each way with one kind of exception (`quick_walk`).
+`tests/foreign/places.py` has the table. Here each of its rows is walked: every call ends in time, the next is served,
+worker processes are the same, closing ends, and nothing is left behind. `make test-all` walks all of it; `make test`
+comes to each place by each way with one kind of exception (`quick_walk`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.foreign import batches, operating, policies, protocols, services, steps, surroundings, virtual
+from tests.foreign.places import PLACES, Place
 from tests.foreign.table import CELLS, LEFT_OUT, WAYS, Cell, Way
+from tests.support.sources import ROOT
 
-TABLE = Path(__file__).parent.parent / "ARCHITECTURE.md"
 CHECKS = (services, batches, policies, steps, operating, surroundings, protocols, virtual)  # they fill the table
 
 
-def rows() -> list[str]:
-    """The first column of the table in ARCHITECTURE.md."""
-    text = TABLE.read_text(encoding="utf-8").partition("## Code that is not ours")[2].partition("\n## ")[0]
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [re.split(r"(?<!\\)\|", line)[1].strip() for line in lines[2:]]
+NAMES = [place.name for place in PLACES]
 
 
 def test_the_table_is_walked() -> None:
-    """All places that ARCHITECTURE.md lists are tested, and all that are tested are listed."""
-    assert sorted(set(rows())) == sorted({cell.place for cell in CELLS})
-    assert len(rows()) == len(set(rows()))
+    """All places that are listed are tested, and all that are tested are listed."""
+    assert sorted(set(NAMES)) == sorted({cell.place for cell in CELLS})
+    assert len(NAMES) == len(set(NAMES))
 
 
-@pytest.mark.parametrize("place", rows())
+@pytest.mark.parametrize("place", PLACES, ids=NAMES)
+def test_the_guards_of_a_place_exist(place: Place) -> None:
+    """Each file in which a place is guarded is there."""
+    files = [file for file in place.guarded_in.split(", ") if file]
+    assert [file for file in files if not (ROOT / "src" / "carpool" / file).exists()] == []
+
+
+@pytest.mark.parametrize("place", NAMES)
 def test_every_way_to_a_place_is_walked_or_left_out_for_a_reason(place: str) -> None:
     """Each driver, behind each of its doors, is walked at each place or left out for a reason, and
     none is both.
@@ -92,6 +95,7 @@ def of(cell: Cell) -> Any:
     return pytest.param(cell.way, cell, id=name, marks=() if cell in QUICK_WALK else pytest.mark.slow)
 
 
+@pytest.mark.fault("F71", "F83")
 @pytest.mark.parametrize(
     ("way", "cell"),
     [of(cell) for way in WAYS for cell in CELLS if cell.way == way],

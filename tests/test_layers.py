@@ -1,22 +1,15 @@
-"""The order of the modules that ARCHITECTURE.md lists: imports go one way, and what decides does nothing else."""
+"""The layers of `tests/layers.py`: imports go one way, and modules that decide do nothing else."""
 
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.support.sources import MODULES, PARSED, ROOT, imports, nodes_of
-
-EXCEPTIONS = {
-    ("carpool", "carpool.http.serve"),  # likewise `carpool.serve`
-    ("carpool", "carpool.ray"),  # likewise
-    ("carpool.testing", "carpool.testing.serving"),  # likewise
-}
-"""Imports from below that are meant: who imports, and what."""
+from tests.layers import EXCEPTIONS, LAYERS, NARROW
+from tests.support.sources import MODULES, PARSED, imports, nodes_of
 
 PURE = frozenset(
     {
@@ -47,19 +40,7 @@ def folder_of(module: str) -> str:
     return module.removeprefix("carpool.").split(".")[0]
 
 
-def listed() -> list[str]:
-    """The modules in the order of ARCHITECTURE.md: row by row, each from left to right."""
-    section = (ROOT / "ARCHITECTURE.md").read_text().split("\n## Order of the modules\n")[1].split("\n## ")[0]
-    names = []
-    for group, modules in re.findall(r"^\| ?(.*?) ?\| (`.*?) \|", section, re.MULTILINE):
-        folder = re.fullmatch(r"`([\w/]+)/`", group)
-        package = f"carpool.{folder[1].replace('/', '.')}" if folder else "carpool"
-        for name in re.findall(r"`(\w+)`", modules):
-            names.append(package if name == "__init__" else f"{package}.{name}")
-    return names
-
-
-ORDER = listed()
+LAYER_OF = {name: number for number, layer in enumerate(LAYERS) for name in layer.names.split()}
 
 
 def is_ours(module: str) -> bool:
@@ -67,17 +48,41 @@ def is_ours(module: str) -> bool:
     return module.split(".")[0] in ("carpool", "")
 
 
-def test_every_module_has_one_place() -> None:
-    """ARCHITECTURE.md lists all modules that there are, each once, and none that is gone."""
-    assert sorted(ORDER) == sorted(MODULES)
+def test_every_module_has_one_layer() -> None:
+    """The table lists each folder, and each file of the root, once, and none that is gone."""
+    assert sorted(LAYER_OF) == sorted({folder_of(module) for module in MODULES})
+    assert len(LAYER_OF) == sum(len(layer.names.split()) for layer in LAYERS)
+
+
+def test_each_ring_is_one_piece() -> None:
+    """The engine comes before the fronts, and the fronts before the satellites."""
+    assert list(dict.fromkeys(layer.ring for layer in LAYERS)) == ["engine", "fronts", "satellites"]
+    order = [["engine", "fronts", "satellites"].index(layer.ring) for layer in LAYERS]
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_what_is_listed_before_it(module: str) -> None:
-    """A module imports only modules that ARCHITECTURE.md lists before it, also inside functions."""
-    allowed = {*ORDER[: ORDER.index(module)], *(what for who, what in EXCEPTIONS if who == module)}
+def test_a_module_imports_only_its_own_layer_and_those_before_it(module: str) -> None:
+    """A module imports only from its own layer and from those before it, also inside functions."""
+    wrong = [
+        name
+        for name in imports(MODULES[module])
+        if is_ours(name) and (name not in MODULES or LAYER_OF[folder_of(name)] > LAYER_OF[folder_of(module)])
+    ]
 
-    assert [name for name in imports(MODULES[module]) if is_ours(name) and name not in allowed] == []
+    assert [name for name in wrong if (module, name) not in EXCEPTIONS] == []
+
+
+@pytest.mark.parametrize("folder", NARROW)
+def test_a_narrow_folder_imports_little_of_the_folder_around_it(folder: str) -> None:
+    """Protocols and contestants import only the named modules of the folder in which they lie."""
+    around = folder.rpartition(".")[0]
+    allowed = {f"{around}.{name}" for name in NARROW[folder].split()}
+    inside = [module for module in MODULES if module.startswith(folder)]
+    imported = {name for module in inside for name in imports(MODULES[module]) if name.startswith(f"{around}.")}
+
+    assert len(inside) > 1
+    assert {name for name in imported if not name.startswith(folder)} == allowed
 
 
 def test_declaring_a_service_imports_nothing_that_runs_one() -> None:
@@ -128,11 +133,12 @@ def test_circles_are_found() -> None:
 
 def test_each_exception_is_one() -> None:
     """Each import that is excepted is still there, and would not be allowed otherwise."""
-    for who, what in EXCEPTIONS:
-        assert what in imports(MODULES[who])
-        assert ORDER.index(what) > ORDER.index(who)
+    for importer, imported in EXCEPTIONS:
+        assert imported in imports(MODULES[importer])
+        assert LAYER_OF[folder_of(imported)] > LAYER_OF[folder_of(importer)]
 
 
+@pytest.mark.fault("F59")
 @pytest.mark.parametrize("module", [name for name in MODULES if folder_of(name) in SANS_IO])
 def test_what_decides_does_nothing_else(module: str) -> None:
     """Modules of core, policies and wire use no clock, lock, log, file or socket, neither

@@ -12,6 +12,7 @@ from tests.foreign.surroundings import bad_handler
 from tests.support.kinds import KINDS
 
 
+@pytest.mark.fault("F83")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handler_that_raises_loses_its_line_and_no_more(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """If a handler of the log raises, whatever it is, it loses its line, and the next one reaches

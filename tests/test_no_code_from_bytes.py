@@ -1,7 +1,7 @@
 """No byte from the network reaches a decoder that can run code: by reading the sources, and by trying.
 
-`pickle` is used between our own processes only, in the few places that are listed here and in ARCHITECTURE.md; whoever
-adds one has to say why it is safe.
+`pickle` is used between our own processes only, in the few places that are listed here; a new one needs a
+reason why it is safe.
 """
 
 from __future__ import annotations

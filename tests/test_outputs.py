@@ -156,6 +156,7 @@ def unread() -> Iterator[int]:
     os.close(theirs)
 
 
+@pytest.mark.fault("F57")
 @slow_where(lambda kind: kind != "full")
 @pytest.mark.parametrize("kind", ["unread", "full", "closed"])
 def test_a_server_whose_log_goes_nowhere_serves_on(kind: str, unread: int) -> None:
@@ -204,6 +205,7 @@ def answers(port: int, method: str, path: str, body: object = None) -> bytes | N
         connection.close()
 
 
+@pytest.mark.fault("F57")
 def test_a_program_whose_output_nobody_reads_goes_on(unread: int, tmp_path: Path) -> None:
     """If nobody reads a program's output, what its workers print waits and is then dropped;
     requests are answered and the program ends.

@@ -106,6 +106,7 @@ def test_nobody_is_refused_before_balancers_have_noticed() -> None:
     assert any("serving for 3 s until requests are refused" in line for line in served.log)
 
 
+@pytest.mark.fault("F24")
 @slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> None:
@@ -127,6 +128,7 @@ def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> 
     assert "Traceback" not in "".join(served.log)
 
 
+@pytest.mark.fault("F23")
 @slow_where(lambda number: number == signal.SIGINT)
 @BOTH
 def test_a_signal_while_the_model_is_loading(
@@ -160,6 +162,7 @@ def test_ctrl_c_while_the_module_is_imported(gate: Gate, tmp_path: Path, monkeyp
     assert "Traceback" not in "".join(served.log)
 
 
+@pytest.mark.fault("F18")
 def test_no_worker_outlives_a_killed_server(gate: Gate) -> None:
     """Soon after `kill -9` of the server in the middle of a call no worker is alive."""
     with serve(GATED) as served:
@@ -172,6 +175,7 @@ def test_no_worker_outlives_a_killed_server(gate: Gate) -> None:
         queued.close()
 
 
+@pytest.mark.fault("F24")
 @slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.Signals) -> None:
@@ -194,6 +198,7 @@ def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.S
     assert "Traceback" not in "".join(served.log)
 
 
+@pytest.mark.fault("F21")
 def test_under_load_every_request_gets_its_answer() -> None:
     """When SIGTERM comes while eight clients ask and ask on their connections, they get 200 or,
     from then on, 503, and none is cut off.
@@ -227,6 +232,7 @@ def test_under_load_every_request_gets_its_answer() -> None:
     assert {status for mine in told for began, status in mine if began < signalled} <= {200, 503}
 
 
+@pytest.mark.fault("F22")
 def test_a_hung_call_does_not_hold_up_the_end() -> None:
     """When SIGTERM comes while a call hangs, it is given up as ever, its client hears an error, and
     the server ends.
@@ -249,6 +255,7 @@ def inside(served: Served) -> int:
 # -- pauses
 
 
+@pytest.mark.fault("F60")
 def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
     """A server that was stopped for longer than calls may last and then continued answers; requests
     that expired hear so, and the workers are the same.
@@ -271,6 +278,7 @@ def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
         assert workers_of(served.process) == workers
 
 
+@pytest.mark.fault("F60")
 @pytest.mark.slow
 def test_a_pause_of_all_is_nobodys_hang() -> None:
     """When all processes are paused in the middle of a call, as containers are, the worker has its
@@ -294,6 +302,7 @@ def test_a_pause_of_all_is_nobodys_hang() -> None:
 # -- no file descriptors
 
 
+@pytest.mark.fault("F54")
 def test_without_file_descriptors_open_connections_are_served() -> None:
     """Without descriptors nobody new comes in, a worker that dies may have to wait for its
     successor, and nothing spins; once there are some again, all is well.

@@ -1,6 +1,6 @@
 """What it costs that nobody else can change a value: 6 MB through a stage that runs in a thread.
 
-Such a stage copies a large buffer in and out, where `docs/services.md` has the rule; a worker
+Such a stage copies a large buffer in and out, where `docs/models.md` has the rule; a worker
 process has it copied by its socket. A model writes to one element of its array and returns it, for
 one caller. What a call of 6 MB takes more than one of a single number, over the two copies, is the
 cost of one. Beside it stands a bare copy of the same bytes into memory that is used again and

@@ -29,9 +29,9 @@ be imported where Ray is missing.
 _HEAD: Final = f"""# Reference of the Python API
 
 Every public name with its docstring, made by `{COMMAND}`: change
-the docstrings, not this page. How the parts work together is in [services](services.md),
-[ways](ways.md), [streaming](streaming.md) and [HTTP](http.md); policies are in
-[policies](policies.md), and the command line tells of itself with `carpool --help`.
+the docstrings, not this page. How the parts work together is in [models](models.md),
+[services](services.md), [functions](functions.md), [streaming](streaming.md) and [HTTP](http.md); policies are in
+[policies](policies.md), and `carpool --help` describes the command line.
 """
 _SECTION: Final = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _ENTRY: Final = re.compile(r"^    (\*{0,2}[A-Za-z_][\w.]*): (.*)$")

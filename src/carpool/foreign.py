@@ -2,7 +2,7 @@
 
 Nothing about such an exception can be relied on, not even its text. Models, hooks, policies, sinks,
 inputs of streams, types and callbacks are called in few places. Each of these catches
-`BaseException` and turns it into an answer with the functions below. ARCHITECTURE.md lists the
+`BaseException` and turns it into an answer with the functions below. docs/foreign-code.md lists the
 places.
 """
 

@@ -1,5 +1,8 @@
 """`Response` and `HTTPError`: what a model returns or raises for an item that needs a status or
 headers of its own.
+
+On the wire a response is an outcome of its own. One from a stage that is not the last, or for a
+Python caller, breaks the protocol.
 """
 
 from __future__ import annotations

@@ -337,6 +337,7 @@ def test_a_batch_of_threads_runs_in_no_callers_context() -> None:
 # -- functions that wait for each other
 
 
+@pytest.mark.fault("F82")
 @on_a_loop
 async def test_tasks_that_come_back_through_another_function() -> None:
     """If f awaits g, which awaits f, that is an error at once, for callers of `many` too; each of
@@ -357,6 +358,7 @@ async def test_tasks_that_come_back_through_another_function() -> None:
     assert await g(2) == 2
 
 
+@pytest.mark.fault("F82")
 def test_threads_that_come_back_through_another_function() -> None:
     """If f waits for g, whose leader is another thread that waits for f, one of the two is told of
     the circle.

@@ -252,6 +252,7 @@ class start(threading.Thread):
 """
 
 
+@pytest.mark.fault("F72")
 @slow_where(lambda situation, kind: kind != ("def" if "forked" in situation else "async method"))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("situation", SITUATIONS)
@@ -422,6 +423,7 @@ def test_a_function_that_ran_before_the_fork_warns_once_in_the_child(form: str, 
     assert told.splitlines()[1].endswith("8 10")
 
 
+@pytest.mark.fault("F72")
 @pytest.mark.parametrize("ends", ["return done(xs)", "sys.exit(7)", "raise KeyboardInterrupt"])
 def test_a_fork_inside_the_function(ends: str) -> None:
     """When the function forks, the child's copy of the leader has its own answer or an error, and
@@ -489,6 +491,7 @@ def test_a_ticket_is_left_when_the_interpreter_ends() -> None:
 # -- tasks
 
 
+@pytest.mark.fault("F72")
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_a_loop_that_ends_unclosed(size: int) -> None:
     """The callers of a loop that ends without a close are cancelled with it, nothing is said, and
@@ -510,6 +513,7 @@ def test_a_loop_that_ends_unclosed(size: int) -> None:
     assert alone(program) == f"{[True] * 6}\n{[True] * 6}\n2"
 
 
+@pytest.mark.fault("F72")
 def test_one_who_closes_is_cancelled() -> None:
     """If one of several who close is cancelled, the others who close and the callers inside do not
     notice.

@@ -436,6 +436,7 @@ async def test_an_async_setup_is_awaited_before_the_first_batch() -> None:
     assert Connected.attempts == 2
 
 
+@pytest.mark.fault("F52")
 def test_close_waits_for_the_calls_inside_and_tears_down() -> None:
     """`close` waits until all earlier callers have their answers, also those of methods, and tears
     the model down; later callers are told, in other loops too.

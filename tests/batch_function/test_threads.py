@@ -441,6 +441,7 @@ def test_a_ticket_whose_waiter_failed_says_so_again() -> None:
         ticket.result()
 
 
+@pytest.mark.fault("F52")
 def test_close_runs_what_is_in_the_line() -> None:
     """`close` runs tickets that nobody waited for, and refuses later callers."""
     function = Gated()
@@ -1028,6 +1029,7 @@ def test_a_model_class_is_set_up_and_its_hooks_are_used() -> None:
     assert carpool.batch(ready)("Bo") == "hi Bo (2)"
 
 
+@pytest.mark.fault("F53")
 @pytest.mark.filterwarnings("ignore:this process was forked after:RuntimeWarning")
 def test_a_forked_child_starts_with_an_empty_line() -> None:
     """A forked child starts with an empty line: who was in the line or led it stayed in the parent."""
@@ -1264,6 +1266,7 @@ class Raising(carpool.Policy):
         self._maybe("learn")
 
 
+@pytest.mark.fault("F73")
 @pytest.mark.parametrize("where", ["decide", "arrived", "left", "learn"])
 def test_a_policy_that_raises_fails_its_line_loudly(where: str, caplog: pytest.LogCaptureFixture) -> None:
     """When a policy raises, everybody inside its line and whoever comes hears of it, and closing

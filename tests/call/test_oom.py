@@ -24,6 +24,7 @@ class Derived(Mine):
     """An exception derived from the user's own."""
 
 
+@pytest.mark.fault("F31")
 @pytest.mark.parametrize(
     "kind",
     [

@@ -92,6 +92,7 @@ def failed(results: list[Any]) -> list[int]:
 # -- guilty items
 
 
+@pytest.mark.fault("F80")
 @pytest.mark.parametrize("guilty", [(0,), (31,), (13,), (0, 31), (0, 1), (5, 21), (0, 1, 2), (7, 8, 24), (0, 15, 31)])
 def test_up_to_three_guilty_items_of_32_fail_alone(guilty: tuple[int, ...]) -> None:
     """Up to three guilty items of 32 fail, each with its own error, and all others are answered."""
@@ -176,6 +177,7 @@ def test_a_batch_that_raises_fails_as_a_whole_without_isolation() -> None:
     assert trouble == []
 
 
+@pytest.mark.fault("F38")
 def test_the_wrong_number_of_results_is_not_tried_again() -> None:
     """A wrong number of results is not tried again: a model that cannot count will not count better
     with less.
@@ -279,6 +281,7 @@ class Timed:
 COSTS = {"by the call": (0.01, 0.0), "by the item": (0.0, 0.001)}
 
 
+@pytest.mark.fault("F80")
 @slow_where(lambda bad: bad in (0.02, 0.05))
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize(
@@ -346,6 +349,7 @@ def test_nothing_is_run_again_for_those_who_wait_no_longer() -> None:
 # -- memory
 
 
+@pytest.mark.fault("F31")
 def test_a_batch_that_is_too_large_is_run_in_smaller_calls() -> None:
     """A batch that is too large is run in smaller calls, and no caller notices; what was too much
     is tried once, not in every part.
@@ -544,6 +548,7 @@ class Huge(Sequence[int]):
         return i
 
 
+@pytest.mark.fault("F39")
 @pytest.mark.parametrize(
     "returned",
     [

@@ -112,6 +112,7 @@ def test_a_reply_may_be_partial() -> None:
     assert (batcher.times.usual_s, batcher.times.fastest_s) == (3, 3)
 
 
+@pytest.mark.fault("F49")
 def test_what_was_never_asked_for_is_dropped_and_counted() -> None:
     """A result with a foreign id, a second answer, and a reply for another batch or from another
     worker are dropped and counted, and change nothing else.
@@ -441,6 +442,7 @@ def test_what_expires_in_the_queue_is_done_at_its_deadline() -> None:
     assert (batcher.lobby.attention_at, len(batcher.queue)) == (inf, 0)
 
 
+@pytest.mark.fault("F48")
 def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
     """A request that expires in a worker is answered at its deadline, and its mates wait on; it
     says when its batch was sent.

@@ -8,6 +8,7 @@ from carpool.core.core import Core
 from tests.core.cancel_storm import main, storm
 
 
+@pytest.mark.fault("F34")
 def test_a_storm_leaves_nothing_behind() -> None:
     """When callers leave at every point of a request's way, none who stays is forgotten, none who
     has gone is answered, and nothing is left behind.

@@ -26,6 +26,7 @@ def closing(pipeline: Core, now: float) -> list[tuple[int, list[object], str]]:
     return [(batch.stage, items(batch.requests), batch.reason) for batch in pipeline.poll(now).run]
 
 
+@pytest.mark.fault("F79")
 @pytest.mark.parametrize("policy", [Static(4, 100), Patient(4), Scripted(Decision())])
 def test_nothing_is_held_back(policy: Policy) -> None:
     """Once the pipeline is closing, waiting requests go to each free worker up to the batch limit,
@@ -122,6 +123,7 @@ def test_credits_count_all_the_same() -> None:
     assert closing(pipeline, 1) == [(0, ["a", "b"], "closing")]
 
 
+@pytest.mark.fault("F79")
 @pytest.mark.parametrize("policy", [Greedy, Static, AIMD, Cork, Deadline, Adaptive])
 def test_every_policy_drains(policy: type[Policy]) -> None:
     """With each of our policies, at any point of what it has learned, a waiting request is sent at

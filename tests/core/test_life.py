@@ -151,6 +151,7 @@ class World:
         return repr((actors, self.life.state, box, self.rung, self.inside, self.ending, self.stopped, self.loop))
 
 
+@pytest.mark.fault("F72")
 @pytest.mark.parametrize(
     "others",
     [

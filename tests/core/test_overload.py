@@ -98,6 +98,7 @@ def test_low_priority_is_not_starved() -> None:
     assert len([now for now in served if now < 8]) > len(low) / 4
 
 
+@pytest.mark.fault("F29")
 @slow_where(lambda timeout_s: timeout_s == 0.06)  # then the deadlines help to refuse
 @pytest.mark.parametrize("timeout_s", [30.0, 0.06])
 def test_goodput_at_three_times_the_load(timeout_s: float) -> None:

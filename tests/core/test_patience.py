@@ -32,6 +32,7 @@ def taught(pipeline: Core, batch: Batch, *, took_s: float, times: int = 8) -> Ba
     return batch
 
 
+@pytest.mark.fault("F78")
 def test_a_call_may_take_as_long_as_somebody_waits() -> None:
     """While nothing is known of what calls take, a call may last for as long as somebody waits for
     it.
@@ -49,6 +50,7 @@ def test_the_hint_has_no_more_digits_than_it_needs() -> None:
     assert "goes on for 0.667 s at most" in patience.hint(2.0)
 
 
+@pytest.mark.fault("F78")
 def test_a_call_that_nobody_waits_for_is_given_up() -> None:
     """A call is given up some time after the last deadline in its batch. Its callers have heard by
     then which setting limits it, and no request runs again.
@@ -188,6 +190,7 @@ def test_what_must_not_run_twice_is_told_of_the_limit() -> None:
     assert "was given up with this request: its call takes more than ten times" in str(request.error)
 
 
+@pytest.mark.fault("F78")
 def test_a_limit_of_the_users_own_is_the_only_one() -> None:
     """With `max_batch_time_s` neither what was learned nor who waits makes a difference: it is the
     only limit.

@@ -243,6 +243,7 @@ def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
 # -- deadlines
 
 
+@pytest.mark.fault("F32")
 @pytest.mark.parametrize("deadline", [4.0, 5.0])
 def test_nothing_is_dispatched_at_or_after_its_deadline(deadline: float) -> None:
     """A request is never dispatched at or after its deadline; it is answered with that instead."""
@@ -772,6 +773,7 @@ def verdict(pipeline: Core, now: float, request: Request) -> object:
     return outcome(request) if request.state == DONE else None
 
 
+@pytest.mark.fault("F32")
 @pytest.mark.parametrize(("deadline", "told"), [(15.9, Overloaded), (16.0, None)])
 def test_who_cannot_make_its_deadline_is_refused_on_arrival(deadline: float, told: object) -> None:
     """A request that could not make its deadline behind the running batch, two more and its own is

@@ -62,6 +62,7 @@ def killer(*policies: Policy, workers: int = 1) -> tuple[VirtualDriver, Killer]:
     return run, watcher
 
 
+@pytest.mark.fault("F14")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("stages", [1, 2])
@@ -108,6 +109,7 @@ def test_a_suspect_runs_alone_and_at_once(policy: type[Policy]) -> None:
     assert seen == [([item], "quarantine", now + 1 + i - len(seen)) for i, item in enumerate("abc"[: len(seen)])]
 
 
+@pytest.mark.fault("F9", "F14")
 def test_the_poison_is_found_and_only_its_deaths_are_forgiven() -> None:
     """The first death could be any request's fault; the second, with one suspect only, shows that
     both were this one's, and only these two are forgiven the stage.

@@ -255,6 +255,7 @@ def test_expire_takes_out_those_whose_deadline_has_come() -> None:
     assert queue.expire(5) == []
 
 
+@pytest.mark.fault("F30")
 def test_the_bounds_are_exact() -> None:
     """There is room for requests up to the bounds by count and by bytes, and not beyond."""
     queue = Queue(max_size=3, max_bytes=10)
@@ -269,6 +270,7 @@ def test_the_bounds_are_exact() -> None:
     assert not queue.has_room(0)
 
 
+@pytest.mark.fault("F30")
 def test_counts_bytes_and_sizes_follow_every_change() -> None:
     """Count, bytes and sizes are those of what was pushed, less what was taken, removed and
     expired.

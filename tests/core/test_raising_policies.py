@@ -141,6 +141,7 @@ class Story:
         self.poll(23)
 
 
+@pytest.mark.fault("F73")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("where", [0, 1])

@@ -58,6 +58,7 @@ def test_all_workers_are_to_be_started_at_first() -> None:
     assert (one.due(0), one.next_start(), one.restarts) == ([], INFINITY, 0)
 
 
+@pytest.mark.fault("F26")
 @pytest.mark.parametrize("before", [state for state in WAY if state != PlaceState.DEAD])
 @pytest.mark.parametrize("after", PlaceState)
 def test_a_worker_moves_only_forward(before: PlaceState, after: PlaceState) -> None:
@@ -75,6 +76,7 @@ def test_a_worker_moves_only_forward(before: PlaceState, after: PlaceState) -> N
         assert one.places[0].state == before
 
 
+@pytest.mark.fault("F15")
 @pytest.mark.parametrize("after", PlaceState)
 def test_a_dead_worker_becomes_nothing_by_itself(after: PlaceState) -> None:
     """A dead worker stays dead until it is due, and then starts again."""
@@ -108,6 +110,7 @@ def test_only_ready_workers_are_ready() -> None:
     assert one.ready == 1
 
 
+@pytest.mark.fault("F16")
 def test_the_first_death_is_mended_at_once_then_later_and_later() -> None:
     """The first death is mended at once, the next after 0.5 s, and each further one in a row after
     twice as long.
@@ -166,6 +169,7 @@ def test_one_finished_batch_starts_the_count_anew() -> None:
     assert not one.failed
 
 
+@pytest.mark.fault("F15")
 def test_five_deaths_in_a_row_fail_the_stage() -> None:
     """After five deaths in a row the stage has failed and starts nobody any more, although other
     workers of it live without doing anything.

@@ -59,6 +59,7 @@ def test_nothing_is_limited_until_memory_runs_out() -> None:
     assert memory.safe.limit == inf
 
 
+@pytest.mark.fault("F31")
 @pytest.mark.parametrize("most", range(1, 64))
 def test_what_fits_is_found_in_a_few_failures(most: int) -> None:
     """A few failures find the largest size that fits, exactly or so nearly that one more failure

@@ -25,6 +25,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 # -- workers
 
 
+@pytest.mark.fault("F1")
 def test_a_killed_workers_requests_are_run_once_more(tmp_path: Path) -> None:
     """All requests of a killed worker's batch are run once more by its successor and answered
     right.
@@ -35,6 +36,7 @@ def test_a_killed_workers_requests_are_run_once_more(tmp_path: Path) -> None:
         assert service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.fault("F1")
 def test_a_request_that_must_not_run_twice_fails_at_once(tmp_path: Path) -> None:
     """With `idempotent=False` the callers of a lost worker hear of it at once, and nothing runs a
     second time.
@@ -47,6 +49,7 @@ def test_a_request_that_must_not_run_twice_fails_at_once(tmp_path: Path) -> None
         assert service.predict(1) == 2
 
 
+@pytest.mark.fault("F9")
 def test_a_request_that_kills_twice_is_not_tried_again() -> None:
     """A request that kills two workers is not tried again: its caller gets a clear error, and the
     service goes on, however often that happens.
@@ -60,6 +63,7 @@ def test_a_request_that_kills_twice_is_not_tried_again() -> None:
         assert service.predict("fine")[0] == "fine"
 
 
+@pytest.mark.fault("F14")
 def test_the_mates_of_a_request_that_kills_are_answered_right() -> None:
     """Of twenty requests that share batches with two poison requests only these two fail, and each
     costs at most two workers.
@@ -78,6 +82,7 @@ def test_the_mates_of_a_request_that_kills_are_answered_right() -> None:
     assert restarts in (3, 4)
 
 
+@pytest.mark.fault("F3")
 def test_a_worker_killed_with_half_a_request_read() -> None:
     """If a worker is killed with half of a request read, the parent does not hang on the rest, and
     the successor runs the request.
@@ -96,6 +101,7 @@ def test_a_worker_killed_with_half_a_request_read() -> None:
         assert service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.fault("F8")
 def test_four_kills_under_load() -> None:
     """If workers are killed four times in mid-batch, every caller gets its own answer or a clear
     error, and service goes on.
@@ -135,6 +141,7 @@ def test_four_kills_under_load() -> None:
     assert snapshot.in_flight == 0
 
 
+@pytest.mark.fault("F2")
 def test_capacity_is_back_within_the_load_time() -> None:
     """After the only worker was killed, the service answers again as soon as its successor is
     loaded.
@@ -148,6 +155,7 @@ def test_capacity_is_back_within_the_load_time() -> None:
     assert time.monotonic() - started < PATIENCE_S
 
 
+@pytest.mark.fault("F17")
 def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
     """When five requests in a row kill workers and no batch was ever finished, requests are refused
     at once from then on, and nothing loops.
@@ -261,6 +269,7 @@ def parent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             process.stdout.close()
 
 
+@pytest.mark.fault("F18")
 @pytest.mark.parametrize("doing", ["idle", "predict", "gil", "setup"])
 def test_no_worker_outlives_a_killed_parent(parent: Callable[[str], subprocess.Popen[str]], doing: str) -> None:
     """Soon after the parent was killed with `kill -9` no worker is alive, whatever it was doing."""
@@ -281,6 +290,7 @@ def test_no_worker_outlives_a_killed_parent(parent: Callable[[str], subprocess.P
     wait_until(lambda: not any(alive(pid) for pid in workers))
 
 
+@pytest.mark.fault("F15")
 def test_an_interrupted_start_leaves_nothing_behind(parent: Callable[[str], subprocess.Popen[str]]) -> None:
     """After Ctrl-C while models load, the program ends and its workers with it."""
     process = parent("setup")
@@ -293,6 +303,7 @@ def test_an_interrupted_start_leaves_nothing_behind(parent: Callable[[str], subp
     wait_until(lambda: not any(alive(pid) for pid in workers))
 
 
+@pytest.mark.fault("F20")
 def test_a_service_started_from_a_thread_that_ends_stays_up() -> None:
     """A service stays up when the thread that started it ends: workers are started by the loop's
     thread, whose end the kernel's parent-death signal follows.

@@ -68,6 +68,7 @@ def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[byt
 Program = Callable[..., tuple[subprocess.Popen[bytes], list[int]]]
 
 
+@pytest.mark.fault("F18", "F19")
 @pytest.mark.parametrize("when", ["setup", "predict"])
 def test_a_killed_parent_leaves_nobody_behind(program: Program, when: str) -> None:
     """Soon after `kill -9` of the parent all are gone: the worker, which holds the GIL, its
@@ -82,6 +83,7 @@ def test_a_killed_parent_leaves_nobody_behind(program: Program, when: str) -> No
     wait_until(lambda: not any(alive(pid) for pid in family))
 
 
+@pytest.mark.fault("F53")
 def test_a_fork_of_the_parent_does_not_hide_its_death(program: Program) -> None:
     """A fork of the parent still holds the guard's pipe, so the guard looks at the parent itself
     and notices its death.
@@ -94,6 +96,7 @@ def test_a_fork_of_the_parent_does_not_hide_its_death(program: Program) -> None:
     wait_until(lambda: not any(alive(pid) for pid in family))
 
 
+@pytest.mark.fault("F24")
 @slow_where(lambda number: number != signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_signals_for_all_do_not_end_the_guard(program: Program, number: signal.Signals) -> None:

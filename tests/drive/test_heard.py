@@ -131,6 +131,7 @@ async def listen(heard: list[Frame], accepts: Sequence[int] = (OBJECT,) * N) -> 
     return requests, taken, driver
 
 
+@pytest.mark.fault("F49")
 @PROPERTY
 @given(st.lists(frames(), max_size=5))
 def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:

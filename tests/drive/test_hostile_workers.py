@@ -36,6 +36,7 @@ QUICK = (
 """One of each sort, for the quick run: each attack costs a worker, which takes time to start."""
 
 
+@pytest.mark.fault("F49", "F50", "F51")
 @slow_where(lambda name: name not in QUICK)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_worker_that_breaks_the_protocol_is_replaced(
@@ -57,6 +58,7 @@ def test_a_worker_that_breaks_the_protocol_is_replaced(
     assert service.stats().stages[0].safe_batch_size is None
 
 
+@pytest.mark.fault("F4")
 def test_a_worker_that_ends_in_the_midst_of_a_reply_has_crashed(service: Any) -> None:
     """A worker that ends in the midst of a reply has crashed, which is no offence against the
     protocol; half an answer counts for nothing.

@@ -24,6 +24,7 @@ from tests.support.waiting import wait_until
 LIMIT_S = 0.5
 
 
+@pytest.mark.fault("F10", "F11")
 @slow_where(lambda model: model is models.HoldsTheGil)
 @pytest.mark.parametrize("model", [models.Slow, models.HoldsTheGil], ids=["sleeping", "holding the GIL"])
 def test_its_stack_comes_through_like_all_it_prints(model: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -48,6 +49,7 @@ def test_its_stack_comes_through_like_all_it_prints(model: Any, caplog: pytest.L
     assert f"hangs/0 (pid {pid}) hangs" in line and "max_batch_time_s (0.5 s)" in line
 
 
+@pytest.mark.fault("F12")
 def test_one_that_is_stopped_is_continued_for_its_stack(caplog: pytest.LogCaptureFixture) -> None:
     """A worker that was stopped is continued to write its stack, which shows where it was, and the
     successor runs its request once more.
@@ -78,6 +80,7 @@ def test_mates_do_not_wait_for_its_end(tmp_path: Path, monkeypatch: pytest.Monke
     assert not alive(hung)  # nor does the service wait when it is closed
 
 
+@pytest.mark.fault("F10")
 def test_its_callers_hear_at_their_deadline() -> None:
     """Callers of a worker that hangs hear at their deadline, whether it has been judged by then or
     their batch waits for another worker.
@@ -108,6 +111,7 @@ def test_while_it_ends_the_stage_is_not_ready() -> None:
         assert not alive(pid)
 
 
+@pytest.mark.fault("F12")
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_what_it_has_not_read_is_not_to_blame_and_not_run(workers: int, tmp_path: Path) -> None:
     """A batch that came after its worker was stopped has not run, so others run it however often
@@ -134,6 +138,7 @@ def test_what_it_has_not_read_is_not_to_blame_and_not_run(workers: int, tmp_path
     assert diary.read_text() == f"{successor} 0.0\n"
 
 
+@pytest.mark.fault("F48")
 def test_a_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """If a worker that was given up comes back nobody gets its answer, and it is ended at once."""
     monkeypatch.setattr("carpool.drive.process._LAST_WORDS_S", 60.0)
@@ -149,6 +154,7 @@ def test_a_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert service.stats().outcomes["ok"] == 1
 
 
+@pytest.mark.fault("F47")
 def test_its_children_end_with_it(tmp_path: Path) -> None:
     """When a worker that hangs is killed its whole process group is."""
     pids = tmp_path / "pids"
@@ -162,6 +168,7 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
         wait_until(lambda: not any(alive(pid) for pid in family))
 
 
+@pytest.mark.fault("F60")
 @pytest.mark.slow
 def test_a_loop_that_was_late_itself_judges_nobody_by_it() -> None:
     """A loop that did nothing for longer than the limit judges no worker by it: two have answered

@@ -23,6 +23,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.fault("F58")
 @slow_where(lambda limit: limit != resource.RLIMIT_FSIZE)
 @pytest.mark.parametrize(("limit", "value"), LIMITS.values(), ids=LIMITS.keys())
 def test_serving_goes_on_within_limits(limit: int, value: int) -> None:
@@ -41,6 +42,7 @@ def test_serving_goes_on_within_limits(limit: int, value: int) -> None:
     assert served.process.returncode == 0
 
 
+@pytest.mark.fault("F58")
 @pytest.mark.skipif(os.geteuid() != 0, reason="must become a user that runs nothing else")
 def test_no_process_can_be_started() -> None:
     """If no process can be started there is a clear error at once, and no hang."""
@@ -87,6 +89,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.fault("F84")
 @slow_where(lambda closed: closed.count("&") == 1)
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_program_without_standard_descriptors(closed: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def sizes_since(before: StageSnapshot, after: StageSnapshot) -> list[int]:
     return [n for n, count in after.batch_sizes.items() if count > before.batch_sizes.get(n, 0)]
 
 
+@pytest.mark.fault("F31")
 @pytest.mark.parametrize(
     "stage",
     [

@@ -44,6 +44,7 @@ class Sizes(carpool.Model):
         return [len(x) for x in xs]
 
 
+@pytest.mark.fault("F81")
 @pytest.mark.usefixtures("_small")
 def test_a_batch_that_does_not_fit_into_one_message_goes_in_several() -> None:
     """A batch that is too large for one message goes in several: each item that fits by itself is
@@ -72,6 +73,7 @@ class SmallMessages(carpool.Model):
         return [b"" if isinstance(x, list) else bytes(x) for x in xs]
 
 
+@pytest.mark.fault("F81")
 @pytest.mark.slow
 def test_results_that_do_not_fit_into_one_message_come_in_several() -> None:
     """Results that are too large for one message come in several: each that fits by itself arrives,
@@ -110,6 +112,7 @@ def test_a_worker_that_dies_between_the_pieces() -> None:
         assert [a for i, a in enumerate(answers) if i != 2] == [60_000, 60_000, 60_000, 50]
 
 
+@pytest.mark.fault("F81")
 def test_kwargs_that_cannot_be_sent_are_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,6 +129,7 @@ def test_kwargs_that_cannot_be_sent_are_named(
     assert "never retrieved" not in caplog.text
 
 
+@pytest.mark.fault("F81")
 def test_no_memory_for_a_result_is_nobody_s_crime(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a worker has no memory to send a result its caller is told so; the worker goes on, and so
     does this process.

@@ -15,6 +15,7 @@ from tests.support.processes import alive
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.fault("F78")
 def test_a_lone_request_has_all_of_its_time() -> None:
     """A lone request that takes more than a third of its time-out is answered, and the model is not
     loaded again.
@@ -25,6 +26,7 @@ def test_a_lone_request_has_all_of_its_time() -> None:
         assert service.stats().stages[0].restarts == 0
 
 
+@pytest.mark.fault("F78")
 def test_a_call_that_nobody_waits_for_any_more_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     """A call is given up a third of the time-out after its caller heard, in time, of its deadline.
     Both texts name the setting.

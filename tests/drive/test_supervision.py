@@ -54,6 +54,7 @@ def kill_all_at_once(service: Handle, pids: list[int]) -> None:
     service._thread.loop.call_soon_threadsafe(kill_all)
 
 
+@pytest.mark.fault("F7")
 @pytest.mark.slow
 def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> None:
     """After all workers were killed two load at a time, over all stages, as at first; all come
@@ -160,6 +161,7 @@ def test_max_parallel_starts_is_a_number(wrong: Any) -> None:
         Service(models.double, max_parallel_starts=wrong)
 
 
+@pytest.mark.fault("F16")
 def test_a_load_that_fails_twice_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A worker whose load fails is started again at once after the first death, then after a
     quarter to a half of a second, then after a half to one.
@@ -193,6 +195,7 @@ def test_the_log_says_when_a_lost_worker_is_replaced(caplog: pytest.LogCaptureFi
     assert f"worker two/0 (pid {pid}) is ready after N s" not in messages
 
 
+@pytest.mark.fault("F17")
 @pytest.mark.slow
 def test_a_worker_that_dies_as_soon_as_it_is_ready_fails_the_stage(caplog: pytest.LogCaptureFixture) -> None:
     """A worker that dies as soon as it is ready has not worked: after five in a row the stage has
@@ -217,6 +220,7 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready_fails_the_stage(caplog: pytes
     assert "stage short-lived has failed" in line and "killed by SIGKILL" in line
 
 
+@pytest.mark.fault("F26")
 @pytest.mark.slow
 def test_a_load_in_c_of_any_length_is_no_hang(tmp_path: Path) -> None:
     """A load in C code that holds the GIL for longer than the limits of calls and requests is no
@@ -317,6 +321,7 @@ def kill_for_good(pid: int, server: int, keep: set[int] = frozenset()) -> None: 
         wait_until(lambda pid=pid: not alive(pid))  # type: ignore[misc]
 
 
+@pytest.mark.fault("F15")
 def test_a_server_whose_model_does_not_load_ends_with_the_cause(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server whose model does not load ends with status 1 and one line of the log with the cause, whatever
     `setup` does: here it calls `sys.exit`.

@@ -215,6 +215,7 @@ def test_the_warm_up_trains_the_policy(run_in: Any) -> None:
     assert all(0 < busy_s < 10 for _, _, busy_s in lessons)
 
 
+@pytest.mark.fault("F27")
 @pytest.mark.parametrize(
     ("model", "told"),
     [
@@ -238,6 +239,7 @@ def test_a_worker_that_cannot_load_ends_the_start(model: Any, told: str) -> None
     assert handle.pids == []
 
 
+@pytest.mark.fault("F27")
 def test_an_example_of_a_later_stage_that_is_one_of_the_first_says_so() -> None:
     """Where a later stage cannot run its examples, which may be inherited from a model of the first
     one, the error says what they must be.
@@ -333,6 +335,7 @@ def test_prints_and_logs_come_through_under_the_workers_name() -> None:
 # -- what comes back
 
 
+@pytest.mark.fault("F38", "F39")
 @slow_where(lambda how: how not in ("few", "scalar"))
 @pytest.mark.parametrize("how", ["few", "many", "none", "text", "dict", "generator", "scalar"])
 def test_a_batch_must_return_a_sequence_of_as_many_results(how: str) -> None:
@@ -362,6 +365,7 @@ def test_a_batch_may_return_an_array() -> None:
     assert row.tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.fault("F42", "F43")
 @slow_where(lambda how: how not in ("exit", "unpicklable"))
 @pytest.mark.parametrize("how", ["exit", "interrupt", "mute", "long", "two arguments", "unpicklable"])
 def test_whatever_user_code_raises_is_one_error(how: str) -> None:

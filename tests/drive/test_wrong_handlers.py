@@ -26,6 +26,7 @@ def misbehaving(**options: Any) -> Service:
     return Service(Stage(models.Misbehaves, name="m", max_batch_time_s=10.0, idempotent=False, **options))
 
 
+@pytest.mark.fault("F6", "F44")
 @slow_where(lambda how: how not in ("exit", "SIGSEGV"))
 @pytest.mark.parametrize("how", ["exit", *models.CRASHES])
 def test_a_process_that_ends_in_a_call(how: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -48,6 +49,7 @@ def test_a_process_that_ends_in_a_call(how: str, caplog: pytest.LogCaptureFixtur
         assert any("models.py" in text for text in output.texts)  # faulthandler tells where
 
 
+@pytest.mark.fault("F47")
 def test_a_fork_that_returns_answers_nobody() -> None:
     """A child that a model forks, and that returns from `predict`, ends where it would have
     answered: each caller gets the worker's own answer, and only that.
@@ -61,6 +63,7 @@ def test_a_fork_that_returns_answers_nobody() -> None:
         assert service.stats().stages[0].restarts == 0
 
 
+@pytest.mark.fault("F46")
 def test_closing_all_files_costs_the_worker() -> None:
     """If a model closes all files, its worker's socket too, the caller is told and a new worker
     answers.
@@ -73,6 +76,7 @@ def test_closing_all_files_costs_the_worker() -> None:
         assert service.predict("pid") != pid
 
 
+@pytest.mark.fault("F45")
 def test_a_closed_stdout_harms_nobody() -> None:
     """After a model has closed its stdout only calls that print fail; the worker goes on, and ends
     as it should.
@@ -85,6 +89,7 @@ def test_a_closed_stdout_harms_nobody() -> None:
     assert not alive(pid)
 
 
+@pytest.mark.fault("F47")
 def test_a_thread_left_behind_does_not_hold_up_the_end() -> None:
     """A thread that a model leaves behind does not hold up the end: the service closes as soon as
     usual, and the log names the thread.
@@ -99,6 +104,7 @@ def test_a_thread_left_behind_does_not_hold_up_the_end() -> None:
     assert any("left-behind" in text for text in output.texts)
 
 
+@pytest.mark.fault("F47")
 def test_children_end_with_their_worker() -> None:
     """Children of a worker end with it, whether it is killed or its service is closed."""
     with misbehaving().run() as service:
@@ -110,6 +116,7 @@ def test_children_end_with_their_worker() -> None:
     wait_until(lambda: not alive(child))
 
 
+@pytest.mark.fault("F45")
 def test_bad_habits_change_nothing() -> None:
     """A model that leaves its folder, ends logging, sets signal handlers or has little stack
     changes nothing for callers.
@@ -132,6 +139,7 @@ def test_sigterm_is_the_parents_business(tmp_path: Path) -> None:
         wait_until(lambda: not alive(child))
 
 
+@pytest.mark.fault("F51")
 @pytest.mark.slow
 def test_a_worker_that_floods_is_replaced() -> None:
     """A worker that sends without being asked, as fast as it can, is replaced; others are served
@@ -150,6 +158,7 @@ def test_a_worker_that_floods_is_replaced() -> None:
         assert first in service.pids or service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.fault("F15")
 @slow_where(lambda how: how not in ("raises", "crashes"))
 @pytest.mark.parametrize("how", ["raises", "exits", "interrupts", "leaves", "crashes"])
 def test_a_setup_that_does_not_end_well(how: str) -> None:

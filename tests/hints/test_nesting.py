@@ -137,6 +137,7 @@ for format, body in ((JSON, b"[" * 2**21), (JSON, b'{"a":' * 2**19), (MSGPACK, b
 """
 
 
+@pytest.mark.fault("F69")
 def test_a_program_with_a_raised_recursion_limit_is_not_ended() -> None:
     """Regression: two megabytes of `[` were a segmentation fault where `sys.setrecursionlimit` had been raised."""
     done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=60)

@@ -234,6 +234,7 @@ def test_infinity_that_was_sent_stays() -> None:
     assert (array.dtype, array.tolist()) == (np.float32, [INFINITY, 1.0])
 
 
+@pytest.mark.fault("F77")
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

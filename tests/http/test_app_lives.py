@@ -40,6 +40,7 @@ async def live(app: App, body: bytes) -> tuple[int, bytes]:
     return answer
 
 
+@pytest.mark.fault("F72")
 def test_each_lifespan_starts_the_app_anew() -> None:
     """Each lifespan starts the app anew, on one loop or on several, by itself or mounted in another
     app.
@@ -87,6 +88,7 @@ async def test_an_app_that_was_stopped_stays_so_until_it_is_started() -> None:
     await app.stop()
 
 
+@pytest.mark.fault("F72")
 @on_a_loop
 async def test_requests_that_come_while_an_app_is_being_started_wait_for_that_start() -> None:
     """Requests that come while an app is being started wait for that start, and there is only one,
@@ -101,6 +103,7 @@ async def test_requests_that_come_while_an_app_is_being_started_wait_for_that_st
     await app.stop()
 
 
+@pytest.mark.fault("F72")
 @on_a_loop
 async def test_an_app_that_runs_on_another_loop_is_a_mistake() -> None:
     """A request to an app that runs on another loop is told of the mistake at once, instead of

@@ -26,6 +26,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.mark.fault("F33")
 @pytest.mark.parametrize("how", ["close", "reset", "close after a pipelined row"])
 def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, how: str) -> None:
     """If a client leaves while its requests are queued, the model never sees them; those before and
@@ -53,6 +54,7 @@ def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, h
     assert running.outcomes()["cancelled"] == before + count
 
 
+@pytest.mark.fault("F35")
 def test_a_client_that_half_closes(running: RunningServer, gate: Gate) -> None:
     """A client that has closed its own side after a request gets its answer, however long that
     takes, and then the end.

@@ -33,6 +33,7 @@ async def test_idle_connections_close_at_once() -> None:
     assert [a.status for a in idle.answers()] == [200]
 
 
+@pytest.mark.fault("F21")
 @on_a_jumping_loop
 async def test_what_is_owed_is_answered_first() -> None:
     """A connection with requests inside is closed after the last answer, which alone says so."""
@@ -156,6 +157,7 @@ class ConnectedTo(App):
             client.sendall(self.asks)
 
 
+@pytest.mark.fault("F21")
 @pytest.mark.parametrize(
     "asks", [get("/readyz", "Connection: close"), post(b"1.0"), b""], ids=["page", "model", "nothing"]
 )

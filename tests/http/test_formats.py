@@ -215,6 +215,7 @@ def test_all_formats_in_one_batch(server: RunningServer, gate: Gate) -> None:
                 assert got.headers["content-type"] == JSON
 
 
+@pytest.mark.fault("F40")
 def test_a_custom_batch_is_decoded_and_encoded_at_once(server: RunningServer) -> None:
     """Bodies of many clients are decoded and encoded in one call each, and every client gets the
     sum of its own numbers.

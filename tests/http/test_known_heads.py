@@ -119,6 +119,7 @@ async def test_heads_that_are_not_kept(name: str) -> None:
     assert front.state.heads == {}
 
 
+@pytest.mark.fault("F68")
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(
     ("target", "status"),

@@ -12,6 +12,7 @@ from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
 
+@pytest.mark.fault("F35")
 @on_a_jumping_loop
 async def test_a_half_closed_client_gets_its_answer() -> None:
     """A client that has closed its own side gets its answer, and then the connection ends."""
@@ -56,6 +57,7 @@ async def test_a_request_that_is_cut_short_is_not_run(data: bytes) -> None:
     assert front.state.bodies.held == 0
 
 
+@pytest.mark.fault("F34")
 @on_a_jumping_loop
 async def test_a_reset_takes_queued_requests_out() -> None:
     """When a client resets, its queued requests never reach a worker, and its neighbours in the
@@ -80,6 +82,7 @@ async def test_a_reset_takes_queued_requests_out() -> None:
     assert [a.body for a in stays.answers()] == [b"<3>"]
 
 
+@pytest.mark.fault("F34")
 @on_a_jumping_loop
 async def test_a_reset_in_the_turn_of_arrival() -> None:
     """When a client resets in the turn of the loop in which its request came, that never enters the
@@ -95,6 +98,7 @@ async def test_a_reset_in_the_turn_of_arrival() -> None:
     assert [a.status for a in stays.answers()] == [200]
 
 
+@pytest.mark.fault("F34")
 @pytest.mark.parametrize("when", ["running", "answered in this turn"])
 @on_a_jumping_loop
 async def test_a_reset_while_it_runs(when: str) -> None:

@@ -85,6 +85,7 @@ async def test_the_border(what: str, piece: int | None) -> None:
     assert front.state.bodies.held == 0
 
 
+@pytest.mark.fault("F30")
 @on_a_jumping_loop
 async def test_a_body_that_is_too_large_is_not_waited_for() -> None:
     """A body that its head says is too large gets 413 at once, without `100 Continue`, and nothing
@@ -109,6 +110,7 @@ async def test_the_limit_holds_for_every_address() -> None:
     assert [a.status for a in wire.answers()] == [413]
 
 
+@pytest.mark.fault("F64")
 @pytest.mark.parametrize(
     "endless",
     [
@@ -145,6 +147,7 @@ def statuses(*wires: Wire) -> list[int]:
     return [answer.status for wire in wires for answer in wire.answers()]
 
 
+@pytest.mark.fault("F64")
 @pytest.mark.parametrize("request_of", [post, chunked])
 @on_a_jumping_loop
 async def test_promised_bytes_do_not_count(request_of: Callable[[bytes], bytes]) -> None:
@@ -167,6 +170,7 @@ async def test_promised_bytes_do_not_count(request_of: Callable[[bytes], bytes])
     assert statuses(*idle) == [200] * 7
 
 
+@pytest.mark.fault("F64")
 @pytest.mark.parametrize("request_of", [post, chunked])
 @on_a_jumping_loop
 async def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: Callable[[bytes], bytes]) -> None:
@@ -235,6 +239,7 @@ async def test_who_is_the_slowest_itself_is_told_to_come_again() -> None:
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
 
 
+@pytest.mark.fault("F30", "F65")
 @on_a_jumping_loop
 async def test_the_account_holds_the_largest_body_twice() -> None:
     """Regression: a body that the app lets in was always 429 where it was larger than the account."""

@@ -29,6 +29,7 @@ async def test_answers_keep_the_order_of_their_requests() -> None:
     assert [a.body[:3] for a in wire.answers()] == [b"<1>", b"ok\n", b'{"e', b"<2>"]
 
 
+@pytest.mark.fault("F67")
 @pytest.mark.parametrize("path", ["/livez", "/nowhere"])
 @on_a_jumping_loop
 async def test_a_long_row_behind_a_slow_request(path: str) -> None:
@@ -70,6 +71,7 @@ async def test_only_so_many_are_inside(known: bool) -> None:
     assert not wire.reading_paused
 
 
+@pytest.mark.fault("F67")
 @slow_where(lambda row: row == 9000)
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("row", [200, 9000], ids=["short", "long"])

@@ -42,6 +42,7 @@ def test_all_is_well(server: RunningServer, path: str, text: bytes) -> None:
     assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(text)))
 
 
+@pytest.mark.fault("F25")
 def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """While starting a server is live from the first moment, and ready when all services are; those
     that are up already are asked at once.

@@ -32,6 +32,7 @@ class Raising(App):
         raise self.kind
 
 
+@pytest.mark.fault("F61")
 @pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize("known", [False, True])
 @on_a_jumping_loop
@@ -83,6 +84,7 @@ class Call:
         self.sent.append(message)
 
 
+@pytest.mark.fault("F61")
 @pytest.mark.parametrize("kind", KINDS.values())
 @on_a_jumping_loop
 async def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> None:
@@ -95,6 +97,7 @@ async def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> Non
     assert (answer.status, code_of(answer)) == (500, "internal_error")
 
 
+@pytest.mark.fault("F61")
 @pytest.mark.parametrize("kind", KINDS.values())
 @on_a_jumping_loop
 async def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
@@ -120,6 +123,7 @@ async def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) ->
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
+@pytest.mark.fault("F61")
 @pytest.mark.parametrize("kind", [ValueError, MemoryError, asyncio.CancelledError, MuteError])
 @on_a_jumping_loop
 async def test_an_asgi_server_whose_send_raises(kind: type[BaseException]) -> None:
@@ -176,6 +180,7 @@ def sized(size: Callable[[Any], int]) -> Service:
     return Service(Stage(nothing, name="echo", max_batch_size=64, size=size))
 
 
+@pytest.mark.fault("F62")
 @pytest.mark.parametrize("kind", KINDS.values())
 @on_a_jumping_loop
 async def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
@@ -204,6 +209,7 @@ async def test_metrics_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> N
     assert [a.status for a in wire.answers()] == [500, 500, 500, 200]
 
 
+@pytest.mark.fault("F61")
 @on_a_jumping_loop
 async def test_examples_that_json_cannot_express() -> None:
     """Regression: `/openapi.json` was never answered; such examples are left out of it, and only such."""

@@ -19,6 +19,7 @@ def big_front(**settings: object) -> Front:
     return Front(LIMITS, answer=lambda request: b"x" * (BIG * 3 // 4), **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.fault("F66")
 @on_a_jumping_loop
 async def test_a_slow_reader_is_held_back() -> None:
     """When enough answers wait for a client, no more of its requests are read or run until it has
@@ -55,6 +56,7 @@ async def test_pipelined_requests_of_a_slow_reader_wait() -> None:
     assert len(wire.answers()) == 40
 
 
+@pytest.mark.fault("F66")
 @on_a_jumping_loop
 async def test_one_that_never_reads_is_dropped() -> None:
     """A client that never reads is dropped after `write_s`, and its answers are forgotten."""

@@ -131,6 +131,7 @@ def test_422_tells_every_fault(of_types: RunningServer) -> None:
     assert "details" not in json.loads(malformed.body)["error"]
 
 
+@pytest.mark.fault("F36")
 def test_422_leaves_batch_mates_alone(server: RunningServer, gate: Gate) -> None:
     """In a batch with sound items only those that do not fit their type get 422."""
     items = [b'{"value": 1}', b'{"value": "no"}', b'{"value": 3}', b"{", b'{"value": 5}', b'{"valu": 6}']
@@ -195,6 +196,7 @@ def test_debug_shows_the_texts() -> None:
     assert b"Traceback" not in raised.body + wrong.body
 
 
+@pytest.mark.fault("F36")
 def test_500_leaves_batch_mates_alone(of_types: RunningServer) -> None:
     """A result that does not fit its type is a 500 for its item alone."""
     with ThreadPoolExecutor(20) as pool:

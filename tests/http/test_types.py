@@ -58,12 +58,14 @@ def test_an_item(typed_server: RunningServer, model: str, item: Any, result: Any
     assert (packed.status, msgspec.msgpack.decode(packed.body)) == (200, result)
 
 
+@pytest.mark.fault("F36")
 @pytest.mark.parametrize("item", ["abc", ["a"], {}, None, [[1], [2, 3]], [1e300]])
 def test_what_is_no_row_of_an_array_is_refused(typed_server: RunningServer, item: Any) -> None:
     """With the hint of an array for the batch, an item that cannot be one of its rows gets 422."""
     assert predict(typed_server.port, item, "/models/twice/predict").status == 422
 
 
+@pytest.mark.fault("F40")
 @pytest.mark.parametrize("x", [13, 99, 100])
 def test_a_result_is_checked_too(typed_server: RunningServer, x: int) -> None:
     """A result that does not fit what the model promises, by its type or its limits, is a 500."""
@@ -132,6 +134,7 @@ class Csv(Model):
         return [len(x) for x in xs]
 
 
+@pytest.mark.fault("F77")
 @pytest.mark.parametrize(
     ("model", "told"),
     [

@@ -49,6 +49,7 @@ class Decodes(carpool.Model):
         return xs
 
 
+@pytest.mark.fault("F77")
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -554,6 +555,7 @@ def test_a_policy_must_be_constructed() -> None:
         Stage(identity, max_batch_size=2, policy=Forgetful())
 
 
+@pytest.mark.fault("F77")
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -645,6 +647,7 @@ def test_a_policy_must_be_a_name_or_a_policy() -> None:
         Stage(identity, max_batch_size=2, policy=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.fault("F77")
 @pytest.mark.parametrize(
     ("stages", "settings", "told"),
     [
@@ -676,6 +679,7 @@ def test_no_time_out() -> None:
     assert Service(identity, timeout_s=None).timeout_s == Service(identity, timeout_s=math.inf).timeout_s == math.inf
 
 
+@pytest.mark.fault("F77")
 @pytest.mark.parametrize("settings", [{"journal_size": "9"}, {"journal_size": -1}])
 def test_a_run_refuses_what_cannot_be(settings: dict[str, Any]) -> None:
     """The arguments of `run` and `run_async` are checked as well."""

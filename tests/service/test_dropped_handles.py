@@ -62,6 +62,7 @@ def without_collector() -> Iterator[None]:
 # -- in threads
 
 
+@pytest.mark.fault("F85")
 def test_its_workers_and_its_thread_end(tmp_path: Path) -> None:
     """When a handle is dropped its models are torn down, and its workers and its thread end."""
     before = set(threading.enumerate())
@@ -167,6 +168,7 @@ def test_in_the_thread_of_its_own_loop() -> None:
         wait_until(lambda: not existing(pids))
 
 
+@pytest.mark.fault("F85")
 def test_while_somebody_holds_our_locks() -> None:
     """A handle may be collected in the midst of `post`, in the thread that holds our locks and in
     any other.
@@ -186,6 +188,7 @@ def test_while_somebody_holds_our_locks() -> None:
             wait_until(lambda pids=pids: not existing(pids))
 
 
+@pytest.mark.fault("F85")
 def test_while_its_loop_stands_still() -> None:
     """Who drops a handle whose loop stands still does not wait; the workers end when the loop goes
     on.
@@ -204,6 +207,7 @@ def test_while_its_loop_stands_still() -> None:
         wait_until(lambda: not existing(pids))
 
 
+@pytest.mark.fault("F85")
 def test_in_a_forked_child_nothing_is_done() -> None:
     """In a forked child a dropped handle does nothing: it is the parent's, and goes on there."""
     held = [DOUBLE.start()]
@@ -283,6 +287,7 @@ def test_closed_while_the_interpreter_ends() -> None:
 # -- in asyncio
 
 
+@pytest.mark.fault("F85")
 @slow_where(lambda new_loop: new_loop is uvloop.new_event_loop)
 @LOOPS
 def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
@@ -377,6 +382,7 @@ def test_when_its_loop_ends(new_loop: Any) -> None:
         held.clear()
 
 
+@pytest.mark.fault("F85")
 @slow_where(lambda new_loop: new_loop is uvloop.new_event_loop)
 @LOOPS
 def test_after_its_loop_has_been_closed(new_loop: Any) -> None:

@@ -130,6 +130,7 @@ def test_a_stream_that_is_dropped_after_the_service_has_closed_says_nothing(capf
     assert "ignored" not in capfd.readouterr().err
 
 
+@pytest.mark.fault("F72")
 @pytest.mark.parametrize("drain", [True, False])
 def test_calls_that_meet_the_end_are_answered(drain: bool) -> None:
     """While many threads call all the time and the service closes, each call ends with its answer
@@ -164,6 +165,7 @@ def test_calls_that_meet_the_end_are_answered(drain: bool) -> None:
         assert wrong == []
 
 
+@pytest.mark.fault("F72")
 @pytest.mark.parametrize("busy", [False, True])
 def test_many_threads_close_at_once(busy: bool) -> None:
     """When many threads close at once all return once everything has ended, and closing again does
@@ -210,6 +212,7 @@ def test_who_closes_without_draining_hurries_one_who_drains() -> None:
     assert isinstance(heard[0], carpool.Unavailable)
 
 
+@pytest.mark.fault("F72")
 @on_a_loop
 async def test_two_tasks_close_at_once() -> None:
     """When two tasks close at once neither waits for a time-out."""
@@ -247,6 +250,7 @@ async def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go
         await s.predict(1)
 
 
+@pytest.mark.fault("F72")
 @on_a_loop
 async def test_a_service_that_is_closed_while_it_starts() -> None:
     """If a service is closed while it starts both calls end, and the start says why."""
@@ -427,6 +431,7 @@ def test_a_loop_that_is_stopped_while_it_ends_its_tasks_still_ends_them_all(who:
     assert ended == [who] and tasks[0].done()
 
 
+@pytest.mark.fault("F72")
 def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> None:
     """In a forked child calls of the parent's service raise, closing it and leaving its block do
     nothing, and the parent's goes on.
@@ -648,6 +653,7 @@ class Blocking(carpool.Policy):
         return Decision()
 
 
+@pytest.mark.fault("F74")
 @pytest.mark.slow
 def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
     """A thread whose service's loop stands still is told so a second after its deadline."""
@@ -704,6 +710,7 @@ def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch
         os.kill(pid, 0)
 
 
+@pytest.mark.fault("F81")
 def test_a_batch_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a batch cannot be handed over, for want of memory for its message for example, its callers
     hear of it, and the next ones are served.
@@ -754,6 +761,7 @@ class Raising(carpool.Policy):
         return super().explain(now)
 
 
+@pytest.mark.fault("F73")
 @pytest.mark.parametrize("where", ["decide", "arrived", "learn"])
 @pytest.mark.parametrize("error", [ValueError("a bug"), StopIteration(), GeneratorExit(), SystemExit(3)], ids=repr)
 def test_a_policy_that_raises_fails_its_stage_loudly(
@@ -794,6 +802,7 @@ def frames(buffer: Any) -> Iterator[Any]:
         yield buffer
 
 
+@pytest.mark.fault("F75")
 @pytest.mark.parametrize("size", [1, 100, 20_000], ids=["list", "array", "large array"])
 @on_a_loop
 async def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
@@ -812,6 +821,7 @@ async def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) ->
         assert [y async for y in s.stream(frames(buffer()))] == list(range(200))
 
 
+@pytest.mark.fault("F75")
 @on_a_loop
 async def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> None:
     """When an asynchronous input is cancelled, its stream raises that, and does not end as if the

@@ -341,6 +341,7 @@ class Inside:
         return service, call
 
 
+@pytest.mark.fault("F52")
 @on_a_loop
 async def test_a_close_that_drains_answers_what_is_inside() -> None:
     """`close` finishes the requests inside if it drains."""
@@ -354,6 +355,7 @@ async def test_a_close_that_drains_answers_what_is_inside() -> None:
     assert await call == 1
 
 
+@pytest.mark.fault("F52")
 @on_a_loop
 async def test_a_close_that_does_not_drain_fails_what_is_inside() -> None:
     """`close(drain=False)` fails the requests inside at once."""
@@ -398,6 +400,7 @@ def test_the_journal_is_off_unless_asked_for() -> None:
         assert service.story(1) == []
 
 
+@pytest.mark.fault("F53")
 def test_a_handle_is_of_no_use_in_a_forked_child() -> None:
     """A handle of the parent raises in a forked child instead of hanging."""
     with SCALE.run() as service:

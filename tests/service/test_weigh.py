@@ -113,6 +113,7 @@ class Trap:
         raise cls.kind
 
 
+@pytest.mark.fault("F62")
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_whatever_foreign_code_raises_is_an_error_of_the_item(kind: type[BaseException]) -> None:
     """Regression: of a size function, a number or a type that raised unusually nobody was told, or the loop ended."""
@@ -133,6 +134,7 @@ def test_whatever_foreign_code_raises_is_an_error_of_the_item(kind: type[BaseExc
         assert (caught.value.status == 400) <= (kind is RecursionError)
 
 
+@pytest.mark.fault("F62")
 def test_a_result_that_cannot_be_shown() -> None:
     """If `size` returns an object that is no number and cannot be shown either, the error says so
     without it.

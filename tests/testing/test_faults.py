@@ -121,6 +121,7 @@ DEADLY = [
 ]
 
 
+@pytest.mark.fault("F1", "F4", "F5", "F44")
 @pytest.mark.parametrize("plan", DEADLY, ids=str)
 def test_a_batch_survives_its_worker(plan: FaultPlan, tmp_path: Path) -> None:
     """Wherever a worker is lost with a batch, that is run once more by the next one."""
@@ -129,6 +130,7 @@ def test_a_batch_survives_its_worker(plan: FaultPlan, tmp_path: Path) -> None:
         assert service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.fault("F10")
 @slow_where(lambda plan: plan.action == "stop")
 @pytest.mark.parametrize(
     "plan", [FaultPlan("worker.in_predict", "hang"), FaultPlan("worker.mid_send", "stop")], ids=str
@@ -140,6 +142,7 @@ def test_a_batch_survives_a_worker_that_stands_still(plan: FaultPlan, tmp_path: 
         assert service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.fault("F11")
 @pytest.mark.slow
 def test_holding_the_gil_stops_all_threads(tmp_path: Path) -> None:
     """While a worker holds the GIL not even its own watcher runs, and still it is found and
@@ -151,6 +154,7 @@ def test_holding_the_gil_stops_all_threads(tmp_path: Path) -> None:
         assert service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.fault("F5")
 def test_what_was_sent_before_the_death_is_delivered(tmp_path: Path) -> None:
     """If a worker is killed right after its reply the batch is answered, and not run again."""
     plan = FaultPlan("worker.after_send", "kill")

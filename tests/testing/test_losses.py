@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import carpool
 from carpool.testing import EVERY_PASS, FaultPlan, environment
@@ -16,6 +17,7 @@ from tests.support import models
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.fault("F2")
 def test_an_idle_worker_is_lost() -> None:
     """When an idle worker is lost no request fails, and the supervisor fills its place."""
     with carpool.Service(carpool.Stage(models.scale, max_batch_size=4, workers=2)).run() as service:
@@ -25,6 +27,7 @@ def test_an_idle_worker_is_lost() -> None:
         wait_until(lambda: service.stats().stages[0].workers == {"ready": 2})
 
 
+@pytest.mark.fault("F3")
 def test_a_worker_is_lost_with_half_a_batch_received(tmp_path: Path) -> None:
     """If a worker is lost with half of a batch received the writing ends, and the next worker gets
     all of it.
@@ -38,6 +41,7 @@ def test_a_worker_is_lost_with_half_a_batch_received(tmp_path: Path) -> None:
         assert service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.fault("F12")
 def test_a_worker_that_stops_reading_is_lost(tmp_path: Path) -> None:
     """A worker that is stopped with most of a batch unread is lost: the hang limit counts from the
     sending.
@@ -49,6 +53,7 @@ def test_a_worker_that_stops_reading_is_lost(tmp_path: Path) -> None:
         assert np.array_equal(service.predict(item), 2 * item)
 
 
+@pytest.mark.fault("F7")
 def test_all_workers_are_lost_at_once() -> None:
     """If all workers are lost at once what they had is run once more, and requests that come
     meanwhile wait for the new ones.
@@ -65,6 +70,7 @@ def test_all_workers_are_lost_at_once() -> None:
         assert not set(pids) & set(service.pids)
 
 
+@pytest.mark.fault("F13")
 def test_one_of_two_workers_is_slow() -> None:
     """A slow worker gets a batch only when it asks for one, so the other does most of the work and
     nobody waits behind it.

@@ -90,6 +90,7 @@ QUICK = (Misbehaviour.SILENCE, Misbehaviour.GARBAGE, Misbehaviour.FOREIGN_ID)
 """One of each sort, for the quick run; what the others send is tried above, and in `test_hostile_workers.py`."""
 
 
+@pytest.mark.fault("F49", "F50", "F51")
 @slow_where(lambda misbehaviour: misbehaviour not in QUICK)
 @pytest.mark.parametrize("misbehaviour", Misbehaviour)
 def test_a_service_survives_it(misbehaviour: Misbehaviour, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def byte_by_byte(data: bytes) -> list[int]:
     return list(range(len(data)))
 
 
+@pytest.mark.fault("F50")
 @pytest.mark.parametrize("cuts", [whole, byte_by_byte])
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_it_is_refused_with_the_byte_that_shows_it(data: bytes, cuts: Callable[[bytes], list[int]]) -> None:
@@ -107,6 +108,7 @@ def test_counts_at_the_limit_are_no_fault() -> None:
     assert receive(FrameReader(), header(items=MAX_ITEMS, buffers=MAX_BUFFERS)) == []
 
 
+@pytest.mark.fault("F50")
 @PROPERTY
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
 @example(b"cpl" + bytes(60), [])
@@ -138,6 +140,7 @@ def test_noise_behind_a_header_is_refused_or_means_what_it_says(
     assert_honest(data)
 
 
+@pytest.mark.fault("F50")
 @PROPERTY
 @given(st.data())
 def test_a_damaged_frame_is_refused_or_means_what_it_says(data: st.DataObject) -> None:

@@ -139,6 +139,7 @@ class Picky(Model):
         return [1 / x for x in xs]
 
 
+@pytest.mark.fault("F27")
 def test_the_example_that_fails_is_named() -> None:
     """If an example fails it is named with the user's traceback, and the worker is not ready."""
     link = Link(batch(1, 1))

@@ -54,6 +54,7 @@ def answered(how: Callable[[list[Any]], Any], accept: int = OBJECT, **changes: A
 # -- what it returns
 
 
+@pytest.mark.fault("F38", "F39")
 @pytest.mark.parametrize(
     "returned",
     [
@@ -93,6 +94,7 @@ def test_an_async_generator_and_a_coroutine_are_no_results() -> None:
     assert 'run_in="loop"' in answers[0][1].message
 
 
+@pytest.mark.fault("F37")
 def test_exceptions_in_place_of_results_fail_their_items_only() -> None:
     """Exceptions in the place of results fail their own items, and the others are answered. None is
     a result like any other.
@@ -238,6 +240,7 @@ class Unwritable:
         raise self.error
 
 
+@pytest.mark.fault("F40")
 @slow_where(lambda result, accept: result is far_too_deep and accept != OBJECT)
 @pytest.mark.parametrize("accept", [OBJECT, JSON, MSGPACK])
 @pytest.mark.parametrize(
@@ -428,6 +431,7 @@ RAISED: dict[str, Callable[[list[Any]], Any]] = {
 CLIENT_S_FAULT = {"a bad request": Outcome.INVALID}
 
 
+@pytest.mark.fault("F42", "F43")
 @slow_where(lambda name: name == "100 MB of lines")
 @pytest.mark.parametrize("isolate", [True, False], ids=["isolated", "as a whole"])
 @pytest.mark.parametrize("name", RAISED)
@@ -528,6 +532,7 @@ class Plus(Model):
         return [x + 1 for x in xs]
 
 
+@pytest.mark.fault("F36")
 def test_items_that_cannot_be_read_fail_alone_among_32() -> None:
     """Four of 32 items with bad syntax, wrong types or values, or nothing at all fail alone; 28
     others are answered, in their places.

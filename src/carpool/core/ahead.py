@@ -15,6 +15,23 @@ waits for one of several workers whose ends cannot be foretold, or for a worker 
 already. Where much waits, it hardly matters which worker is free first, so a rough prediction will
 do. On cores that are shared with other programs there is no better one, and there an idle worker
 waits longest.
+
+A worker that has to ask for a full batch is idle for the way there and back and while the batch is
+packed: 0.3 to 0.6 ms a batch, a tenth of the time with calls of 5 ms. So a batch goes 20 ms before
+the learned end of the call under way; with several workers and less than four full batches waiting
+for each, or with priorities, keys or buckets, half a call before it at most (2 ms at the least,
+since timers tick in milliseconds). A batch that could go within the next millisecond goes now:
+uvloop rounds a timer to milliseconds and fires a shorter one at once, so the loop would ask again
+and again. At most four batches lie with a worker. Measured beside another program, with two workers
+and calls of 2 ms: with one batch ahead, 20 % of the calls ended with nothing to do next; with
+several, 2.5 %.
+
+A batch that is not full and takes all that waits goes as late as it may, since others may still
+join it. Ends are predicted from the times that workers report, since a late service finds two
+replies at once. A batch goes ahead only where requests may run twice, as a worker that is given up
+may still reach it. It is in flight from the moment when the reply before it arrives: times, hang
+limits and blame count from then. If the worker dies before, the batch returns to its place in the
+queue without blame.
 """
 
 from __future__ import annotations

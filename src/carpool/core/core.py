@@ -15,6 +15,10 @@ Events go in (`Flow.submit`, `cancel`, `completed`, `worker_ready`, `worker_lost
 What becomes of results stands in `core/transit.py`. Requests that may have killed their worker are
 suspects (`core/lobby.py`); what the worker cannot have looked at waits again as if it had not
 been taken. A stream goes on only where its model can resume it.
+
+Where no request can arrive any more (`_is_last_call`), the batcher takes the requests that its
+policy holds back. Policies are called before a change of a request or after it is complete, so
+`abort` finds every request: at a door, in a queue or in a batch.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ admitted as a whole.
 Those at a door are patient requests for which there was no room where they begin. There is one door
 for each place at which the graph may begin. A request of a higher priority may displace some of a
 full queue: they are refused after all, or go back to the door.
+
+Deadlines of arrivals are judged one by one (`_all_fit`) only where the earliest deadline of a
+turn's arrivals is nearer than a quick bound of the predicted wait.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ Exactly one of any number of closers does the closing; the others wait for it.
     closed     refused   -         closed          closed           -       forked  closed
     forked     refused   -         forked          forked           -       forked  forked
     abandoned  refused   -         abandoned       abandoned        -       forked  abandoned
+
+Both handles use this table; `tests/core/test_life.py` explores it in every order of a few callers.
 """
 
 from __future__ import annotations

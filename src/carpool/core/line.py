@@ -28,6 +28,10 @@ once no request waits and no thread leads.
 
 Source: the combining idea is that of flat combining (Hendler et al., 2010) and of leader/followers
 (Schmidt, 2000).
+
+For a lone request the policy states its slack (`lone_slack_s`) and learns of the call once
+(`learn`), which makes the call cheap. `tests/batch_function/test_alone.py` compares the state with
+that of the long way. Users' own policies are asked step by step.
 """
 
 from __future__ import annotations

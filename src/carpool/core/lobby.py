@@ -10,6 +10,11 @@ nothing has to be undone, and no code has to find out whose error it was.
 Requests whose worker was lost are run once more, each alone, so that a guilty one is found. Such a
 suspect waits in its old place of the queue, in a lane of its own kind. It is acquitted when it has
 come through its stage, and found guilty when it has cost a second worker.
+
+A second loss convicts a suspect: it fails, and both deaths are taken off the stage's account
+(`Roster.forgive`). Suspects run at once, without a question to the policy, and the next stage does
+not see them. In a service, a fault of a policy fails the stage once the core has finished its
+present work; in a batch function, one line before the lock is released; a simulation raises it.
 """
 
 from __future__ import annotations

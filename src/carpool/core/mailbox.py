@@ -2,6 +2,9 @@
 
 All calls are made under one lock of the driver's. While the loop lives, the first work since it
 last looked is to wake it; once it has ended, a thread that posts work is to do it itself.
+
+The thread of a loop empties the mailbox after the loop has stopped. Later work is done by the
+thread that brings it, which meets a stopped driver and gets its answer at once.
 """
 
 from __future__ import annotations

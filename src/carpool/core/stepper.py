@@ -48,6 +48,18 @@ without parts first) and names them as `returned`; a stream that runs out alone 
 A stream with `is_collected` hands on no parts: its worker keeps them and sends the whole answer as
 the value of one `Part` with `last`. If its worker is lost it starts again, as nothing of it has
 been told.
+
+Orders take effect at boundaries and name only changes, since an order a step would cost more than
+many steps take. A report of a stream that has left meanwhile is dropped; a report of a stream that
+the worker never had breaks the protocol.
+
+Probation: a stream whose worker was lost starts again in a set of which all others rest. A first
+order pauses them, and the suspect joins, for its start and one step, only when the worker has
+followed it. So no other stream can be to blame for a second loss, and the others lose only some
+steps. A suspect none of whose parts arrived reaches the deadly step later, in company; if a second
+worker is lost with it in the same step of its own, it makes all of these steps alone
+(`RunningSet.note_loss`). Once one of several such suspects is convicted, the others make one step
+alone, as usual.
 """
 
 from __future__ import annotations

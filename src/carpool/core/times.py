@@ -13,6 +13,9 @@ What such batches take is a bound, not an estimate: the slowest batch of late, o
 unit of late times the size, whichever is more. So a batch of 64 after nothing but single items is
 given 64 times as long, and a single item after nothing but full batches as long as they took.
 Warm-ups do not count: examples are often smaller than real items.
+
+A caller that leaves sets the deadline of its running request to that moment. So the time since when
+a batch is unwanted is the latest of its deadlines.
 """
 
 from __future__ import annotations

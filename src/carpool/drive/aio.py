@@ -4,6 +4,10 @@ Arrivals of one turn of the loop are only collected; one callback per turn polls
 everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
 the pipeline's next deadline.
 
+A reply that finds a full batch waiting sends it at once. A shorter batch waits for the end of the
+present turn of the loop (microseconds), so that requests that were parsed in the same turn travel
+along.
+
 Everything here runs on one loop. Other threads come in through the mailbox of
 `drive/loop_thread.py`; worker threads, and batch functions on other loops, call
 `call_soon_threadsafe` themselves.

@@ -9,6 +9,15 @@ It is lost when its connection ends, however that happens:
     closed by us           it hangs, has broken the protocol, or the service ends
 
 A worker that is given up ends by itself: it watches its end of the connection (`worker/remote.py`).
+
+Three things differ on a network. A machine may fall silent, which the kernel reports
+(`TCP_USER_TIMEOUT`, keepalive): its requests wait again as if untaken, and only a second silence
+with the same request counts against it (`WorkerPool._is_first_silence`). A reset may come from a
+machine that was started again, so where a request must not run twice, its frame counts as read. A
+window that stays closed is a silence for the kernel, so a large batch goes ahead only when the
+worker begins to answer the one before it (`FrameSocket.send_behind_reply`). Deadlines are by the
+coordinator's monotonic clock: each batch carries its time, and the worker keeps the least
+difference to its own clock.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 A stream is a queue of requests in the order of their items. The feeder puts one in when there is
 room, and the consumer takes the first one out once it is done; what is done behind the first one
 waits there.
+
+Sync streams keep their requests on the loop's thread and pass only items and results across, in
+bunches. An item that could change is pickled where it is read, since its input may use one buffer
+again and again.
 """
 
 from __future__ import annotations

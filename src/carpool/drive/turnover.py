@@ -3,6 +3,12 @@
 A newcomer is started and loads its model like any other worker, but it is given nothing until it is
 admitted: whoever asked for it decides when, and learns of it if it dies before. A worker that is to
 go gets nothing more, finishes what it has, and is then ended.
+
+A successor has a place of its own, since it exists beside its predecessor; both have one index,
+which selects their cores, devices and environment. So nothing is withdrawn and nothing is sent
+twice. A service of several stages changes over when no request is behind its first queue
+(`Core.hold`). Versions of requests, with a queue for each version in each stage, would save that
+short pause at the cost of every batch, and were rejected.
 """
 
 from __future__ import annotations

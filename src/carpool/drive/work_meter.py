@@ -8,6 +8,9 @@ The core counts requests and batches. From several sums of both follow the two n
 request and for a batch besides, by the least squares of relative errors. Where batches have about
 one size for a while, sums say nothing of how the work divides. So it is taken to divide as for a
 service of a trivial model unless sums say otherwise.
+
+No request and no batch reads a clock for it. Processor time alone is too little: with half of a
+core, work takes twice as long.
 """
 
 from __future__ import annotations

@@ -3,6 +3,13 @@
 Besides what msgspec knows (builtins, dataclasses, TypedDict, Struct, ...) an item may be a numpy
 array (nested lists on the wire) or a pydantic model. Both are recognised without importing their
 libraries.
+
+A response is checked by reading it back (`_writer`): the reader is compiled once, so this is
+cheaper and stricter than inspecting the object. Objects that msgspec does not know (pydantic
+models, arrays) stand as numbers in the text that is read back, and count if they are of the hinted
+type: their text need not read back the same. Readers and writers are made when the first item of
+their format comes (`MadeWhenNeeded`), so a hint that JSON cannot express harms no caller without
+JSON; `App` makes them beforehand, to refuse it.
 """
 
 from __future__ import annotations

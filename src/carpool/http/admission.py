@@ -1,4 +1,8 @@
-"""Judges requests by their heads, before their bodies are read, and notes what answers them."""
+"""Judges requests by their heads, before their bodies are read, and notes what answers them.
+
+Where a model's `decode` asks for the whole request, the head is packed when it is admitted, so a
+known head brings its packed form along. Requests of other models cost nothing more.
+"""
 
 from __future__ import annotations
 

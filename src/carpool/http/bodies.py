@@ -10,6 +10,10 @@ Where there are several services, the shares of connections are half of the memo
 half is guaranteed to the services: no body of a service is ended as long as those over their share
 are not more than what is guaranteed to it (`shares.py`). So there is always one to end: if neither
 rule left any, all bodies would fit.
+
+The smallest part, with bytes that count half after a quarter of a second, distinguishes an upload
+that stalls or trickles from one that is merely large or has just begun. Bytes are added up by
+service only when the memory is full.
 """
 
 from __future__ import annotations

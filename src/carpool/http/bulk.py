@@ -6,6 +6,12 @@ answers, or the first queue has no room for their bytes, no more of the body is 
 bounded in both directions: by the window, which is narrower where lines or answers are large, one
 piece of the body, and one line. What has come of the body, and is not inside, counts among the
 bodies that the server is receiving (`Exchange.hold`).
+
+Lines come by the hundred thousand in a second. `BulkItems._items_of` uses the requests of answered
+lines again, since making one took 130 of the 485 bytecodes of a line. The lines of one piece share
+lane and deadline, so they are admitted and queued together (`alike` of `Flow.submit`). Answers of
+quick batches wait for the next ones while half of the window is queued, since a write and a poll
+cost about the same for 64 lines as for 200.
 """
 
 from __future__ import annotations

@@ -26,6 +26,9 @@ Five state machines meet here; each moves by itself:
   transport's `is_closing`) -> lost. The second step may be left out.
 
 Time is not among them: see `timers.py`.
+
+A client that has closed its side may still wait for its answer, or be gone: an interim `100
+Continue` finds out (`probe`).
 """
 
 from __future__ import annotations

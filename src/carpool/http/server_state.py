@@ -1,4 +1,9 @@
-"""What all connections of one server share: limits, known heads, headers of the present second."""
+"""What all connections of one server share: limits, known heads, headers of the present second.
+
+Known heads: clients repeat their headers byte for byte, and equal bytes after a message boundary
+mean the same. So a head is parsed and judged once, and then looked up. Only heads whose every line
+the parser has seen are kept.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,13 @@ whichever service needs it first, and what is guaranteed to others is left for t
 is alone may have everything.
 
 `ConnectionShares` counts connections in this way. Bytes of bodies are counted in `bodies.py`.
+
+Connections count for the service that they asked last, not for the one whose answer they wait for.
+So a request of a counted connection costs one comparison (`Connection.counted_for`), an answer
+costs nothing, and idle connections count. A service whose count is full is refused at the head of
+the request. Evicting waiting requests was rejected: anyone who opens connections could throw out
+others' requests. Connections that end take no room (`ServerState.ending`), or refused clients that
+come again would take the place of those for whom it was kept.
 """
 
 from __future__ import annotations

@@ -2,6 +2,14 @@
 
 Ray places the workers, as actors; this process keeps queue, policy and batches and talks to each
 worker over a connection of its own. It needs `pip install 'carpool[ray]'`.
+
+No batch passes through Ray, and the core has no notion of it: `Launch.hire` makes the worker. All
+calls that may block run in the thread of `Session`, so the loop never waits for a cluster that has
+lost its head. A dead actor is replaced, not restarted by Ray: that takes a third of the time, and
+the new actor can avoid a silent node. An actor that does not come although there is room is on a
+node whose silence Ray has not seen; another is asked for, on a node with live workers.
+`ray/data.py` uses none of this: Ray Data moves the rows, and each of its actors runs one stage in
+its own threads.
 """
 
 from __future__ import annotations

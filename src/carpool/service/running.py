@@ -9,6 +9,12 @@ ended, is thrown away by the loop, and ends the workers as that happens.
 A loop that ends closes the asynchronous generators that have begun on it and waits for them
 (`asyncio.run` and `asyncio.Runner` do). Each service has such a generator, only to notice the end
 of its loop.
+
+The running part has no reference to its handle, so a handle that its user drops can be collected.
+The finalizer waits for nothing and takes no lock, as the collector may run in the middle of
+anything: it posts an errand to the loop, and if the loop ends and drops the errand, its destruction
+ends the workers. An asynchronous generator notices the end of a loop, since loops close these. A
+task was rejected: programs that gather all tasks would wait for it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,15 @@ equal:
 The elements are a copy in C order, in the machine's byte order. Arrays that would not come back the
 same (other dtypes and byte orders, subclasses, another order of the axes, no axes or no elements)
 are left to pickle. numpy is not imported here before there is an array to be made.
+
+Packing copies the elements in the caller's thread, so the caller may change the array afterwards. A
+batch of payloads with one head is one block in its frame, and the worker opens it as one array
+(`rows.ArrayRows`). The coordinator cuts blocks into payloads again, because a caller that keeps one
+result must not keep all. Only arrays that come out of a pickle exactly the same are packed.
+Rejected: lists of numbers (to check that one holds nothing but plain floats takes longer than
+msgspec saves), dicts of scalars (0.8 µs an item, as with pickle), dataclasses (2.6 µs beside 2.8)
+and Structs (1.7 µs beside 1.9).
+Plain scalars need none of this: 100 floats take 16 µs through a frame instead of 28.
 """
 
 from __future__ import annotations
