@@ -22,9 +22,8 @@ import operator
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 INDEX_VARIABLE = "CARPOOL_WORKER"
 """In the environment of a worker process: which worker of its stage it is, from 0."""
@@ -240,8 +239,7 @@ cores that the service's own process needs, so they get the least value that Ope
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Threads:
+class Threads(NamedTuple):
     """What the workers of a stage get.
 
     Attributes:
