@@ -54,10 +54,11 @@ fuzz: setup      ## noise for all that reads frames or bodies, FUZZ_EXAMPLES=200
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 -m "long or not long" tests/wire tests/drive/test_heard.py tests/http/test_lies.py
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),2) $(if $(SEED),--seed $(SEED))
 
-lint: setup      ## ruff (style, format), mypy --strict, and both type checkers over all programs of the docs
+lint: setup      ## ruff (style, format), mypy --strict, the size of the house, and both type checkers over all programs of the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.house
 	$(BIN)/python -m tests.typing.programs
 
 bench: setup     ## run the benchmarks against the peers, 80 minutes (`python -m bench` lists all there are)
