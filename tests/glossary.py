@@ -66,8 +66,9 @@ GLOSSARY: Final = (
     ),
     Word(
         "stream",
-        "Stream",
-        "the progress of a request whose answer is made step by step; among steps, the request itself",
+        "Stream Delivery",
+        "the progress of a request whose answer is made step by step, in the core and on its way to an "
+        "HTTP client; among steps, the request itself",
     ),
     Word(
         "stepper",
@@ -82,8 +83,9 @@ GLOSSARY: Final = (
     ),
     Word(
         "part",
-        "Part",
-        "the output of one step for one stream; the pace is the time between the due times of two parts",
+        "Parts",
+        "the output of one step for one stream, in columns with those of the others; the pace is the "
+        "time between the due times of two parts",
     ),
     Word("policy", "Policy", "decides when a batch goes and how large it is"),
     Word("contestant", "", "the batching rule of another system, which is only simulated"),

@@ -1,4 +1,4 @@
-"""Reports of nothing but parts are taken in one go: beside the slow path, which takes any report."""
+"""Reports of nothing but parts are taken as they are: beside those that are sorted out first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.core import Core
-from carpool.core.running_set import Part, SetReport
+from carpool.core.running_set import MORE, Parts, SetReport
 from carpool.core.stepper import Stepper
 from carpool.request import Request, Stream
 from tests.support.properties import PROPERTY
@@ -43,8 +43,15 @@ def seen(requests: list[Request]) -> list[Any]:
     ]
 
 
+class Unsorted(bytes):
+    """Kinds of which nothing is known before one has looked at each."""
+
+    def count(self, *what: Any) -> int:
+        return 0
+
+
 def history(happened: list[Event], collected: int, goal: float | None, resumable: bool, is_plain: bool) -> list[Any]:
-    """What a pipeline has said to all that has happened, with reports in either form."""
+    """What a pipeline has said to all that has happened, with reports that are sorted out or not."""
     stage = stepper(rows=STREAMS, resumable=resumable, silence_s=5.0, measure=lambda part: 7)
     stage.lobby.policy.part_slo_s = goal
     pipeline = Core([stage])
@@ -60,9 +67,9 @@ def history(happened: list[Event], collected: int, goal: float | None, resumable
             now += value
         elif what == "report":
             values = [b"part %d" % id for id in value]
-            both = (value, values) if is_plain else ((), ())
-            parts = [] if is_plain else list(map(Part, value, values))
-            report = SetReport(0, 0, stage.sets[0].number, False, parts, STREAMS, 0.25, 0, 0.0, (), *both)
+            kinds = (bytes if is_plain else Unsorted)([MORE] * len(value))
+            parts = Parts(value, kinds, values)
+            report = SetReport(0, 0, stage.sets[0].number, False, parts, STREAMS, 0.25)
             try:
                 pipeline.reported(now, report)
             except ValueError as error:
@@ -79,28 +86,28 @@ def history(happened: list[Event], collected: int, goal: float | None, resumable
 
 @PROPERTY
 @given(events, st.integers(0, STREAMS), st.sampled_from([None, 0.5]), st.booleans())
-def test_parts_are_taken_together_as_one_by_one(
+def test_parts_that_are_sorted_out_are_the_same(
     happened: list[Event], collected: int, goal: float | None, resumable: bool
 ) -> None:
-    """Whatever has left, pauses or is collected, a report of parts means the same in both forms."""
+    """Whatever has left, pauses or is collected, a report of parts means the same if it is sorted out first."""
     both = [history(happened, collected, goal, resumable, is_plain) for is_plain in (True, False)]
     assert both[0] == both[1]
 
 
 def test_the_fast_path_is_taken() -> None:
-    """A report of nothing but parts of streams that run is not taken one by one."""
+    """A report of nothing but parts of streams that run is not sorted out."""
 
     class Plain(Stepper):
-        def _take_parts(self, *arguments: Any) -> None:
-            raise AssertionError("parts were taken one by one")
+        def _sort_out(self, *arguments: Any) -> None:
+            raise AssertionError("parts were sorted out")
 
     stage = stepper()
-    stage.__class__ = type("PlainStepper", (type(stage),), {"_take_parts": Plain._take_parts})
+    stage.__class__ = type("PlainStepper", (type(stage),), {"_sort_out": Plain._sort_out})
     pipeline = Core([stage])
     pipeline.worker_ready(0, 0)
     request = Request(0, inf)
     request.stream = Stream()
     pipeline.flow.submit(0.0, [request])
     pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, rows=1, step_s=1.0, ids=[request.id], values=[b"1"]))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, Parts([request.id], bytes([MORE]), [b"1"]), 1, 1.0))
     assert list(pipeline.poll(1.0).parts) == [(request, b"1")]

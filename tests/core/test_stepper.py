@@ -10,14 +10,26 @@ import pytest
 
 from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, Part, SetReport, stream_of
+from carpool.core.running_set import (
+    END,
+    EVERY_STEP,
+    FAILED,
+    GO_ON,
+    LAST,
+    MORE,
+    ON_LEAVING,
+    Order,
+    Parts,
+    SetReport,
+    stream_of,
+)
 from carpool.drive.virtual import VirtualDriver
 from carpool.drive.virtual_steps import StepCosts
 from carpool.errors import DeadlineExceeded, ModelError, Overloaded, Unavailable
 from carpool.policy.steps import GreedySteps, SetView
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request, Stream
 from tests.support.pipelines import stage as batch_stage
-from tests.support.steps import ask, drive, reader, stepper
+from tests.support.steps import Said, ask, columns, drive, reader, stepper
 
 
 def code_of(request: Request) -> str:
@@ -181,7 +193,7 @@ def test_where_workers_hold_one_stream_the_first_one_that_is_free_takes_the_next
     orders = {order.place: order for order in pipeline.poll(2.0).orders}
     assert orders[0].leave == [gone.id] and not orders[0].join and not orders[1].join
     if first:
-        pipeline.reported(3.0, SetReport(0, 1, 2, True, [Part(other.id, "x", last=True)], 1, 1.0))
+        pipeline.reported(3.0, SetReport(0, 1, 2, True, columns([Said(other.id, "x", last=True)]), 1, 1.0))
     else:
         pipeline.reported(3.0, SetReport(0, 0, 2, True))
     (order,) = [order for order in pipeline.poll(3.0).orders if order.join]
@@ -239,7 +251,7 @@ def test_orders_are_numbered_and_a_worker_that_runs_ahead_is_told_nothing() -> N
     assert only_order(pipeline, 0.0) == Order(0, 0, 1, [], [first], [], [], GO_ON)
 
     for step in range(3):
-        pipeline.reported(1.0 + step, SetReport(0, 0, 1, False, [Part(first.id, step)], 1, 1.0))
+        pipeline.reported(1.0 + step, SetReport(0, 0, 1, False, columns([Said(first.id, step)]), 1, 1.0))
         todo = pipeline.poll(1.0 + step)
         assert todo.orders == [] and list(todo.parts) == [(first, step)]
     pipeline.cancel(5.0, first)
@@ -256,7 +268,7 @@ def test_while_others_wait_a_worker_stops_where_that_costs_little(step_s: float,
     pipeline.poll(0.0)
     refusing.most = 0
     submitted(pipeline, 0.0, 1)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(first.id, 0)], 1, step_s))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0)]), 1, step_s))
 
     assert only_order(pipeline, 1.0).ask == asked
 
@@ -279,9 +291,9 @@ def test_a_worker_that_has_stopped_is_told_to_go_on() -> None:
     pipeline.poll(0.0)
     refusing.most = 0
     submitted(pipeline, 0.0, 1)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(first.id, 0)], 1, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0)]), 1, 1.0))
     assert only_order(pipeline, 1.0).ask == EVERY_STEP
-    pipeline.reported(2.0, SetReport(0, 0, 2, True, [Part(first.id, 1)], 1, 1.0))
+    pipeline.reported(2.0, SetReport(0, 0, 2, True, columns([Said(first.id, 1)]), 1, 1.0))
 
     assert only_order(pipeline, 2.0) == Order(0, 0, 3, [], [], [], [], EVERY_STEP)
 
@@ -508,7 +520,7 @@ def test_parts_are_due_one_pace_apart(goal: float | None) -> None:
     stream = stream_of(request)
 
     def part(now: float) -> float:
-        pipeline.reported(now, SetReport(0, 0, 1, False, [Part(request.id, "x")], 1, 1.0))
+        pipeline.reported(now, SetReport(0, 0, 1, False, columns([Said(request.id, "x")]), 1, 1.0))
         return stream.next_due
 
     assert stream.next_due == inf
@@ -548,12 +560,12 @@ def test_a_stream_that_was_put_back_is_due_one_pace_after_its_next_part() -> Non
     pipeline.worker_ready(0, 0)
     (request,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(request.id, 0)], 1, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(request.id, 0)]), 1, 1.0))
     pipeline.worker_left(2.0, 0, 0)
     pipeline.worker_ready(0, 0)
     pipeline.poll(4.0)
     assert stream_of(request).next_due == inf
-    pipeline.reported(6.0, SetReport(0, 0, 1, False, [Part(request.id, 1)], 1, 1.0))
+    pipeline.reported(6.0, SetReport(0, 0, 1, False, columns([Said(request.id, 1)]), 1, 1.0))
     assert stream_of(request).next_due == 8.0
 
 
@@ -595,7 +607,7 @@ def test_steps_in_which_a_stream_rests_are_none_that_it_has_lost() -> None:
     parts = iter(range(100))
 
     def step(seen: int, rows: int) -> None:
-        pipeline.reported(1.0, SetReport(0, 0, seen, False, [Part(mate.id, next(parts))], rows, 1.0))
+        pipeline.reported(1.0, SetReport(0, 0, seen, False, columns([Said(mate.id, next(parts))]), rows, 1.0))
         pipeline.poll(1.0)
 
     step(1, 2)
@@ -668,7 +680,7 @@ def test_on_probation_all_others_of_a_set_rest() -> None:
 
     order = only_order(pipeline, 1.0)
     assert order.join == [suspect] and order.ask == EVERY_STEP
-    pipeline.reported(2.0, SetReport(0, 1, 1, True, [Part(suspect.id, 0)], 1, 1.0))
+    pipeline.reported(2.0, SetReport(0, 1, 1, True, columns([Said(suspect.id, 0)]), 1, 1.0))
     assert suspect.losses == 0
     order = only_order(pipeline, 2.0)
     assert order.join == [other]
@@ -689,7 +701,7 @@ def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
 
     order = only_order(pipeline, 1.0)
     assert (order.join, order.pause) == ([], [runs.id])
-    pipeline.reported(1.5, SetReport(0, second.place, 1, False, [Part(runs.id, 0)], 1, 1.0))
+    pipeline.reported(1.5, SetReport(0, second.place, 1, False, columns([Said(runs.id, 0)]), 1, 1.0))
     assert pipeline.poll(1.5).orders == []
     pipeline.reported(1.5, SetReport(0, second.place, 2, True))
     order = only_order(pipeline, 1.5)
@@ -749,7 +761,7 @@ def test_a_suspect_joins_no_set_that_would_run_out_of_memory() -> None:
     pipeline.worker_lost(1.0, 0, lost)
     assert only_order(pipeline, 1.0) == Order(0, other.place, 2, [], [], [], [], ON_LEAVING)
     assert suspect.state == QUEUED
-    ended = [Part(request.id, 0, last=True) for request in runs[:1]]
+    ended = columns([Said(request.id, 0, last=True) for request in runs[:1]])
     pipeline.reported(2.0, SetReport(0, other.place, 1, False, ended, 2, 1.0))
 
     assert only_order(pipeline, 2.0).pause == [runs[1].id]
@@ -786,15 +798,15 @@ def test_when_memory_runs_out_the_newest_go_back_and_what_fits_is_remembered() -
     requests = submitted(pipeline, 0.0, 4)
     ids = [request.id for request in requests]
     pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(id, 0) for id in ids], 4, 1.0))
-    pipeline.reported(2.0, SetReport(0, 0, 1, False, [Part(id, 1) for id in ids[:2]], 2, 1.0, returned=ids[2:]))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(id, 0) for id in ids]), 4, 1.0))
+    pipeline.reported(2.0, SetReport(0, 0, 1, False, columns([Said(id, 1) for id in ids[:2]], ids[2:]), 2, 1.0))
     todo = pipeline.poll(2.0)
 
     assert stage.safe_size.limit == 2 and [order.join for order in todo.orders] in ([], [[]])
     assert [request.state for request in requests] == [RUNNING, RUNNING, QUEUED, QUEUED]
     assert [request.losses for request in requests] == [0] * 4
     pipeline.reported(
-        3.0, SetReport(0, 0, stage.sets[0].number, True, [Part(id, 2, last=True) for id in ids[:2]], 2, 1.0)
+        3.0, SetReport(0, 0, stage.sets[0].number, True, columns([Said(id, 2, last=True) for id in ids[:2]]), 2, 1.0)
     )
     order = only_order(pipeline, 3.0)
     assert order.join == requests[2:] and [stream_of(request).kept for request in order.join] == [[0], [0]]
@@ -806,10 +818,10 @@ def test_without_resume_those_with_parts_fail_when_memory_runs_out() -> None:
     pipeline.worker_ready(0, 0)
     (old,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(old.id, 0)], 1, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(old.id, 0)]), 1, 1.0))
     (new,) = submitted(pipeline, 1.0, 1)
     pipeline.poll(1.0)
-    pipeline.reported(2.0, SetReport(0, 0, 2, True, [], 0, returned=[old.id, new.id]))
+    pipeline.reported(2.0, SetReport(0, 0, 2, True, columns([], [old.id, new.id])))
 
     assert isinstance(old.error, ModelError) and old.error.type_name == "MemoryError" and new.state == QUEUED
 
@@ -834,7 +846,7 @@ def test_a_worker_that_should_step_and_says_nothing_hangs() -> None:
     (request,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
     assert pipeline.poll(4.0).kill == []
-    pipeline.reported(4.5, SetReport(0, 0, 1, False, [Part(request.id, 0)], 1, 1.0))
+    pipeline.reported(4.5, SetReport(0, 0, 1, False, columns([Said(request.id, 0)]), 1, 1.0))
     assert pipeline.poll(9.0).kill == []
     todo = pipeline.poll(9.5)
     assert todo.kill == [(0, 0)] and pipeline.poll(9.6).kill == []  # it is being killed
@@ -883,8 +895,27 @@ def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
     assert pipeline.poll(13.9).kill == []
     assert pipeline.poll(14.0).kill == [(0, 0)]
     stage.spare(14.1, 0)
-    pipeline.reported(14.2, SetReport(0, 0, stage.sets[0].number, False, [Part(third.id, 0)], 1, 1.0))
+    pipeline.reported(14.2, SetReport(0, 0, stage.sets[0].number, False, columns([Said(third.id, 0)]), 1, 1.0))
     assert pipeline.poll(60.0).kill == []
+
+
+@pytest.mark.parametrize("kind", [LAST, END, FAILED])
+def test_a_part_and_the_end_of_its_stream_may_come_in_one_report(kind: int) -> None:
+    """The part is handed on, and then the request ends: with its whole answer where its caller takes that."""
+    stage = stepper()
+    pipeline = Core([stage])
+    pipeline.worker_ready(0, 0)
+    (request,) = submitted(pipeline, 0.0, 1)
+    stream_of(request).is_told_both = kind == LAST
+    pipeline.poll(0.0)
+    value = {LAST: "whole", END: b"", FAILED: ModelError("bad end")}[kind]
+    said = Parts([request.id] * 2, bytes([MORE, kind]), ["x", value])
+    pipeline.reported(1.0, SetReport(0, 0, 1, True, said, 1, 1.0))
+    todo = pipeline.poll(1.0)
+    assert list(todo.parts) == [(request, "x")] and todo.answer == [request]
+    assert request.result == ("whole" if kind == LAST else None)
+    assert request.error is (value if kind == FAILED else None)
+    assert stream_of(request).parts == 1 and stage.running == 0
 
 
 @pytest.mark.parametrize(
@@ -893,10 +924,13 @@ def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
         SetReport(0, 0, 2, False),
         SetReport(0, 1, 0, False),
         SetReport(1, 0, 1, False),
-        SetReport(0, 0, 1, False, [Part(77, "x")]),
-        SetReport(0, 0, 1, False, [Part(1, "x"), Part(1, "y")]),
-        SetReport(0, 0, 1, False, [], returned=[77]),
-        SetReport(0, 0, 1, False, [], rows=5, step_s=1.0),
+        SetReport(0, 0, 1, False, columns([Said(77, "x")])),
+        SetReport(0, 0, 1, False, columns([Said(1, "x"), Said(1, "y")])),
+        SetReport(0, 0, 1, False, columns([Said(1, "x", last=True), Said(1, "y")])),
+        SetReport(0, 0, 1, False, columns([Said(1, last=True), Said(1, error=ModelError("twice"))])),
+        SetReport(0, 0, 1, False, columns([Said(1, last=True)], [1])),
+        SetReport(0, 0, 1, False, columns([], [77])),
+        SetReport(0, 0, 1, False, rows=5, step_s=1.0),
     ],
 )
 def test_a_worker_that_breaks_the_protocol_is_found_out(report: SetReport) -> None:
@@ -916,9 +950,11 @@ def test_nothing_comes_after_an_end() -> None:
     pipeline.worker_ready(0, 0)
     first, second = submitted(pipeline, 0.0, 2)
     pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(first.id, 0, last=True), Part(second.id, 0)], 2, 1.0))
+    pipeline.reported(
+        1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0, last=True), Said(second.id, 0)]), 2, 1.0)
+    )
     with pytest.raises(ValueError, match="has no streams"):
-        pipeline.reported(2.0, SetReport(0, 0, 1, False, [Part(first.id, 1)], 1, 1.0))
+        pipeline.reported(2.0, SetReport(0, 0, 1, False, columns([Said(first.id, 1)]), 1, 1.0))
 
 
 def test_parts_of_a_stream_that_has_left_are_dropped_until_the_worker_has_heard() -> None:
@@ -930,11 +966,11 @@ def test_parts_of_a_stream_that_has_left_are_dropped_until_the_worker_has_heard(
     pipeline.poll(0.0)
     pipeline.cancel(0.5, gone)
     assert only_order(pipeline, 0.5).leave == [gone.id]
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(gone.id, 0), Part(stays.id, 0)], 2, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(gone.id, 0), Said(stays.id, 0)]), 2, 1.0))
     assert list(pipeline.poll(1.0).parts) == [(stays, 0)] and stage.stray_parts == 1
-    pipeline.reported(2.0, SetReport(0, 0, 2, False, [Part(stays.id, 1)], 1, 1.0))
+    pipeline.reported(2.0, SetReport(0, 0, 2, False, columns([Said(stays.id, 1)]), 1, 1.0))
     with pytest.raises(ValueError, match="has no streams"):
-        pipeline.reported(3.0, SetReport(0, 0, 2, False, [Part(gone.id, 1)], 1, 1.0))
+        pipeline.reported(3.0, SetReport(0, 0, 2, False, columns([Said(gone.id, 1)]), 1, 1.0))
 
 
 # -- draining and recycling
@@ -1015,10 +1051,12 @@ def test_a_story_tells_of_parts_and_of_memory_that_ran_out() -> None:
     pipeline.worker_ready(0, 0)
     (kept, back, gone) = submitted(pipeline, 0.0, 3)
     pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(kept.id, 0), Part(back.id, 0), Part(gone.id, 0)], 3, 1.0))
-    pipeline.reported(2.0, SetReport(0, 0, 1, False, [Part(kept.id, 1), Part(gone.id, 1)], 2, 1.0, returned=[back.id]))
+    pipeline.reported(
+        1.0, SetReport(0, 0, 1, False, columns([Said(kept.id, 0), Said(back.id, 0), Said(gone.id, 0)]), 3, 1.0)
+    )
+    pipeline.reported(2.0, SetReport(0, 0, 1, False, columns([Said(kept.id, 1), Said(gone.id, 1)], [back.id]), 2, 1.0))
     pipeline.cancel(2.5, gone)
-    pipeline.reported(3.0, SetReport(0, 0, 1, False, [Part(kept.id, error=ModelError("bad row"))], 1, 1.0))
+    pipeline.reported(3.0, SetReport(0, 0, 1, False, columns([Said(kept.id, error=ModelError("bad row"))]), 1, 1.0))
 
     def told(request: Request) -> list[str]:
         return [str(entry) for entry in journal.story(request.id)[2:]]
@@ -1036,7 +1074,7 @@ def test_a_stream_that_has_begun_gives_no_place_to_a_higher_priority() -> None:
     pipeline.worker_ready(0, 0)
     (begun,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(begun.id, 0)], 1, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(begun.id, 0)]), 1, 1.0))
     pipeline.worker_left(1.0, 0, 0)
     newcomer = Request("x", inf)
     newcomer.lane = Lane(5, None, 0)

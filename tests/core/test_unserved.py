@@ -9,13 +9,13 @@ import pytest
 
 from carpool.core.core import Core
 from carpool.core.journal import Journal
-from carpool.core.running_set import Part, SetReport
+from carpool.core.running_set import SetReport
 from carpool.errors import Overloaded
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, Policy, Static
 from carpool.request import QUEUED, RUNNING, Request, Stream
 from tests.support.models import RefusesWhatIsDue
 from tests.support.pipelines import Scripted, ask, asks, pipeline_of, reply, stage
-from tests.support.steps import stepper
+from tests.support.steps import Said, columns, stepper
 
 SLO_S = 10.0
 POLICIES = {
@@ -167,8 +167,8 @@ def test_streams_are_refused_until_they_have_had_a_part() -> None:
         request.stream = Stream()
     pipeline.flow.submit(0, [going])
     pipeline.poll(0)
-    parts = [Part(going.id, "part")]
-    pipeline.reported(1, SetReport(0, 0, seen=1, stopped=False, parts=parts, rows=1, step_s=1.0))
+    said = columns([Said(going.id, "part")])
+    pipeline.reported(1, SetReport(0, 0, seen=1, stopped=False, parts=said, rows=1, step_s=1.0))
     pipeline.poll(1)
     assert going.state == RUNNING
     pipeline.worker_left(2, 0, 0)

@@ -31,7 +31,7 @@ from carpool.core.journal import Journal
 from carpool.core.lane_order import Suspect
 from carpool.core.lobby import MOST_LOSSES
 from carpool.core.queue import Queue
-from carpool.core.running_set import Part, SetReport, stream_of
+from carpool.core.running_set import SetReport, stream_of
 from carpool.core.stepper import Crew, Stepper
 from carpool.core.transit import Siblings
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
@@ -40,7 +40,7 @@ from carpool.policy.steps import SetView, StepPolicy
 from carpool.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request, Stream
 from tests.core.shapes import Early, Fate, Made, Shape, choose, compute, declared, dice
 from tests.support.pipelines import Listed, state_of
-from tests.support.steps import State, StubWorker, end_of, part_of
+from tests.support.steps import Said, State, StubWorker, columns, end_of, part_of
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "greedy": Greedy,
@@ -629,11 +629,11 @@ class World:
             report = SetReport(worker.stage, worker.place, worker.seen, True)
         self.post.append((worker, report))
 
-    def _outcome(self, stage: int, state: State, random: Random) -> Part | None:
+    def _outcome(self, stage: int, state: State, random: Random) -> Said | None:
         """What a step makes of a stream: mostly its next part, now and then none, and in the end its end."""
         made = compute(self.made[stage], stage, state.request.item)
         if isinstance(made, ModelError):
-            return Part(state.request.id, error=made)
+            return Said(state.request.id, error=made)
         if state.made >= made:
             return end_of(state)
         if random.random() < 0.2:
@@ -666,14 +666,15 @@ class World:
         crew = self.crews[worker.stage]
         known = crew.sets[worker.place]
         before = (known.seen, dict(known.members), crew.stray_parts)
+        twice = columns([Said(id, 1) for id in [*known.members][:1] * 2])
         wrong = [
             SetReport(worker.stage, worker.place, known.number + 1, False),
-            SetReport(worker.stage, worker.place, known.seen, False, [Part(10_000_000, 1)]),
-            SetReport(worker.stage, worker.place, known.seen, False, [Part(id, 1) for id in [*known.members][:1] * 2]),
+            SetReport(worker.stage, worker.place, known.seen, False, columns([Said(10_000_000, 1)])),
+            SetReport(worker.stage, worker.place, known.seen, False, twice),
             SetReport(worker.stage, 99, 0, False),
         ]
         for report in wrong:
-            if len(report.parts) == 0 and report.seen == known.seen and report.place == worker.place:
+            if len(report.parts.ids) == 0 and report.seen == known.seen and report.place == worker.place:
                 continue
             with pytest.raises(ValueError, match="worker"):
                 self.core.reported(self.now, report)

@@ -304,14 +304,15 @@ def test_a_window_opens_again_for_small_answers() -> None:
     window = StreamWindow(4, 64)
     for _ in range(5):
         window.note_answers(8, 8 * 100)
-        window.widen()
     assert (window.limit, window.is_wide, window.is_heavy) == (64, True, False)
     window.note_answers(2, 2 * MOST_WAITING // 8)
-    window.widen()
     assert (window.limit, window.is_heavy) == (8, True)
     window.note_answers(1, MOST_WAITING)
     assert (window.limit, window.is_heavy) == (4, True)
     for _ in range(20):
         window.note_answers(8, 8 * 100)
-        window.widen()
     assert (window.limit, window.is_heavy) == (64, False)
+    window.has_large_items = True
+    window.narrow(MOST_WAITING // 16)
+    window.note_answers(8, 8 * 100)
+    assert window.limit == 16, "small answers to large items let no more in"

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ import pytest
 from carpool import Service, Stage
 from carpool.http import asgi
 from carpool.http.app import App
-from carpool.http.streaming import HttpStream
+from carpool.http.streaming import Delivery
 from tests.http.streamed import DOORS, Reply, asked, counting, message, request
 from tests.support.http.both_fronts import both_fronts
 from tests.support.http.net import serving
@@ -208,7 +207,7 @@ def test_sigterm_lets_streams_end_and_kills_amid_it_are_survived(model: str, tmp
 import asyncio, carpool
 from carpool.http import asgi
 from carpool.http.app import App
-from carpool.http.streaming import HttpStream
+from carpool.http.streaming import Delivery
 from carpool.http.server import Server
 from tests.support.parts import {model}
 
@@ -265,7 +264,7 @@ def test_a_cancellation_that_comes_with_news_is_not_lost(turns: int) -> None:
 
     async def main() -> None:
         exchange: Any = SimpleNamespace(news=asyncio.Event(), has_ended=False, ordinary=None)
-        waiting = asyncio.ensure_future(asgi._wait_for_part(exchange, HttpStream(0.0, inf), b""))
+        waiting = asyncio.ensure_future(asgi._wait_for_part(exchange, Delivery(0.0), b""))
         await asyncio.sleep(0.01)
         exchange.news.set()
         for _ in range(turns):

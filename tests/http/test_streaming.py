@@ -14,7 +14,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from carpool.http import streaming
+from carpool.drive.parts import PAUSE_BYTES
 from carpool.http.app import App
 from tests.effort import slow_where
 from tests.http.streamed import DOORS, Reply, asked, counting, message, request
@@ -248,7 +248,7 @@ def test_a_pipelined_stream_whose_turn_has_not_come_is_paused() -> None:
             events = reply.events()
             for _ in range(690):
                 next(events)
-            assert sum(100 in each[1] for each in log if each[0] == "step") < 2 * streaming.HELD_BYTES // (64 * 1024)
+            assert sum(100 in each[1] for each in log if each[0] == "step") < 2 * PAUSE_BYTES // (64 * 1024)
             assert len(list(events)) == 11
             assert len(list(reply.follows_on().events())) == 101
 

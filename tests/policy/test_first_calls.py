@@ -14,7 +14,7 @@ from carpool.core.batcher import Batcher
 from carpool.core.core import Core
 from carpool.core.levels import BY_LENGTH
 from carpool.core.queue import Queue
-from carpool.core.running_set import SetReport
+from carpool.core.running_set import NOTHING, SetReport
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive, Decision, DoneBatch, Policy, View
 from carpool.policy.cost_line import CostLine
@@ -183,7 +183,7 @@ def test_starts_and_steps_that_are_slow_once_on_each_worker_are_not_believed() -
     for place in workers:
         for i, factor in enumerate((20.0, 1.0)):
             start = {"length": 6 + i, "start_s": 0.01 * factor}
-            pipeline.reported(1.0, SetReport(0, place, 1, False, (), 1, 0.002 * factor, **start))
+            pipeline.reported(1.0, SetReport(0, place, 1, False, NOTHING, 1, 0.002 * factor, **start))
     assert policy.step.seconds(1) == pytest.approx(0.002)
     assert policy.start.seconds(7) == pytest.approx(0.01)
 

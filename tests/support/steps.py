@@ -6,20 +6,52 @@ stream shows. What is wrong about an order fails an assertion.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.clock import VirtualClock
 from carpool.core.core import Core
 from carpool.core.queue import Queue
-from carpool.core.running_set import EVERY_STEP, ON_LEAVING, Order, Part, SetReport, stream_of
+from carpool.core.running_set import (
+    BACK,
+    END,
+    EVERY_STEP,
+    FAILED,
+    LAST,
+    MORE,
+    ON_LEAVING,
+    Order,
+    Parts,
+    SetReport,
+    stream_of,
+)
 from carpool.core.stepper import Stepper
 from carpool.drive.virtual import VirtualDriver
 from carpool.drive.virtual_steps import Answer, StepCosts
 from carpool.policy.steps import GreedySteps, StepPolicy
 from carpool.request import Request, Stream
+
+
+class Said(NamedTuple):
+    """What a worker says of one stream; without a value, and last, an end without a part."""
+
+    id: int
+    value: object = None
+    last: bool = False
+    error: Exception | None = None
+
+
+def columns(said: Sequence[Said], returned: Sequence[int] = ()) -> Parts:
+    """What a worker says of its streams, in columns; `returned` found no memory."""
+    rows: list[tuple[int, int, object]] = []
+    for id, value, last, error in said:
+        if error is not None:
+            rows.append((id, FAILED, error))
+        else:
+            rows.append((id, END if last and value is None else LAST if last else MORE, value))
+    return Parts(*zip(*rows, *[(id, BACK, b"") for id in returned], strict=True))
 
 
 @dataclass(eq=False)
@@ -76,39 +108,39 @@ class StubWorker:
             assert len(self.states) <= 1 or sum(s.request.size for s in self.states.values()) <= self.limit
         return bool(read)
 
-    def step(self, outcome: Callable[[State], Part | None], returned: int = 0, step_s: float = 1.0) -> SetReport:
+    def step(self, outcome: Callable[[State], Said | None], returned: int = 0, step_s: float = 1.0) -> SetReport:
         """Makes one step of all that do not pause and says what came of it, as `outcome` does for each of them."""
         active = self.active
         back = list(self.states)[-returned:] if returned and len(self.states) > 1 else []
-        parts = []
+        said = []
         for id, state in active.items():
             part = None if id in back else outcome(state)
             if part is not None:
-                parts.append(part)
+                said.append(part)
                 if part.last or part.error is not None:
                     del self.states[id]
         for id in back:
             del self.states[id]
         if len(active) == 1 and not back:
             self.alone |= active.keys()
-        has_ended = any(part.last or part.error is not None for part in parts) or bool(back)
+        has_ended = any(part.last or part.error is not None for part in said) or bool(back)
         self.stopped = not self.active or self.ask == EVERY_STEP or (self.ask == ON_LEAVING and has_ended)
-        return SetReport(self.stage, self.place, self.seen, self.stopped, parts, len(active), step_s, returned=back)
+        return SetReport(self.stage, self.place, self.seen, self.stopped, columns(said, back), len(active), step_s)
 
 
-def part_of(state: State, *, last: bool = False) -> Part:
+def part_of(state: State, *, last: bool = False) -> Said:
     """The next part of a stream; collected, only the last one says anything: how many there were."""
     number = state.made
     state.made += 1
     if stream_of(state.request).is_collected:
-        return Part(state.request.id, number + 1 if last else None, last)
-    return Part(state.request.id, number, last)
+        return Said(state.request.id, number + 1 if last else None, last)
+    return Said(state.request.id, number, last)
 
 
-def end_of(state: State) -> Part:
+def end_of(state: State) -> Said:
     """An end without a part."""
     value = state.made if stream_of(state.request).is_collected else None
-    return Part(state.request.id, value, last=True)
+    return Said(state.request.id, value, last=True)
 
 
 class Reader:

@@ -20,7 +20,7 @@ from carpool.core.levels import level_of
 from carpool.core.lobby import Lobby
 from carpool.core.places import KeyedWorkers, Places
 from carpool.core.queue import Queue, WithoutLanes
-from carpool.core.running_set import Part, SetReport
+from carpool.core.running_set import SetReport
 from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.core.times import Times
 from carpool.policy.base import Decision, Policy
@@ -334,7 +334,7 @@ class Batcher:
 
     def reported(
         self, now: float, report: SetReport
-    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, Part]]]:
+    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, int, object]]]:
         """Refuse what only workers of a stage of steps can say.
 
         Raises:

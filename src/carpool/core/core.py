@@ -26,6 +26,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 from math import inf
+from typing import Any
 
 from carpool.core.batch import Batch, Gone, Reply, Todo
 from carpool.core.batcher import Batcher
@@ -33,7 +34,7 @@ from carpool.core.flow import Flow
 from carpool.core.graph import Declared, Door, Each, Node, all_after
 from carpool.core.journal import Journal, parts_so_far, record_batches, record_orders, record_report
 from carpool.core.lobby import MOST_LOSSES, lost_with
-from carpool.core.running_set import Part, SetReport, stream_of
+from carpool.core.running_set import BACK, FAILED, SetReport, stream_of
 from carpool.core.stepper import Crew, Stepper
 from carpool.core.transit import Moves, Transit
 from carpool.errors import CarpoolError, Unavailable
@@ -319,26 +320,28 @@ class Core:
         parts, ended = crew.reported(now, report)
         self._todo.parts += parts
         if self._journal is not None:
-            returned = [request for request in crew.queue if request.id in report.returned]
+            said = report.parts
+            back = {id for id, kind in zip(said.ids, said.kinds, strict=True) if kind == BACK}
+            returned = [request for request in crew.queue if request.id in back]
             record_report(self._journal, now, crew.name, [request for request, _ in parts], returned)
         moves: Moves = {}
-        for request, part in ended:
+        for request, kind, value in ended:
             if request.state == RUNNING:  # else a sibling has failed in this very report
-                self._end_stream(now, request, part, moves)
+                self._end_stream(now, request, kind, value, moves)
         if moves:
             self._transit.move(now, moves)
 
-    def _end_stream(self, now: float, request: Request, part: Part, moves: Moves) -> None:
+    def _end_stream(self, now: float, request: Request, kind: int, value: Any, moves: Moves) -> None:
         """Answer a request whose stream has ended, as its worker says, or have its answer go on."""
         stream = stream_of(request)
-        if part.error is not None:
-            self._transit.fail(now, request, part.error)
+        if kind == FAILED:
+            self._transit.fail(now, request, value)
         elif not request.node.is_last:
             request.stream = None
-            self._transit.take_turn(now, request, part.value, None, stream.joined, moves)
+            self._transit.take_turn(now, request, value, None, stream.joined, moves)
         else:
-            if stream.is_collected:
-                request.result = part.value
+            if stream.is_collected or stream.is_told_both:
+                request.result = value
             self._transit.answer(now, request)
 
     # -- workers that come and go

@@ -17,6 +17,13 @@ GO_ON: Final = 0  # it makes the next step at once, unless an order has come
 ON_LEAVING: Final = 1  # it stops for the next order if a stream has ended in this step
 EVERY_STEP: Final = 2  # it always stops for the next order
 
+# What a worker says of a stream after a step.
+MORE: Final = 0  # a part, and more will come
+LAST: Final = 32  # a part, or the whole answer of a caller that takes it; then nothing
+END: Final = 33  # nothing more comes
+BACK: Final = 34  # the stream has lost its place for lack of memory, and is to join again
+FAILED: Final = 35  # the stream has failed
+
 
 class Order(NamedTuple):
     """What a worker is to do from its next boundary on, in the order of the attributes.
@@ -42,21 +49,38 @@ class Order(NamedTuple):
     ask: int
 
 
-class Part(NamedTuple):
-    """What a worker says of one stream after a step.
+class Parts(NamedTuple):
+    """What a worker says of its streams after a step, in columns of one length.
+
+    A stream is in them once, or twice: with a part, and then with its end.
 
     Attributes:
-        id: The request's.
-        value: The part; None for an end without a part. With `last`, the whole answer of a stream
-            that is collected.
-        last: Whether the stream has ended.
-        error: Why the stream has failed, which ends it too; None if it has not.
+        ids: The streams.
+        kinds: What is said of each: MORE, LAST, END, BACK or FAILED.
+        values: The part of each, its whole answer if its caller takes that, or the exception with
+            which it has failed.
+        kept: What is kept of each part, where the model can resume and callers get something else;
+            else empty.
     """
 
-    id: int
-    value: object = None
-    last: bool = False
-    error: Exception | None = None
+    ids: Sequence[int] = ()
+    kinds: Sequence[int] = b""
+    values: Sequence[object] = ()
+    kept: Sequence[object] = ()
+
+    @property
+    def names_twice(self) -> bool:
+        """Whether a stream is there twice otherwise than with a part and its end."""
+        began: set[int] = set()
+        ended: set[int] = set()
+        for id, kind in zip(self.ids, self.kinds, strict=True):
+            if id in ended or (kind == MORE and id in began):
+                return True
+            (began if kind == MORE else ended).add(id)
+        return False
+
+
+NOTHING: Final = Parts()
 
 
 class SetReport(NamedTuple):
@@ -68,28 +92,21 @@ class SetReport(NamedTuple):
         seen: The number of the last order that it has followed.
         stopped: Whether it waits for an order.
         parts: What has come of its streams; those that made no part are left out.
-        ids: In the place of `parts`, where nothing has come but parts of streams that go on: the
-            ids of these.
-        values: Their parts.
         rows: How many streams were stepped; 0 if there was no step.
         step_s: Seconds that the step took, with what lies between it and the one before.
         length: Units of work of the streams that were started before it; 0 if none was.
         start_s: Seconds that starting them took.
-        returned: Ids of streams that were stopped because memory ran out, the newest of the set.
     """
 
     stage: int
     place: int
     seen: int
     stopped: bool
-    parts: Sequence[Part] = ()
+    parts: Parts = NOTHING
     rows: int = 0
     step_s: float = 0.0
     length: int = 0
     start_s: float = 0.0
-    returned: Sequence[int] = ()
-    ids: Sequence[int] = ()
-    values: Sequence[object] = ()
 
 
 def stream_of(request: Request) -> Stream:

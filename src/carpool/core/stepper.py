@@ -30,8 +30,8 @@ The calls, which `core/core.py` makes for drivers (events first, then what to do
     poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
-    SetReport(stage, place, seen, stopped, parts, rows, step_s, length, start_s, returned)
-    Part(id, value, last, error)
+    SetReport(stage, place, seen, stopped, parts, rows, step_s, length, start_s)
+    Parts(ids, kinds, values, kept)
 
 What a worker does with an order: those that leave are stopped, those that join are started
 (`start`, or `resume` with `request.stream.kept` where that is not empty) in one call, then pauses
@@ -43,10 +43,10 @@ stop). It also stops when it has nothing to step. A worker that has stopped read
 has something to step; the coordinator answers a report with `stopped` at once.
 
 When memory runs out, a worker stops the newest half of its streams (where it cannot resume, those
-without parts first) and names them as `returned`; a stream that runs out alone fails instead.
+without parts first) and says `BACK` of each; a stream that runs out alone fails instead.
 
 A stream with `is_collected` hands on no parts: its worker keeps them and sends the whole answer as
-the value of one `Part` with `last`. If its worker is lost it starts again, as nothing of it has
+its `LAST` value. If its worker is lost it starts again, as nothing of it has
 been told.
 
 Orders take effect at boundaries and name only changes, since an order a step would cost more than
@@ -75,7 +75,20 @@ from carpool.core.lane_order import key_of
 from carpool.core.lobby import MOST_LOSSES, Lobby, acquit
 from carpool.core.places import Places
 from carpool.core.queue import Queue
-from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, Part, RunningSet, SetReport, stream_of
+from carpool.core.running_set import (
+    BACK,
+    EVERY_STEP,
+    FAILED,
+    GO_ON,
+    LAST,
+    MORE,
+    ON_LEAVING,
+    Order,
+    Parts,
+    RunningSet,
+    SetReport,
+    stream_of,
+)
 from carpool.core.safe_size import SafeSize
 from carpool.core.times import Times
 from carpool.errors import ModelError
@@ -160,7 +173,7 @@ class Stepper:
         patience_s: float = inf,
         idempotent: bool = True,
         weigh: Callable[[Request, object], None] | None = None,
-        measure: Callable[[object], int] | None = None,
+        measure: Callable[[Any], int] | None = None,
     ) -> None:
         self.name = name
         self.queue = queue
@@ -507,13 +520,13 @@ class Stepper:
 
     def reported(
         self, now: float, report: SetReport
-    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, Part]]]:
+    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, int, Any]]]:
         """Take what a worker says after a step.
 
         Returns:
-            The parts to hand on, each with its request, and the ends: the requests are not done
-            yet, and the value of such a part has not been handed on only if the stream is
-            collected.
+            The parts to hand on, each with its request, and the ends, each with its kind and value:
+            the requests are not done yet, and the value has been handed on unless their callers
+            take the whole answer.
 
         Raises:
             ValueError: The worker breaks the protocol: it is not known, has seen an order that was
@@ -522,17 +535,26 @@ class Stepper:
         """
         running = self._checked(report)
         self._learn_report(now, report)
-        parts: list[tuple[Request, object]] = []
-        ended: list[tuple[Request, Part]] = []
-        if report.ids and not self._take_plain(now, running, report.ids, report.values, parts):
-            self._take_parts(now, running, list(map(Part, report.ids, report.values)), parts, ended)
-        elif report.parts:
-            self._take_parts(now, running, report.parts, parts, ended)
-        if report.returned:
-            self._take_back(now, running, report.returned, ended)
+        ids, kinds, values, kept = report.parts
+        requests: list[Any] = list(map(running.members.get, ids))
+        ended: list[tuple[Request, int, Any]] = []
+        returned: list[Request] = []
+        if (
+            kinds.count(MORE) < len(ids)
+            or None in requests
+            or None in values
+            or True in [request.stream.is_collected for request in requests]
+        ):
+            requests, values, kept = self._sort_out(requests, report.parts, ended, returned)
+        if requests:
+            self._note_parts(now, requests, kept or values)
+        for request, _, _ in ended:
+            self._take_out(now, running, request)
+        if returned:
+            self._take_back(now, running, returned, ended)
         self._note_progress(now, running, report)
-        self.parts += len(parts)
-        return parts, ended
+        self.parts += len(requests)
+        return list(zip(requests, values, strict=True)), ended
 
     def _checked(self, report: SetReport) -> RunningSet:
         """Return the set that a report is about. Raises what `reported` does."""
@@ -543,11 +565,9 @@ class Stepper:
             raise ValueError(
                 f"worker {report.place} of stage {self.name} has stepped {report.rows} of {self.rows} streams"
             )
-        ids = set(report.ids) if report.ids else {part.id for part in report.parts}
-        if len(ids) < len(report.parts) + len(report.ids):
+        ids = set(report.parts.ids)
+        if len(ids) < len(report.parts.ids) and report.parts.names_twice:
             raise ValueError(f"worker {report.place} of stage {self.name} names a stream twice in one report")
-        if report.returned:
-            ids.update(report.returned)
         if not ids <= running.members.keys() and (strangers := ids - running.members.keys() - running.gone.keys()):
             raise ValueError(f"worker {report.place} of stage {self.name} has no streams {sorted(strangers)}")
         return running
@@ -565,68 +585,49 @@ class Stepper:
             self.steps += 1
             self.step_s += (report.step_s - self.step_s) * (0.2 if self.step_s else 1.0)
 
-    def _take_parts(
+    def _sort_out(
         self,
-        now: float,
-        running: RunningSet,
-        said: Sequence[Part],
-        parts: list[tuple[Request, object]],
-        ended: list[tuple[Request, Part]],
-    ) -> None:
-        """Sort out what a worker says of its streams, and move on the times of those that go on."""
-        members = running.members
+        requests: Sequence[Request | None],
+        said: Parts,
+        ended: list[tuple[Request, int, Any]],
+        returned: list[Request],
+    ) -> tuple[list[Request], list[object], list[object]]:
+        """Return who gets a part, the parts, and what is kept of them if that is something else.
+
+        Args:
+            requests: Of the streams; None for those that have left meanwhile.
+            said: What the worker says of them.
+            ended: Is given the streams that have ended, each with its kind and value.
+            returned: Is given those that found no memory.
+        """
+        takers: list[Request] = []
+        parts: list[object] = []
+        kept: list[object] = []
+        for i, (request, kind, value) in enumerate(zip(requests, said.kinds, said.values, strict=True)):
+            if request is None:
+                self.stray_parts += kind != BACK
+            elif kind == BACK:
+                returned.append(request)
+            else:
+                stream = stream_of(request)
+                is_part = kind == MORE or (kind == LAST and not stream.is_told_both)
+                if is_part and value is not None and not stream.is_collected:
+                    takers.append(request)
+                    parts.append(value)
+                    if said.kept:
+                        kept.append(said.kept[i])
+                if kind != MORE:
+                    ended.append((request, kind, value))
+        return takers, parts, kept
+
+    def _note_parts(self, now: float, requests: Sequence[Request], kept: Sequence[object]) -> None:
+        """Move on the times of streams of which parts have come, and keep these to resume."""
         pace_s = self._pace_s
         # without a goal, newcomers need not wait until a stream has caught up with what it has lost
-        latest_s = _LATEST * pace_s if self._policy.part_slo_s else 0.0
-        silence_until = now + self._silence_s
-        for part in said:
-            id, value, last, error = part
-            request = members.get(id)
-            if request is None:  # it has left meanwhile
-                self.stray_parts += 1
-                continue
-            stream = request.stream
-            assert stream is not None
-            if value is not None and not stream.is_collected:
-                parts.append((request, value))
-                stream.parts += 1
-                if stream.parts == 1:
-                    self.times.learn_usual(now - stream.joined)
-                stream.heard = now
-                if not stream.is_paused:
-                    due = stream.next_due
-                    stream.next_due = (now if due == inf or now - due > latest_s else due) + pace_s
-                    deadline = request.deadline = silence_until if silence_until < stream.until else stream.until
-                    if deadline < self.lobby.attention_at:
-                        self.lobby.attention_at = deadline
-                if self.resumable:
-                    self._keep(stream, value)
-            if last or error is not None:
-                self._take_out(now, running, request)
-                ended.append((request, part))
-
-    def _take_plain(
-        self,
-        now: float,
-        running: RunningSet,
-        ids: Sequence[int],
-        values: Sequence[object],
-        parts: list[tuple[Request, object]],
-    ) -> bool:
-        """Take parts of streams that go on; return False, with nothing done, if one has left.
-
-        Fast path of `_take_parts`: the same outcome, see tests/core/test_step_reports.py.
-        """
-        requests: list[Any] = list(map(running.members.get, ids))
-        if None in requests or None in values:
-            return False
-        streams: list[Any] = [request.stream for request in requests]
-        if True in [stream.is_collected for stream in streams]:
-            return False
-        pace_s = self._pace_s
         oldest = now - _LATEST * pace_s if self._policy.part_slo_s else now
         until, attention_at = now + self._silence_s, self.lobby.attention_at
-        for request, stream in zip(requests, streams, strict=True):
+        for request in requests:
+            stream: Any = request.stream
             stream.heard = now
             if not stream.parts:
                 self.times.learn_usual(now - stream.joined)
@@ -639,10 +640,8 @@ class Stepper:
                     attention_at = deadline
         self.lobby.attention_at = attention_at
         if self.resumable:
-            for stream, value in zip(streams, values, strict=True):
-                self._keep(stream, value)
-        parts += zip(requests, values, strict=True)
-        return True
+            for request, part in zip(requests, kept, strict=True):
+                self._keep(stream_of(request), part)
 
     @property
     def _pace_s(self) -> float:
@@ -662,22 +661,19 @@ class Stepper:
             self.queue.nbytes += nbytes
 
     def _take_back(
-        self, now: float, running: RunningSet, returned: Sequence[int], ended: list[tuple[Request, Part]]
+        self, now: float, running: RunningSet, returned: Sequence[Request], ended: list[tuple[Request, int, Any]]
     ) -> None:
         """Let streams wait again that were stopped as memory ran out, and remember what fits."""
         tried = running.size
         again = []
-        for id in returned:
-            request = running.members.get(id)
-            if request is None:
-                continue
+        for request in returned:
             if self.may_run_again(request):
                 self._take_out(now, running, request, is_over=False)
                 again.append(request)
             else:
                 self._take_out(now, running, request)
                 text = "MemoryError: memory ran out in a step, and this stream must not or cannot be started again"
-                ended.append((request, Part(id, error=ModelError(text, type_name="MemoryError"))))
+                ended.append((request, FAILED, ModelError(text, type_name="MemoryError")))
         running.untested = 0
         if running.size < tried:
             self.safe_size.ran_out(tried, running.size)

@@ -37,7 +37,6 @@ from carpool.logger import logger
 from carpool.observe.snapshot import ServiceSnapshot
 from carpool.observe.stats import Stats
 from carpool.request import NEW, Request
-from carpool.wire.order import Carried
 
 _ASLEEP_S = 1.0  # a timer that fires later than this means that this process was stopped, or its loop blocked
 
@@ -351,7 +350,7 @@ class Driver:
             self.stats.handed_on(todo.parts)
         for request, part in todo.parts:  # before the answers, as parts come before the end
             try:
-                request.tell_part(part.part if type(part) is Carried else part)
+                request.tell_part(part)
             except BaseException:  # the other callers have their parts all the same
                 logger.exception("a part of the answer of %r could not be delivered to its caller", request)
         for stage, place in todo.kill:  # after the parts, as what this worker still says is told at once

@@ -118,29 +118,22 @@ def with_cause(error: Exception) -> Exception:
     return error
 
 
-class FutureCaller:
-    """A task that awaits the answer.
+class TaskCaller:
+    """A task that awaits the answer, which is then the request's.
 
     Attributes:
-        future: Gets the answer.
+        done: Is completed once the answer is there.
     """
 
-    __slots__ = ("future",)
+    __slots__ = ("done",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[Any] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
 
     def answered(self, request: Request) -> None:
-        """Complete the future, unless its task has been cancelled."""
-        if self.future.done():
-            return
-        if request.error is not None:
-            self.future.set_exception(error_of(request))
-            return
-        try:
-            self.future.set_result(result_of(request))
-        except Exception as error:
-            self.future.set_exception(error)
+        """Wake the task, unless it has been cancelled."""
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 class LockCaller:

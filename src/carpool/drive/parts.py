@@ -1,5 +1,7 @@
 """Python callers of answers in parts: what has come and was not taken yet, for tasks and threads.
 
+Both kinds of readers are one, but for how they wait and how they reach the loop.
+
 A caller that reads more slowly than the model makes parts has its stream paused when `PAUSE_BYTES`
 wait for it, and goes on when it has taken half of them. So its memory is bounded, its place in the
 running set is kept, and the streams beside it keep their pace.
@@ -10,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 from carpool.drive.aio import Driver
 from carpool.drive.callers import GRACE_S, NO_ANSWER, error_of, load_part, result_of, with_cause
 from carpool.drive.loop_thread import LoopThread
 from carpool.errors import DeadlineExceeded
-from carpool.request import DONE, Request
+from carpool.request import Request
 from carpool.wire.payload import Payload, size_of
 
 T = TypeVar("T")
@@ -51,22 +53,152 @@ class Unread:
         self.is_paused = False
 
     def add(self, nbytes: int) -> bool:
-        """Count a part that has come, and report whether the stream must pause now."""
+        """Count a part that has come, and report whether the stream pauses now."""
         self._added += nbytes + _LEAST_BYTES
-        return not self.is_paused and self._added - self._taken > PAUSE_BYTES
+        if self.is_paused or self._added - self._taken <= PAUSE_BYTES:
+            return False
+        self.is_paused = True
+        return True
 
     def take(self, nbytes: int) -> bool:
         """Count a part that was taken, and report whether a paused stream can go on."""
         self._taken += nbytes + _LEAST_BYTES
-        return self.is_paused and self.is_half_read
+        return self.is_paused and self._is_half_read
+
+    def take_all(self) -> None:
+        """Count all parts that have come as taken."""
+        self._taken = self._added
+
+    def go_on(self) -> bool:
+        """Report whether a paused stream goes on now."""
+        if not self.is_paused or not self._is_half_read:
+            return False
+        self.is_paused = False
+        return True
 
     @property
-    def is_half_read(self) -> bool:
+    def _is_half_read(self) -> bool:
         """Whether so little waits that a paused stream can go on."""
         return self._added - self._taken <= PAUSE_BYTES // 2
 
 
-class AsyncParts(AsyncIterator[T]):
+class _TaskNews:
+    """Wakes a task, as `threading.Event` wakes a thread.
+
+    Attributes:
+        waiter: What the task awaits; None while it does not.
+    """
+
+    __slots__ = ("waiter",)
+
+    def __init__(self) -> None:
+        self.waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake the task, if it waits."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class _PartsReader(Generic[T]):
+    """The parts of one answer, and who reads them.
+
+    Args:
+        driver: Takes the request.
+        request: What is asked; its answer comes in parts if the model gives it so.
+        handle: Of the service, which would end with it; kept until the block ends.
+        news: Wakes the caller.
+    """
+
+    def __init__(self, driver: Driver, request: Request, handle: object, news: _TaskNews | threading.Event) -> None:
+        self._wake = news.set
+        self._driver = driver
+        self._handle: object | None = handle
+        self._request = request
+        self._parts: deque[Payload] = deque()  # the loop appends, the caller takes
+        self._unread = Unread()
+        self._has_entered = False
+        self._has_ended = False  # the loop writes it, after the last part
+        self._is_cut = False  # the block was left before all parts were taken
+
+    def whole(self, parts: list[Any]) -> Any:
+        """Return the whole answer, once all parts have been taken.
+
+        Args:
+            parts: All of them.
+        """
+        stream = self._request.stream
+        if stream is None:
+            return parts[0]
+        return result_of(self._request) if stream.is_told_both else parts
+
+    # -- the caller's calls
+
+    def _enter(self) -> None:
+        if self._has_entered:
+            raise RuntimeError("this stream of parts has been used: ask for a new one")
+        self._has_entered = True
+        self._request.caller = self
+        self._post(partial(self._driver.submit, self._request))
+
+    def _leave(self) -> None:
+        self._is_cut = not self._has_ended or len(self._parts) > 0
+        if not self._has_ended:
+            self._post(partial(self._driver.cancel, self._request))
+        self._parts.clear()
+        self._wake()
+        self._handle = None  # which a circle of this and its request would keep
+
+    def _is_at_end(self, enter_first: str) -> bool:
+        """Report whether no part comes any more.
+
+        Args:
+            enter_first: The error of a caller who is in no block.
+
+        Raises:
+            RuntimeError: The caller is in no block, or has left it.
+        """
+        if not self._has_entered:
+            raise RuntimeError(enter_first)
+        if self._is_cut:
+            raise RuntimeError(LEFT)
+        return self._has_ended and not self._parts  # the end is written after the last part
+
+    def _take(self) -> Any:
+        """Take the next part, which is there."""
+        payload = self._parts.popleft()
+        if self._unread.take(size_of(payload)):
+            self._post(self._go_on)
+        return load_part(self._request, payload)
+
+    def _post(self, work: Callable[[], object]) -> None:
+        """Have something done in the loop's thread."""
+        raise NotImplementedError
+
+    # -- in the loop's thread
+
+    def take_part(self, request: Request, part: object) -> None:
+        """Take the next part."""
+        self._parts.append(part)  # type: ignore[arg-type]
+        if self._unread.add(size_of(part)):  # type: ignore[arg-type]
+            self._driver.pause(request, True)
+            self._post(self._go_on)  # what was taken meanwhile did not see the pause
+        self._wake()
+
+    def answered(self, request: Request) -> None:
+        """Take the end; an answer that was not made in parts is a single part."""
+        if request.error is None and request.stream is None:
+            self._parts.append(request.result)  # type: ignore[arg-type]
+        self._has_ended = True
+        self._wake()
+
+    def _go_on(self) -> None:
+        """Let the stream go on if the caller has read enough."""
+        if self._unread.go_on():
+            self._driver.pause(self._request, False)
+
+
+class AsyncParts(_PartsReader[T], AsyncIterator[T]):
     """The parts of one answer, for a task of the service's loop.
 
     Use it as `async with s.predict_stream(x) as parts: async for part in parts: ...`. Leaving the
@@ -79,92 +211,41 @@ class AsyncParts(AsyncIterator[T]):
     """
 
     def __init__(self, driver: Driver, request: Request, handle: object) -> None:
-        self._driver = driver
-        self._handle: object | None = handle
-        self._request = request
-        self._parts: deque[Payload] = deque()
-        self._unread = Unread()
-        self._has_entered = False
-        self._has_ended = False
-        self._is_cut = False  # the block was left before all parts were taken
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = _TaskNews()
+        super().__init__(driver, request, handle, self._news)
 
     async def __aenter__(self) -> AsyncParts[T]:
-        if self._has_entered:
-            raise RuntimeError("this stream of parts has been used: ask for a new one")
-        self._has_entered = True
-        self._request.caller = self
-        self._driver.submit(self._request)
+        self._enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._is_cut = not self._has_ended or len(self._parts) > 0
-        if self._request.state != DONE:
-            self._driver.cancel(self._request)
-        self._has_ended = True
-        self._parts.clear()
-        self._wake()
-        self._handle = None  # which a circle of this and its request would keep
+        self._leave()
 
     def __aiter__(self) -> AsyncParts[T]:
         return self
 
     async def __anext__(self) -> T:
-        if not self._has_entered:
-            raise RuntimeError(ENTER_FIRST.replace("with", "async with").replace("for", "async for"))
         while not self._parts:
-            if self._is_cut:
-                raise RuntimeError(LEFT)
-            if self._has_ended:
+            if self._is_at_end(ENTER_FIRST.replace("with", "async with").replace("for", "async for")):
                 if self._request.error is not None:
                     raise error_of(self._request)
                 raise StopAsyncIteration
-            if self._waiter is not None:
+            if self._news.waiter is not None:
                 raise RuntimeError(TWO_READERS)
-            self._waiter = self._driver.loop.create_future()
+            self._news.waiter = self._driver.loop.create_future()
             try:
-                await self._waiter
+                await self._news.waiter
             finally:
-                self._waiter = None
-        payload = self._parts.popleft()
-        if self._unread.take(size_of(payload)):
-            self._unread.is_paused = False
-            self._driver.pause(self._request, False)
-        return cast(T, load_part(self._request, payload))
+                self._news.waiter = None
+        return self._take()  # type: ignore[no-any-return]
 
-    def whole(self, parts: list[Any]) -> Any:
-        """Return the whole answer, once all parts have been taken.
-
-        Args:
-            parts: All of them.
-        """
-        return _whole(self._request, parts)
-
-    # -- the driver's calls
-
-    def take_part(self, request: Request, part: object) -> None:
-        """Take the next part."""
-        self._parts.append(part)  # type: ignore[arg-type]
-        if self._unread.add(size_of(part)):  # type: ignore[arg-type]
-            self._unread.is_paused = True
-            self._driver.pause(request, True)
-        self._wake()
-
-    def answered(self, request: Request) -> None:
-        """Take the end; an answer that was not made in parts is a single part."""
-        if request.error is None and request.stream is None:
-            self._parts.append(request.result)  # type: ignore[arg-type]
-        self._has_ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _post(self, work: Callable[[], object]) -> None:
+        work()
 
 
-class ThreadParts(Iterator[T]):
+class ThreadParts(_PartsReader[T], Iterator[T]):
     """The parts of one answer, for a thread that is not the loop's.
 
     Use it as `with s.predict_stream(x) as parts: for part in parts: ...`. Leaving the block before
@@ -179,46 +260,26 @@ class ThreadParts(Iterator[T]):
     """
 
     def __init__(self, thread: LoopThread, driver: Driver, request: Request, silence_s: float, handle: object) -> None:
-        self._handle: object | None = handle
-        self._thread = thread
-        self._driver = driver
-        self._request = request
-        self._silence_s = silence_s
-        self._parts: deque[Payload] = deque()  # the loop appends, the caller takes
-        self._unread = Unread()
-        self._has_entered = False
-        self._has_ended = False  # the loop writes it, after the last part
-        self._is_cut = False  # the block was left before all parts were taken
         self._news = threading.Event()
+        super().__init__(driver, request, handle, self._news)
+        self._thread = thread
+        self._silence_s = silence_s
 
     def __enter__(self) -> ThreadParts[T]:
-        if self._has_entered:
-            raise RuntimeError("this stream of parts has been used: ask for a new one")
-        self._has_entered = True
-        self._request.caller = self
-        self._thread.post(partial(self._driver.submit, self._request))
+        self._enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._is_cut = not self._has_ended or len(self._parts) > 0
-        if not self._has_ended:
-            self._thread.post(partial(self._driver.cancel, self._request))
-        self._parts.clear()
-        self._news.set()  # another thread may wait
-        self._handle = None  # which a circle of this and its request would keep
+        self._leave()
 
     def __iter__(self) -> ThreadParts[T]:
         return self
 
     def __next__(self) -> T:
-        if not self._has_entered:
-            raise RuntimeError(ENTER_FIRST)
         while not self._parts:
-            if self._is_cut:
-                raise RuntimeError(LEFT)
-            if self._has_ended and not self._parts:  # it is set after the last part
+            if self._is_at_end(ENTER_FIRST):
                 if self._request.error is not None:
                     raise with_cause(error_of(self._request))
                 raise StopIteration
@@ -226,18 +287,7 @@ class ThreadParts(Iterator[T]):
             # checked after the clearing, so that no news is missed
             if not (self._parts or self._has_ended or self._is_cut):
                 self._wait()
-        payload = self._parts.popleft()
-        if self._unread.take(size_of(payload)):
-            self._thread.post(self._go_on)
-        return cast(T, load_part(self._request, payload))
-
-    def whole(self, parts: list[Any]) -> Any:
-        """Return the whole answer, once all parts have been taken.
-
-        Args:
-            parts: All of them.
-        """
-        return _whole(self._request, parts)
+        return self._take()  # type: ignore[no-any-return]
 
     def _wait(self) -> None:
         """Wait until a part or the end is there.
@@ -252,34 +302,5 @@ class ThreadParts(Iterator[T]):
         if not self._news.wait(most_s) and not (self._parts or self._has_ended or self._is_cut):
             raise DeadlineExceeded(NO_ANSWER)
 
-    # -- in the loop's thread
-
-    def take_part(self, request: Request, part: object) -> None:
-        """Take the next part."""
-        self._parts.append(part)  # type: ignore[arg-type]
-        if self._unread.add(size_of(part)):  # type: ignore[arg-type]
-            self._unread.is_paused = True
-            self._driver.pause(request, True)
-            self._thread.post(self._go_on)  # what was taken meanwhile did not see the pause
-        self._news.set()
-
-    def answered(self, request: Request) -> None:
-        """Take the end; an answer that was not made in parts is a single part."""
-        if request.error is None and request.stream is None:
-            self._parts.append(request.result)  # type: ignore[arg-type]
-        self._has_ended = True
-        self._news.set()
-
-    def _go_on(self) -> None:
-        """Let the stream go on if the caller has read enough."""
-        if self._unread.is_paused and self._unread.is_half_read:
-            self._unread.is_paused = False
-            self._driver.pause(self._request, False)
-
-
-def _whole(request: Request, parts: list[Any]) -> Any:
-    """Return the answer of a request that is done: what the model has collected, else its parts."""
-    stream = request.stream
-    if stream is None:
-        return parts[0]
-    return result_of(request) if stream.is_told_both else parts
+    def _post(self, work: Callable[[], object]) -> None:
+        self._thread.post(work)

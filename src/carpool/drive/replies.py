@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from carpool.core.batch import Batch
+from carpool.request import Request
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError
 from carpool.wire.outcome import Outcome, unpack_response
@@ -70,13 +71,20 @@ def _unpack_responses(frame: Frame, batch: Batch) -> None:
     answers: list[Any] = list(frame.payloads)
     for i, what in enumerate(frame.formats):
         if what == Outcome.RESPONSE:
-            if requests[frame.ids[i]].accept in OBJECTS:
-                raise FrameError("a response to a caller that speaks no HTTP")
-            try:
-                answers[i] = unpack_response(answers[i])
-            except ValueError as error:
-                raise FrameError(str(error)) from error
+            answers[i] = unpacked_response(answers[i], requests[frame.ids[i]])
     frame.payloads = answers
+
+
+def unpacked_response(payload: Payload, request: Request | None) -> object:
+    """Return a response of the model's own; no request is given if that has left. Raises
+    FrameError.
+    """
+    if request is not None and request.accept in OBJECTS:
+        raise FrameError("a response to a caller that speaks no HTTP")
+    try:
+        return unpack_response(payload)
+    except ValueError as error:
+        raise FrameError(str(error)) from error
 
 
 def decoded(payload: Payload, kind: type[T]) -> T:

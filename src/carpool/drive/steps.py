@@ -11,19 +11,18 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple, cast
 
-from carpool.core.running_set import Order, Part, SetReport, stream_of
+from carpool.core.running_set import FAILED, LAST, Order, Parts, SetReport, stream_of
 from carpool.core.stepper import Stepper
-from carpool.drive.replies import decoded
+from carpool.drive.replies import decoded, unpacked_response
 from carpool.drive.worker import Work
 from carpool.drive.worker_pool import WorkerPool
 from carpool.errors import ModelError
 from carpool.logger import logger
-from carpool.request import RUNNING, Request
+from carpool.request import Request
 from carpool.wire import order as wire
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, FrameKind
-from carpool.wire.outcome import Outcome, unpack_response
-from carpool.wire.payload import OBJECTS, Payload
+from carpool.wire.outcome import Outcome
 
 
 class _Sent(NamedTuple):
@@ -74,17 +73,18 @@ class StepPool(WorkerPool):
         A stream whose item is too large by itself fails; the others do not, nor does the worker.
         """
         worker = self._workers[order.place]
-        failed: list[Part] = []
+        failed: dict[int, ModelError] = {}
         for each in joining:
             try:
                 worker.send(wire.order_frame(order.number, wire.OrderHead(is_whole=False), [each]))
             except FrameError as error:
                 text = f"the item cannot be sent to stage {self.name}: {error}"
-                failed.append(Part(each.id, error=ModelError(text, code="too_large")))
+                failed[each.id] = ModelError(text, code="too_large")
         worker.send(wire.order_frame(order.number, head, []))
         if failed:
             running = self._stepper.sets[order.place]
-            self._driver.reported(SetReport(self.stage, order.place, running.seen, False, failed))
+            said = Parts([*failed], bytes([FAILED]) * len(failed), [*failed.values()])
+            self._driver.reported(SetReport(self.stage, order.place, running.seen, False, said))
 
     # -- what the workers send
 
@@ -111,8 +111,7 @@ class StepPool(WorkerPool):
         report = wire.read_report(frame)
         if self._before_reply is not None:
             self._before_reply()
-        members = running.members
-        parts, returned, ids, values = _plain_parts(frame, report) or _parts_of(frame, report, members)
+        parts = _parts_of(frame, report, running.members)
         if report.stepped or report.started:
             self.roster.finished_batch()
             if self.count_calls is not None:
@@ -120,9 +119,7 @@ class StepPool(WorkerPool):
         length = self._length_started(place, frame.batch_id)
         done = (report.stepped, report.step_s, length, report.start_s)
         try:
-            self._driver.reported(
-                SetReport(self.stage, place, frame.batch_id, report.stopped, parts, *done, returned, ids, values)
-            )
+            self._driver.reported(SetReport(self.stage, place, frame.batch_id, report.stopped, parts, *done))
         except ValueError as error:
             raise FrameError(str(error)) from error
 
@@ -187,8 +184,8 @@ class StepPool(WorkerPool):
 
 def _joining(request: Request) -> wire.Joining:
     """Return a request as it is sent to a worker whose running set it joins."""
-    kept: Any = [part.kept if type(part) is wire.Carried else part for part in stream_of(request).kept]
     item: Any = request.item
+    kept: Any = stream_of(request).kept
     return wire.Joining(request.id, request.format, request.accept, _takes(request), request.deadline, item, kept)
 
 
@@ -202,90 +199,28 @@ def _length(request: Request) -> int:
     return 1 if request.stream is None else request.stream.length
 
 
-class _Said(NamedTuple):
-    """What a worker says of its streams.
-
-    Attributes:
-        parts: What has come of them.
-        returned: The ids of those that it gives back.
-        ids: In the place of `parts`, where nothing has come but parts of streams that go on: the
-            ids of these.
-        values: Their parts.
-    """
-
-    parts: Sequence[Part]
-    returned: Sequence[int]
-    ids: Sequence[int] = ()
-    values: Sequence[object] = ()
-
-
-def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Request]) -> _Said:
+def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Request]) -> Parts:
     """Return what a worker says of its streams.
 
     Raises:
         FrameError: It says what cannot be.
     """
+    ids, kinds, payloads = frame.ids[1:], frame.formats[1:], frame.payloads[1:]
+    if not report.buffers and kinds.count(wire.MORE) == len(kinds):
+        return Parts(ids, kinds, payloads)
     causes, frame.causes = frame.causes or {}, None
-    parts: list[Part] = []
-    returned: list[int] = []
-    formats, payloads = frame.formats, frame.payloads
-    for i, id in enumerate(frame.ids):
-        if i == 0:
-            continue
-        kind, payload = formats[i], payloads[i]
-        if kind == wire.BACK:
-            returned.append(id)
-        elif kind == wire.MORE or kind == wire.LAST:
-            value: Any = payload
-            if report.buffers and report.buffers[i - 1]:
-                value = wire.Carried(*wire.split_kept(payload, report.buffers[i - 1]))
-            _add(parts, _part(id, kind, value, members.get(id)))
+    what = bytearray(kinds)
+    values: list[Any] = list(payloads)
+    kept: list[Any] = list(payloads) if report.buffers else []
+    for i, (id, kind) in enumerate(zip(ids, kinds, strict=True)):
+        if kind == wire.MORE or kind == wire.LAST:
+            if kept and report.buffers[i]:
+                values[i], kept[i] = wire.split_kept(values[i], report.buffers[i])
         elif kind == wire.END:
             if id in members and _takes(members[id]) != wire.PARTS:
                 raise FrameError(f"an end without the answer of request {id}")
-            _add(parts, Part(id, last=True))
         elif kind == Outcome.RESPONSE:
-            _add(parts, Part(id, _unpacked(payload, members.get(id)), last=True))
-        else:
-            _add(parts, Part(id, error=outcome.unpack_error(kind, payload, causes.get(i))))
-    return _Said(parts, returned)
-
-
-def _plain_parts(frame: Frame, report: wire.ReportHead) -> _Said | None:
-    """Return the parts of a report that has nothing else; None if it has.
-
-    Fast path of `_parts_of`: the same outcome, see tests/drive/test_parts.py.
-    """
-    formats = frame.formats
-    if report.buffers or formats.count(wire.MORE) != len(formats):
-        return None
-    return _Said((), (), frame.ids[1:], frame.payloads[1:])
-
-
-def _add(parts: list[Part], part: Part) -> None:
-    """Add what a worker says of a stream; an end behind a part of the same step is one with it."""
-    if parts and parts[-1].id == part.id:
-        parts[-1] = part._replace(value=parts[-1].value)
-    else:
-        parts.append(part)
-
-
-def _part(id: int, kind: int, value: Any, request: Request | None) -> Part:
-    """Return a part, or the whole answer, as the core takes it."""
-    if kind == wire.MORE:
-        return Part(id, value)
-    stream = None if request is None else request.stream
-    if request is not None and stream is not None and stream.is_told_both:
-        request.result = value  # the parts have been handed on
-        return Part(id, last=True)
-    return Part(id, value, last=True)
-
-
-def _unpacked(payload: Payload, request: Request | None) -> object:
-    """Return the response of a model's own. Raises FrameError."""
-    if request is not None and request.state == RUNNING and request.accept in OBJECTS:
-        raise FrameError("a response to a caller that speaks no HTTP")
-    try:
-        return unpack_response(payload)
-    except ValueError as error:
-        raise FrameError(str(error)) from error
+            what[i], values[i] = LAST, unpacked_response(values[i], members.get(id))
+        elif kind != wire.BACK:
+            what[i], values[i] = FAILED, outcome.unpack_error(kind, values[i], causes.get(i + 1))
+    return Parts(ids, what, values, kept)

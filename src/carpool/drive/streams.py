@@ -45,13 +45,14 @@ class StreamWindow:
             as large as the last ones; but not fewer than `least`.
         is_heavy: Whether the bytes of answers that wait have to be counted, as the last ones were
             large.
+        has_large_items: Whether some of the last items were large: then no answer widens it.
     """
 
     def __init__(self, least: int, most: int) -> None:
         self.limit = least
         self.small = _BYTES_IN_FLIGHT // most
         self.fits = MOST_WAITING
-        self.is_heavy = False
+        self.is_heavy = self.has_large_items = False
         self._least = least
         self._most = most
         self._usual = 0  # bytes of an answer
@@ -65,16 +66,13 @@ class StreamWindow:
         """Let fewer in, since there are items of `nbytes` bytes."""
         self.limit = max(self._least, min(self.limit, _BYTES_IN_FLIGHT // nbytes))
 
-    def widen(self) -> None:
-        """Let more in, since the items were small."""
-        self.limit = min(2 * self.limit, self._most, self.fits)
-
     def note_answers(self, n: int, nbytes: int) -> None:
-        """Take note of `n` answers that hold `nbytes` bytes together."""
+        """Let as many in as `n` answers allow that hold `nbytes` bytes together."""
         usual = self._usual = max(nbytes // n, self._usual // 2)
         self.is_heavy = usual * self._most > MOST_WAITING
         self.fits = max(self._least, MOST_WAITING // max(1, usual))
-        self.limit = min(self.limit, self.fits)
+        limit = self.limit if self.has_large_items else min(2 * self.limit, self._most)
+        self.limit = min(limit, self.fits)
 
 
 class AsyncStream:
@@ -103,7 +101,6 @@ class AsyncStream:
         self._has_input_ended = False
         self._input_error: BaseException | None = None
         self._feeder: asyncio.Future[None] | None = None  # while it waits for room
-        self._has_large_items = False  # the last one was
         self._n_uncounted = 0  # items that were let in since answers were counted
 
     def answered(self, request: Request) -> None:
@@ -131,7 +128,7 @@ class AsyncStream:
                     request = requests.popleft()
                     nbytes = _answer_bytes(request)
                     if nbytes > self._window.small or not self._window.is_wide:
-                        self._note_answer(nbytes)
+                        self._window.note_answers(1, nbytes)
                     if self._feeder is not None and len(requests) <= self._window.limit // 2:
                         _wake(self._feeder)
                     yield _outcome(request) if return_exceptions else result_of(request)
@@ -143,12 +140,6 @@ class AsyncStream:
             feeding.cancel()
             for request in requests:
                 self._driver.cancel(request)
-
-    def _note_answer(self, nbytes: int) -> None:
-        """Let as many in as the size of the last answer allows."""
-        self._window.note_answers(1, nbytes)
-        if not self._has_large_items:
-            self._window.widen()
 
     async def _wait_for_first(self) -> None:
         """Wait until the first request is done; if there is none, until there is one or the end."""
@@ -198,8 +189,8 @@ class AsyncStream:
         request = _request_of(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
         self._requests.append(request)
         self._n_uncounted += 1
-        self._has_large_items = request.nbytes >= LARGE
-        if self._has_large_items:
+        self._window.has_large_items = request.nbytes >= LARGE
+        if self._window.has_large_items:
             self._window.narrow(request.nbytes)
         if request.state != DONE:
             self._driver.submit(request)
@@ -303,14 +294,13 @@ class ThreadStream:
         self._thread = thread
         self._driver = driver
         self._limit_s = limit_s
-        self._window = window  # the feeder narrows it, the loop widens it
+        self._window = window  # the feeder narrows it, all else of it is the loop's
         self._weigh = weigh
 
         self._shared = _Shared()
 
         self._memory = Memory()  # the feeder's: the loop makes requests of scalars only, which need none
         self._requests: deque[Request] = deque()  # the loop's: those inside, in order
-        self._has_large_items = False  # the loop's: some of the last ones were
         self._n_harvested = 0  # the loop's
         self._bytes_taken = 0  # the feeder's: of results, as far as they are counted
 
@@ -434,7 +424,7 @@ class ThreadStream:
             if request.nbytes > largest:
                 largest = request.nbytes
             requests.append(request)
-        self._has_large_items = largest >= LARGE
+        self._window.has_large_items = largest >= LARGE
         self._requests += requests
         self._driver.submit_all(requests)
         self._harvest()
@@ -478,8 +468,6 @@ class ThreadStream:
         shared.n_bytes += nbytes
         if window.is_heavy:
             shared.heavy.append((self._n_harvested, shared.n_bytes))
-        if not self._has_large_items:
-            window.widen()
 
     def _cancel(self) -> None:
         for request in self._requests:

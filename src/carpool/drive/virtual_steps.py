@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from carpool.core.running_set import EVERY_STEP, ON_LEAVING, Order, Part, SetReport, stream_of
+from carpool.core.running_set import END, EVERY_STEP, FAILED, LAST, MORE, ON_LEAVING, Order, Parts, SetReport, stream_of
 from carpool.request import Request
 
 Answer = Callable[[Any], Iterable[object]]
@@ -55,18 +55,20 @@ class _State:
             next(part for part in self.parts if part is not None)
         self.following = next(self.parts, _END)
 
-    def advance(self) -> Part | None:
-        """Return what one more step makes of the stream; None for nothing to say."""
+    def advance(self) -> tuple[int, object] | None:
+        """Return what one more step makes of the stream, and of which kind; None for nothing."""
         part, self.following = self.following, next(self.parts, _END)
-        id, is_last = self.request.id, self.following is _END
+        is_last = self.following is _END
         if isinstance(part, Exception):
-            return Part(id, error=part)
+            return FAILED, part
         value = None if part is _END else part
         if stream_of(self.request).is_collected:
             if value is not None:
                 self.collected.append(value)
-            return Part(id, self.collected, last=True) if is_last else None
-        return None if value is None and not is_last else Part(id, value, is_last)
+            return (LAST, self.collected) if is_last else None
+        if value is None:
+            return (END, None) if is_last else None
+        return LAST if is_last else MORE, value
 
 
 _END = object()
@@ -158,16 +160,15 @@ class VirtualStepWorker:
             return
         states = self._states
         n = len(states)
-        parts = [part for state in states.values() if (part := state.advance()) is not None]
-        has_ended = False
-        for part in parts:
-            if part.last or part.error is not None:
-                del states[part.id]
-                has_ended = True
+        said = [(id, *made) for id, state in states.items() if (made := state.advance()) is not None]
+        parts = Parts(*zip(*said, strict=True))
+        ended = [id for id, kind, _ in said if kind != MORE]
+        for id in ended:
+            del states[id]
         if n:
             self.steps += 1
             self.rows += n
-        stops = not states or self._ask == EVERY_STEP or (self._ask == ON_LEAVING and has_ended)
+        stops = not states or self._ask == EVERY_STEP or (self._ask == ON_LEAVING and len(ended) > 0)
         report = SetReport(self._stage, self._place, self._seen, stops, parts, n, step_s, length, start_s)
         if self._orders or not stops:
             self._go_on(now)

@@ -21,7 +21,7 @@ from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ServerState
-from carpool.http.streaming import HttpStream
+from carpool.http.streaming import Delivery
 from carpool.http.timers import Timers
 from carpool.wire.outcome import CheckedResponse
 
@@ -80,7 +80,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
         """Whether no request is half received or waits to be read."""
 
     @abstractmethod
-    def _turn_of_parts(self, exchange: HttpExchange, stream: HttpStream) -> None:
+    def _turn_of_parts(self, exchange: HttpExchange, delivery: Delivery) -> None:
         """Write what was held of an answer whose turn has come."""
 
     @abstractmethod
@@ -99,12 +99,12 @@ class AnswerWriter(asyncio.Protocol, ABC):
         """Write the answers whose turn it is."""
         queue, transport = self._queue, self._transport
         while (exchange := queue.pop_answered()) is not None:
-            if type(exchange.stream) is HttpStream:
-                exchange.stream.unwatch()
+            if exchange.delivery is not None:
+                exchange.delivery.unwatch()
             if not transport.is_closing():
                 self._write(exchange, cast(HttpResponse, exchange.response))
-        if queue.given and type(queue.given[0].stream) is HttpStream:
-            self._turn_of_parts(queue.given[0], queue.given[0].stream)
+        if queue.given and queue.given[0].delivery is not None:
+            self._turn_of_parts(queue.given[0], queue.given[0].delivery)
         if queue.waiting:
             self._give()
         elif not queue.given:
@@ -220,7 +220,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
             self._transport.abort()
             return False
         first_owed = (self._queue.given or self._queue.waiting)[0]
-        has_begun = type(first_owed.stream) is HttpStream and first_owed.stream.is_head_written
+        has_begun = first_owed.delivery is not None and first_owed.delivery.is_head_written
         if is_first and not first_owed.head.is_http_1_0 and not has_begun:
             self._transport.write(CONTINUE)
         return True

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
 from carpool.clock import monotonic
@@ -21,7 +21,7 @@ from carpool.http.codec import Refusal, as_routes_are, too_large
 from carpool.http.exchange import Exchange, Head, HttpResponse
 from carpool.http.observer import Observer
 from carpool.http.request_ids import RequestIds
-from carpool.http.streaming import SILENCE_S, HttpStream
+from carpool.http.streaming import SILENCE_S, Delivery
 from carpool.logger import logger
 
 Scope = MutableMapping[str, Any]
@@ -107,21 +107,21 @@ class AsgiExchange(Exchange):
     def respond(self, response: HttpResponse) -> None:
         if not self.response.done():
             self.response.set_result(response)
-            if type(self.stream) is HttpStream:
+            if self.delivery is not None:
                 self.news.set()
 
     def watch_silence(self) -> None:
         self.news = asyncio.Event()
 
     def write_part(self, data: bytes) -> None:
-        stream = cast(HttpStream, self.stream)
-        if stream.hold(data):
-            stream.is_held_back = True
+        assert self.delivery is not None
+        if self.delivery.hold(data):
             self.app.pause(self, True)
         self.news.set()
 
     def end_parts(self, data: bytes, *, is_whole: bool) -> None:
-        cast(HttpStream, self.stream).hold(data)
+        assert self.delivery is not None
+        self.delivery.hold(data)
         self.has_ended, self.is_broken = True, not is_whole
         self.news.set()
 
@@ -239,7 +239,7 @@ async def _handle(app: ServedApp, exchange: AsgiExchange, receive: Receive, send
         return app.refuse(exchange.head, too_large(app.max_body_bytes))
     exchange.item, exchange.nbytes = body, len(body)
     app.handle(exchange)
-    if type(exchange.stream) is HttpStream:
+    if exchange.delivery is not None:
         leaving = asyncio.ensure_future(disconnected(receive))
         return await _answer_in_parts(exchange, leaving, send)
     try:
@@ -324,16 +324,16 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
     """Send parts until the end; return the response if it is an ordinary one, and what the server's
     `send` has raised.
     """
-    stream, ask = cast(HttpStream, exchange.stream), exchange.head.ask
-    assert ask is not None and ask.framing is not None
+    delivery, ask = exchange.delivery, exchange.head.ask
+    assert ask is not None and ask.framing is not None and delivery is not None
     framing, observer, nbytes = ask.framing, exchange.app.observer, 0
     try:
         while True:
-            await _wait_for_part(exchange, stream, framing.alive)
+            await _wait_for_part(exchange, delivery, framing.alive)
             if exchange.ordinary is not None:
                 return exchange.ordinary, None
-            if not stream.is_head_written:
-                stream.is_head_written = stream.has_begun = True
+            if not delivery.is_head_written:
+                delivery.is_head_written = delivery.has_begun = True
                 headers = [(b"content-type", framing.content_type), (b"x-content-type-options", b"nosniff")]
                 ids = exchange.app.request_ids if observer is None else None
                 headers += exchange.head.echoed(framing.headers, ids)
@@ -344,7 +344,7 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             has_ended, is_broken = exchange.has_ended, exchange.is_broken
             is_last = has_ended and not is_broken
-            data = stream.take_held()
+            data = delivery.take_held()
             nbytes += len(data)
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             if is_broken:
@@ -353,8 +353,7 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
                 if observer is not None:
                     observer.answered(exchange, 200, nbytes, monotonic())
                 return None, None
-            if stream.is_held_back:
-                stream.is_held_back = False
+            if delivery.unread.go_on():
                 exchange.app.pause(exchange, False)
     except asyncio.CancelledError:
         raise
@@ -362,18 +361,18 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
         return None, error
 
 
-async def _wait_for_part(exchange: AsgiExchange, stream: HttpStream, alive: bytes) -> None:
+async def _wait_for_part(exchange: AsgiExchange, delivery: Delivery, alive: bytes) -> None:
     """Wait for a part, the end or an ordinary response; tell a client of a long silence that the
     connection is alive.
     """
-    while not (stream.held or exchange.has_ended or exchange.ordinary):
+    while not (delivery.held or exchange.has_ended or exchange.ordinary):
         exchange.news.clear()
         try:
             async with asyncio.timeout(SILENCE_S):  # `wait_for` may lose a cancellation that comes with the news
                 await exchange.news.wait()
         except TimeoutError:
             if alive:
-                stream.hold(alive)
+                delivery.hold(alive)
 
 
 class BrokenAnswer(Exception):

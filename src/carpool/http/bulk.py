@@ -27,7 +27,7 @@ from carpool.http import entries
 from carpool.http.exchange import Ask, Exchange, HttpResponse, error_entry
 from carpool.http.items import ExchangeItems
 from carpool.http.many import entry_of
-from carpool.http.streaming import HttpStream
+from carpool.http.streaming import Delivery
 from carpool.request import DONE, NEW, Request
 from carpool.wire.payload import CUSTOM, JSON, Payload, without_adapter
 
@@ -101,7 +101,6 @@ class BulkItems(ExchangeItems):
         self._most = max(1, int(min(self._first.queue.max_size, 2**30)) // 2)
         self._longest = longest
         self._usual_length = min(longest, window.small // _WIDENED)
-        self._has_long_lines = False
         self._soon = soon
         self._later = driver.loop.call_later
 
@@ -123,7 +122,7 @@ class BulkItems(ExchangeItems):
         self._is_timed = False  # answers will be written at some time, whatever comes
         self._is_paused = False
         self._has_ended = False
-        exchange.stream = HttpStream(driver.clock(), driver.clock())
+        exchange.delivery = Delivery(driver.clock())
         exchange.watch_silence()
 
     @property
@@ -275,7 +274,7 @@ class BulkItems(ExchangeItems):
             return None
         if nbytes > self._usual_length and max(map(len, taken)) > self._usual_length:
             return None
-        self._has_long_lines = False
+        self._window.has_large_items = False
         self._note_taken(at + len(taken), nbytes + len(taken))
         return taken
 
@@ -297,7 +296,7 @@ class BulkItems(ExchangeItems):
                 if len(line) > self._longest:
                     self.break_off(self._too_long())
                     return taken
-                self._has_long_lines = True
+                self._window.has_large_items = True
                 self._window.narrow(len(line))
                 room = self._room
             if line and not (line[0] <= _SPACE and line.isspace()):
@@ -411,8 +410,6 @@ class BulkItems(ExchangeItems):
             del inside[:n]
             lines = self._written(answered)
             self._window.note_answers(n, len(lines))
-            if not self._has_long_lines:
-                self._window.widen()
             self._exchange.write_part(lines)
         self._submit()
         self._count_held()

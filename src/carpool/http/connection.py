@@ -46,7 +46,6 @@ from carpool.http.large_body import LargeBody
 from carpool.http.part_writer import PartWriter
 from carpool.http.reader import MOST_AT_ONCE, RequestReader
 from carpool.http.server_state import HttpHead, ServerState
-from carpool.http.streaming import HttpStream
 from carpool.http.timers import Timers
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many requests at once
@@ -101,8 +100,8 @@ class Connection(PartWriter):
             self._large_body.let_go()
         for exchange in self._queue.clear():
             self.app.cancel(exchange)
-            if type(exchange.stream) is HttpStream:
-                exchange.stream.unwatch()
+            if exchange.delivery is not None:
+                exchange.delivery.unwatch()
 
     def data_received(self, data: bytes) -> None:
         if self.ignoring_input:

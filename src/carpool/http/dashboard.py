@@ -13,7 +13,7 @@ from carpool.clock import monotonic
 from carpool.http.assets import pages_at
 from carpool.http.codec import as_json
 from carpool.http.exchange import Ask, ErrorResponder, Exchange, HttpResponse, ServedModel
-from carpool.http.streaming import SSE, HttpStream
+from carpool.http.streaming import SSE, Delivery
 from carpool.observe.figures import figures, problems
 from carpool.observe.past_figures import DEATHS_S, EVERY_S, PastFigures
 from carpool.observe.stats import Stats
@@ -124,7 +124,7 @@ class Dashboard:
             return
         now = monotonic()
         exchange.head.ask = self._ask
-        exchange.stream = HttpStream(now, inf)
+        exchange.delivery = Delivery(now)
         exchange.watch_silence()
         self._viewers[exchange] = False
         self._send(exchange, self._message())
@@ -143,8 +143,8 @@ class Dashboard:
         self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._tick)
 
     def _send(self, exchange: Exchange, message: bytes) -> None:
-        assert exchange.stream is not None
-        exchange.stream.heard = monotonic()
+        assert exchange.delivery is not None
+        exchange.delivery.written_at = monotonic()
         exchange.tell_part(message)
 
     def _message(self) -> bytes:

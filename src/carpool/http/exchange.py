@@ -12,15 +12,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from carpool.core.running_set import stream_of
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error
 from carpool.http import entries
 from carpool.http.request_ids import RequestIds
-from carpool.http.streaming import Framing, HttpStream, framed
+from carpool.http.streaming import Delivery, Framing, framed
 from carpool.http_request import Field
 from carpool.request import DONE, NEW, Lane, Request
 from carpool.wire.outcome import CheckedResponse
@@ -231,16 +232,19 @@ class Exchange(Request):
 
     Attributes:
         head: The request's head; its body is the item.
+        delivery: How far its answer in parts has come on its way; None if it has none.
         notes: What is noted of it; only an app with an `Observer` sets it.
     """
 
-    __slots__ = ("head", "notes")
+    __slots__ = ("delivery", "head", "notes")
 
+    delivery: Delivery | None
     notes: Notes
 
     def __init__(self, head: Head, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))
         self.head = head
+        self.delivery = None
 
     @property
     def body(self) -> bytes | bytearray:
@@ -399,18 +403,19 @@ class Exchange(Request):
 
     def tell_part(self, part: object) -> None:
         """Put a part of the answer into HTTP and send it."""
-        ask, stream = self.head.ask, cast(HttpStream, self.stream)
+        ask, delivery = self.head.ask, self.delivery
         assert ask is not None and ask.framing is not None, "parts are told to those who asked for them"
-        stream.has_begun = True
+        assert delivery is not None
+        delivery.has_begun = True
         self.write_part(framed(ask.framing, part))
 
     def tell(self) -> None:
         """Put the driver's answer into HTTP and send it."""
-        ask, result, stream = self.head.ask, self.result, self.stream
+        ask, result, delivery = self.head.ask, self.result, self.delivery
         assert ask is not None, "the driver answers only what a model was asked"
-        if type(stream) is HttpStream and stream.has_begun:
+        if delivery is not None and delivery.has_begun:
             assert ask.framing is not None, "parts are told to those who asked for them"
-            self._tell_end(ask, ask.framing, stream)
+            self._tell_end(ask, ask.framing)
         elif self.error is not None:
             self.respond(ask.responder.error(self.head, self.error))
         elif type(result) is CheckedResponse:
@@ -422,17 +427,18 @@ class Exchange(Request):
         elif ask.framing is None:
             self.respond(HttpResponse(200, result, ask.content_type))  # type: ignore[arg-type]
         elif result is None:  # it was made in parts, of which there are none
-            self._tell_end(ask, ask.framing, cast(HttpStream, stream))
+            self._tell_end(ask, ask.framing)
         else:
             body = framed(ask.framing, result) + ask.framing.with_end(1)
             self.respond(HttpResponse(200, body, ask.framing.content_type, ask.framing.headers))
 
-    def _tell_end(self, ask: Ask, framing: Framing, stream: HttpStream) -> None:
+    def _tell_end(self, ask: Ask, framing: Framing) -> None:
         """End an answer in parts, of which no status can tell any more what has become of it.
 
         That of a model which returns whole answers is a single part.
         """
-        stream.has_begun = True
+        assert self.delivery is not None
+        self.delivery.has_begun = True
         error, result, last = self.error, self.result, b""
         if type(result) is CheckedResponse:
             result, error = _part_of(result, framing)
@@ -444,7 +450,7 @@ class Exchange(Request):
             return
         if result is not None:
             last = framed(framing, result)
-        self.end_parts(last + framing.with_end(1 if last else stream.parts), is_whole=True)
+        self.end_parts(last + framing.with_end(1 if last else stream_of(self).parts), is_whole=True)
 
 
 def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:

@@ -68,6 +68,7 @@ class HttpExchange(Exchange):
     def __init__(self, connection: ExchangeConnection, head: HttpHead, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))  # as `Exchange` does, but one call less
         self.head = head
+        self.delivery = None
         self.connection = connection
         self.response: HttpResponse | None = None
 

@@ -23,9 +23,12 @@ class ExchangeItem(Request):
 
     Attributes:
         whole: All of them.
+        index: Its position among them, where their answers are told in parts; else not set.
     """
 
-    __slots__ = ("whole",)
+    __slots__ = ("index", "whole")
+
+    index: int
 
     def __init__(self, whole: ExchangeItems, item: object, deadline: float, nbytes: int) -> None:
         super().__init__(item, deadline, None, nbytes)
@@ -37,8 +40,12 @@ class ExchangeItem(Request):
         return self.whole.submitted
 
     def tell(self) -> None:
-        """Note that there is one answer more."""
-        self.whole.note_answer()
+        """Hand on that the answer is there."""
+        self.whole.item_ended(self)
+
+    def tell_part(self, part: object) -> None:
+        """Hand on a part of the answer."""
+        self.whole.take_part(self, part)
 
 
 class ExchangeItems:
@@ -69,11 +76,15 @@ class ExchangeItems:
             self._answer_and_let_go()
         return self.submitted
 
-    def note_answer(self) -> None:
+    def item_ended(self, item: ExchangeItem) -> None:
         """Answer the exchange if this was the last answer that was missing."""
         self._missing -= 1
         if not self._missing:
             self._answer_and_let_go()
+
+    def take_part(self, item: ExchangeItem, part: object) -> None:
+        """Take a part of an item's answer, where they are told as they come."""
+        raise NotImplementedError
 
     def _answer_and_let_go(self) -> None:
         """Answer the exchange, and refer to it and to the items no more.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from carpool.clock import monotonic
 from carpool.http.answer_bytes import LAST_CHUNK, chunk, ends_with_answer
 from carpool.http.answer_writer import IN_PARTS, AnswerWriter
 from carpool.http.http_exchange import HttpExchange
 from carpool.http.server_state import ServerState
-from carpool.http.streaming import SILENCE_S, HttpStream
+from carpool.http.streaming import SILENCE_S, Delivery
 
 _LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the same turn
 _RESET_S = 0.001  # a client near by that is gone has reset the connection by then
@@ -31,7 +29,7 @@ class PartWriter(AnswerWriter):
     def _streaming(self) -> HttpExchange | None:
         """The request whose turn it is, if it is answered in parts."""
         given = self._queue.given
-        return given[0] if given and type(given[0].stream) is HttpStream else None
+        return given[0] if given and given[0].delivery is not None else None
 
     def write_part(self, exchange: HttpExchange, data: bytes) -> None:
         """Write a part of an answer, or keep it until those before it are written.
@@ -39,15 +37,14 @@ class PartWriter(AnswerWriter):
         One behind others goes at the end of this turn of the loop, with those that come in the same
         turn: each write is a call of the system.
         """
-        stream, head, given = cast(HttpStream, exchange.stream), exchange.head, self._queue.given
+        delivery, head, given = _delivery_of(exchange), exchange.head, self._queue.given
         if not given or given[0] is not exchange:
-            if stream.hold(data):
-                stream.is_held_back = True
+            if delivery.hold(data):
                 self.app.pause(exchange, True)
             return
         data = chunk(head, data)
-        if not stream.is_head_written or len(data) > _LONGEST_GATHERED or self._is_writing_paused or head.is_http_1_0:
-            self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + data)
+        if not delivery.is_head_written or len(data) > _LONGEST_GATHERED or self._is_writing_paused or head.is_http_1_0:
+            self._write_in_parts(exchange, self._head_if_missing(exchange, delivery) + data)
             return
         if not self._gathered:
             self._state.write_soon(self)
@@ -65,28 +62,26 @@ class PartWriter(AnswerWriter):
 
     def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
         """End an answer in parts, in its turn."""
-        stream = cast(HttpStream, exchange.stream)
-        stream.held.append(data)
+        _delivery_of(exchange).held.append(data)
         if exchange.response is None:
             exchange.response = IN_PARTS
             exchange.is_broken = not is_whole
             self.flush()
 
-    def _turn_of_parts(self, exchange: HttpExchange, stream: HttpStream) -> None:
+    def _turn_of_parts(self, exchange: HttpExchange, delivery: Delivery) -> None:
         """Write what was held of an answer whose turn has come."""
-        if not stream.held:
+        if not delivery.held:
             return
         self._write_in_parts(
-            exchange, self._head_if_missing(exchange, stream) + chunk(exchange.head, stream.take_held())
+            exchange, self._head_if_missing(exchange, delivery) + chunk(exchange.head, delivery.take_held())
         )
-        if stream.is_held_back and not self._is_writing_paused:
-            stream.is_held_back = False
+        if not self._is_writing_paused and delivery.unread.go_on():
             self.app.pause(exchange, False)
 
     def _write_end(self, exchange: HttpExchange) -> None:
         """Write the end of an answer in parts, and close if it is the last one."""
-        stream, head = cast(HttpStream, exchange.stream), exchange.head
-        data = self._head_if_missing(exchange, stream) + chunk(head, stream.take_held())
+        delivery, head = _delivery_of(exchange), exchange.head
+        data = self._head_if_missing(exchange, delivery) + chunk(head, delivery.take_held())
         if not head.is_http_1_0 and not exchange.is_broken:
             data += LAST_CHUNK
         self._write_in_parts(exchange, data)
@@ -103,15 +98,15 @@ class PartWriter(AnswerWriter):
         if self._is_writing_paused:
             self._timers.written_while_paused(len(data))
             self.app.pause(exchange, True)  # its turn has come while the client was slow already
-        cast(HttpStream, exchange.stream).written_at = monotonic()
+        _delivery_of(exchange).written_at = monotonic()
         self._gathered.append(data)
         self.write_gathered()
 
-    def _head_if_missing(self, exchange: HttpExchange, stream: HttpStream) -> bytes:
+    def _head_if_missing(self, exchange: HttpExchange, delivery: Delivery) -> bytes:
         """Return the head of an answer in parts, unless it was written before."""
-        if stream.is_head_written:
+        if delivery.is_head_written:
             return b""
-        stream.is_head_written = stream.has_begun = True
+        delivery.is_head_written = delivery.has_begun = True
         head = exchange.head
         assert head.ask is not None and head.ask.framing is not None
         framing = head.ask.framing
@@ -134,23 +129,22 @@ class PartWriter(AnswerWriter):
 
     def watch_silence(self, exchange: HttpExchange) -> None:
         """See to it that the client of an answer in parts hears something now and then."""
-        cast(HttpStream, exchange.stream).unwatch = self._loop.call_later(
-            SILENCE_S, self._look_if_silent, exchange
-        ).cancel
+        _delivery_of(exchange).unwatch = self._loop.call_later(SILENCE_S, self._look_if_silent, exchange).cancel
 
     def _look_if_silent(self, exchange: HttpExchange) -> None:
         """Tell a client that has heard nothing for a while that the connection is alive."""
-        stream, ask = exchange.stream, exchange.head.ask
-        if exchange.response is not None or type(stream) is not HttpStream or self._transport.is_closing():
+        delivery, stream, ask = exchange.delivery, exchange.stream, exchange.head.ask
+        if exchange.response is not None or delivery is None or self._transport.is_closing():
             return
         assert ask is not None and ask.framing is not None
-        silent_s = stream.silent_s(monotonic())
+        heard = delivery.written_at if stream is None else max(delivery.written_at, stream.heard)
+        silent_s = monotonic() - heard
         alive = ask.framing.alive
         if silent_s >= SILENCE_S and alive and self._streaming is exchange and not self._is_writing_paused:
-            self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + chunk(exchange.head, alive))
+            self._write_in_parts(exchange, self._head_if_missing(exchange, delivery) + chunk(exchange.head, alive))
             silent_s = 0.0
         again_s = SILENCE_S - silent_s
-        stream.unwatch = self._loop.call_later(
+        delivery.unwatch = self._loop.call_later(
             again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange
         ).cancel
 
@@ -163,8 +157,14 @@ class PartWriter(AnswerWriter):
         exchange = self._streaming
         if exchange is None or self._is_writing_paused or self._transport.is_closing():
             return
-        ask, stream = exchange.head.ask, cast(HttpStream, exchange.stream)
-        assert ask is not None and ask.framing is not None
-        if stream.is_head_written and exchange.response is None and ask.framing.alive:
+        ask, delivery = exchange.head.ask, exchange.delivery
+        assert ask is not None and ask.framing is not None and delivery is not None
+        if delivery.is_head_written and exchange.response is None and ask.framing.alive:
             self._write_in_parts(exchange, chunk(exchange.head, ask.framing.alive))
             self._loop.call_later(_RESET_S, self.probe, False)
+
+
+def _delivery_of(exchange: HttpExchange) -> Delivery:
+    """Return the delivery of an exchange that is answered in parts, which has one."""
+    assert exchange.delivery is not None
+    return exchange.delivery

@@ -19,7 +19,8 @@ from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import Ask, ErrorResponder, Exchange, Head, HttpResponse
 from carpool.http.many import ItemList, split
 from carpool.http.protocol_routes import ProtocolRoutes
-from carpool.http.streaming import HttpStream
+from carpool.http.streaming import Delivery
+from carpool.request import Stream
 from carpool.service.weigh import Weigher
 
 _LINES_INSIDE = 1024
@@ -154,7 +155,8 @@ class PredictRoutes:
 def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
     """Have an answer told in parts; that of a model which makes none is a single one."""
     exchange.fix_id(ask.responder.request_ids)
-    exchange.stream = HttpStream(now, now + ask.stream_s)
+    exchange.stream = Stream(until=now + ask.stream_s)
+    exchange.delivery = Delivery(now)
     exchange.watch_silence()
     service = ask.endpoint.service
     if service.stages[-1].traits.in_parts:

@@ -21,14 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from carpool.request import Stream
+from carpool.drive.parts import Unread
 from carpool.wire.payload import JSON, RAW
 
 SILENCE_S: Final = 15.0
 """After how many seconds without a byte a client is told that the connection is alive."""
-
-HELD_BYTES: Final = 2**20
-"""How much may wait for a client before its stream is paused; it goes on at half of it."""
 
 
 class Framing(NamedTuple):
@@ -80,58 +77,47 @@ BY_TYPE: Final = {framing.content_type: framing for framing in (SSE, NDJSON)}
 """The framings that every model has, by content type."""
 
 
-class HttpStream(Stream):
+class Delivery:
     """How far an answer in parts has come on its way to an HTTP client.
+
+    How far the model has come with it says the `Stream` of the request; an answer that consists of
+    several requests, or of none, has no stream of its own.
+
+    Args:
+        asked_at: When the request was made.
 
     Attributes:
         has_begun: Whether a part has been told, or the head written: no status can tell of a
             failure any more.
         is_head_written: Whether the response has begun on the connection.
         held: What waits for the answers before it, or for a slow client.
-        held_bytes: How much that is.
-        is_held_back: Whether the stream is paused, as too much is held.
-        asked_at: When the request was made.
-        written_at: When a part was written by itself last; see `heard` for those that were written
-            as they came.
+        unread: How much that is.
+        written_at: When a part was written by itself last, else when the request was made; see
+            `Stream.heard` for those that were written as they came.
         unwatch: Called once nobody has to look for silences any more.
     """
 
-    __slots__ = (
-        "asked_at",
-        "has_begun",
-        "held",
-        "held_bytes",
-        "is_head_written",
-        "is_held_back",
-        "unwatch",
-        "written_at",
-    )
+    __slots__ = ("has_begun", "held", "is_head_written", "unread", "unwatch", "written_at")
 
     unwatch: Callable[[], None]
 
-    def __init__(self, asked_at: float, until: float) -> None:
-        super().__init__(until=until)
-        self.asked_at = self.written_at = asked_at
-        self.has_begun = self.is_head_written = self.is_held_back = False
+    def __init__(self, asked_at: float) -> None:
+        self.written_at = asked_at
+        self.has_begun = self.is_head_written = False
         self.held: list[bytes] = []
-        self.held_bytes = 0
+        self.unread = Unread()
 
     def hold(self, data: bytes) -> bool:
         """Keep what cannot be written yet; report whether the stream must be paused now."""
         self.held.append(data)
-        self.held_bytes += len(data)
-        return self.held_bytes > HELD_BYTES and not self.is_held_back
+        return self.unread.add(len(data))
 
     def take_held(self) -> bytes:
         """Return all that is held, which can be written now."""
         data = b"".join(self.held)
         self.held.clear()
-        self.held_bytes = 0
+        self.unread.take_all()
         return data
-
-    def silent_s(self, now: float) -> float:
-        """Return for how long nothing has been written."""
-        return now - max(self.asked_at, self.heard, self.written_at)
 
 
 def framed(framing: Framing, part: Any) -> bytes:

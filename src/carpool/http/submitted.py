@@ -13,9 +13,9 @@ from carpool.http.codec import TYPES_OF_ENTRIES
 from carpool.http.exchange import ErrorResponder, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.http.protocols.base import PartsWriter, Submission, shown_in
-from carpool.http.streaming import HttpStream
+from carpool.http.streaming import Delivery
 from carpool.http_response import Response
-from carpool.request import DONE, Lane
+from carpool.request import DONE, Lane, Stream
 from carpool.wire.outcome import CheckedResponse
 from carpool.wire.payload import OBJECT, OBJECTS, dump, size_of
 
@@ -58,8 +58,6 @@ class SubmittedItems(ExchangeItems):
         CarpoolError: An item cannot be sent or weighed.
     """
 
-    item_class: type[ExchangeItem] = ExchangeItem
-
     def __init__(self, exchange: Exchange, submission: Submission, terms: SubmissionTerms) -> None:
         super().__init__(exchange, terms.model)
         self._submission = submission
@@ -75,7 +73,7 @@ class SubmittedItems(ExchangeItems):
                 value = dump(value)
             except BaseException as error:
                 raise as_model_error(error, "an item that is pickled") from error
-        item = self.item_class(self, value, deadline, size_of(value))
+        item = ExchangeItem(self, value, deadline, size_of(value))
         item.format = format
         item.accept = self._submission.wanted_as
         item.lane = self._terms.lane
@@ -119,7 +117,6 @@ class SubmittedStreams(SubmittedItems):
     """The items of a submission whose answers are told in parts, as they come."""
 
     def __init__(self, exchange: Exchange, submission: Submission, terms: SubmissionTerms) -> None:
-        self.item_class = _StreamedItem
         super().__init__(exchange, submission, terms)
         assert submission.parts is not None, "a submission without a writer is not told in parts"
         self._writer: PartsWriter = submission.parts
@@ -127,16 +124,15 @@ class SubmittedStreams(SubmittedItems):
         self._ended: set[int] = set()  # the positions of items whose answers have ended
         now, until = terms.now, terms.now + min(submission.timeout_s, terms.limit_s)
         exchange.fix_id(terms.responder.request_ids)
-        self._stream = HttpStream(now, until)
+        exchange.delivery = self._delivery = Delivery(now)
         for index, item in enumerate(self.items):
-            item.index = index  # type: ignore[attr-defined]
+            item.index = index
             if terms.model.gives.in_parts:
-                item.stream = HttpStream(now, until)
+                item.stream = Stream(until=until)
                 item.deadline = item.due = now + terms.model.service.timeout_s
-        exchange.stream = self._stream
         exchange.watch_silence()
 
-    def take_part(self, item: _StreamedItem, part: object) -> None:
+    def take_part(self, item: ExchangeItem, part: object) -> None:
         """Write a part of an item's answer; if no further one is needed, none is made."""
         if self._has_ended or item.index in self._ended:
             return
@@ -150,7 +146,7 @@ class SubmittedStreams(SubmittedItems):
             self._end(item)
             self.model.driver.suffice(item)  # type: ignore[union-attr] # it runs, as a part has come
 
-    def item_ended(self, item: _StreamedItem) -> None:
+    def item_ended(self, item: ExchangeItem) -> None:
         """Take the end of an item's answer; of a model that returns whole answers, all of it."""
         if item.error is not None and not self._has_ended:
             self._fail(item.error)
@@ -158,7 +154,7 @@ class SubmittedStreams(SubmittedItems):
             self.take_part(item, item.result)
         self._end(item)
 
-    def _end(self, item: _StreamedItem) -> None:
+    def _end(self, item: ExchangeItem) -> None:
         """Write the end of an item's answer, and of all if it is the last one."""
         if self._has_ended or item.index in self._ended:
             return
@@ -171,19 +167,19 @@ class SubmittedStreams(SubmittedItems):
             return
         self._write(end)
         if close is not None:
-            self._has_ended = self._stream.has_begun = True
+            self._has_ended = self._delivery.has_begun = True
             self._exchange.end_parts(close, is_whole=True)
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._stream.has_begun = True
+            self._delivery.has_begun = True
             self._exchange.write_part(data)
 
     def _fail(self, error: Exception) -> None:
         """End the answer with an error, by its status if nothing has been written."""
         self._has_ended = True
         exchange, responder = self._exchange, self._terms.responder
-        if self._stream.has_begun:
+        if self._delivery.has_begun:
             shown = shown_in(responder.plain_error(exchange.head, error))
             exchange.end_parts(self._writer.error(shown), is_whole=True)
         else:
@@ -196,25 +192,6 @@ class SubmittedStreams(SubmittedItems):
     def _answer(self) -> None:
         """Answer a submission without items."""
         self._respond(lambda: self._submission.respond([]))
-
-
-class _StreamedItem(ExchangeItem):
-    """An item whose answer is told in parts.
-
-    Attributes:
-        index: Its position in the submission.
-    """
-
-    __slots__ = ("index",)
-
-    index: int
-    whole: SubmittedStreams
-
-    def tell_part(self, part: object) -> None:
-        self.whole.take_part(self, part)
-
-    def tell(self) -> None:
-        self.whole.item_ended(self)
 
 
 def _failure_of(error: BaseException, what: str) -> CarpoolError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from carpool.drive.callers import error_of
+from carpool.drive.callers import TaskCaller, error_of
 from carpool.hints import schema
 from carpool.http.codec import Formats
 from carpool.request import Request
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from carpool.service.handle import AsyncHandle
 
 _READERS: dict[int, Callable[[Any], object]] = {JSON: msgspec.json.decode, MSGPACK: msgspec.msgpack.decode}
-
-
-class _Caller:
-    """Waits for the answer as it would be sent to a client."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def answered(self, request: Request) -> None:
-        """Let the trial go on."""
-        if not self.done.done():
-            self.done.set_result(None)
 
 
 async def try_first_example(handle: AsyncHandle, traits: Traits, formats: Formats, timeout_s: float) -> None:
@@ -66,7 +54,7 @@ async def try_first_example(handle: AsyncHandle, traits: Traits, formats: Format
 async def _answer(handle: AsyncHandle, request: Request, accept: int) -> None:
     """Wait for the answer to a request and read it. Raises why that cannot be done."""
     driver = handle.running_driver
-    request.caller = caller = _Caller()
+    request.caller = caller = TaskCaller(driver.loop)
     driver.submit(request)
     try:
         await caller.done

@@ -43,7 +43,6 @@ from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_shapes, warm_up_sizes
 from carpool.service.weigh import weigher_of
-from carpool.wire.order import size_of_kept
 from carpool.wire.payload import size_of
 from carpool.worker import program
 from carpool.worker.place import (
@@ -179,7 +178,7 @@ def _stepper(service: Declaration, stage: Stage, before: Stage | None) -> Steppe
         max_batch_time_s=stage.max_batch_time_s or inf,
         patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
-        measure=size_of_kept,
+        measure=size_of,
     )
     weigher = weigher_of(stage, before)
     if weigher is not None:

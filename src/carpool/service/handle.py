@@ -16,10 +16,7 @@ from carpool.core.journal import Entry, Journal
 from carpool.core.life import STARTED_BEFORE, Event, LifeState
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
-from carpool.drive.callers import (
-    FutureCaller,
-    request_for,
-)
+from carpool.drive.callers import TaskCaller, request_for, result_of
 from carpool.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.drive.lending import Lending
 from carpool.drive.parts import AsyncParts
@@ -309,11 +306,12 @@ class AsyncHandle:
         if asyncio.get_running_loop() is not loop:
             self._refuse_other_loops()
         request = self.new_request(x, timeout_s, priority, self._memory)
-        caller = FutureCaller(loop)
+        caller = TaskCaller(loop)
         request.caller = caller
         driver.submit(request)
         try:
-            return await caller.future
+            await caller.done
+            return result_of(request)
         except asyncio.CancelledError:
             driver.cancel(request)
             raise

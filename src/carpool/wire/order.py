@@ -16,18 +16,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from carpool.core import running_set
 from carpool.core.running_set import GO_ON
 from carpool.wire.frame import Frame, FrameError, FrameKind, group
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import Buffer, Payload, parts_of, size_of
+from carpool.wire.payload import Buffer, Payload, parts_of
 
 T = TypeVar("T")
 
 # What a byte of a PARTS frame says of a stream. Other values are an `Outcome` with which it failed.
-MORE: Final = 0  # a part, and more will come
-LAST: Final = 32  # a part, or the whole answer of a caller that takes no parts; then nothing
-END: Final = 33  # nothing more comes
-BACK: Final = 34  # the stream has lost its place for lack of memory, and is to join again
+MORE: Final = running_set.MORE
+LAST: Final = running_set.LAST
+END: Final = running_set.END
+BACK: Final = running_set.BACK
 
 _KINDS = frozenset({MORE, LAST, END, BACK, *Outcome})
 # What the caller of a stream takes, in the high bits of `accepts`.
@@ -57,25 +58,6 @@ class Joining(NamedTuple):
     deadline: float
     item: Payload
     parts: Sequence[Payload] = ()
-
-
-class Carried(NamedTuple):
-    """A part whose caller gets something else than what a model needs to go on from there.
-
-    Attributes:
-        part: What the caller gets.
-        kept: The part as the model gave it.
-    """
-
-    part: Payload
-    kept: Payload
-
-
-def size_of_kept(part: object) -> int:
-    """Return how many bytes a part holds while it is kept."""
-    if type(part) is Carried:
-        return size_of(part.part) + size_of(part.kept)
-    return size_of(part)  # type: ignore[arg-type]
 
 
 class StepTiming(msgspec.Struct, array_like=True, frozen=True):
