@@ -82,6 +82,7 @@ PROGRAMS = (
         "ray[serve], wrk",
         False,
     ),
+    Program("fast_paths", 1, "what each fast path gains, with it and without it in one process"),
     Program("gpu", None, "what carpool does on a card, beside LitServe and mosec", "torch, a GPU", False),
     Program("pairs", None, "the working tree beside a former revision, on the hot paths", "wrk", False),
     Program("chaos", 2, "what is lost when workers are killed under load"),

@@ -30,12 +30,12 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 400,
-    "lines of code": 46_350,
-    "bases with a single subclass": 27,
-    "protocol classes": 75,
+    "files": 379,
+    "lines of code": 46_150,
+    "bases with a single subclass": 23,
+    "protocol classes": 71,
     "words of the glossary": 60,
-    "words of the docs": 95_060,
+    "words of the docs": 89_760,
 }
 
 

@@ -19,8 +19,8 @@ class Layer(NamedTuple):
 LAYERS: Final = (
     Layer(
         "engine",
-        "process_one version settings clock details errors allowance foreign logger faults request http_request "
-        "http_response type_hints rows batch_hints parts openai forms model",
+        "process_one version settings clock details errors allowance foreign logger faults fast_paths request "
+        "http_request http_response type_hints rows batch_hints parts openai forms model",
         "the nouns that all others share",
     ),
     Layer("engine", "hints", "the meaning of type hints: readers, writers, misfits"),

@@ -26,7 +26,7 @@ from carpool.drive.streams import StreamWindow
 from carpool.errors import CarpoolError
 from carpool.frames import Pandas
 from carpool.frames.sheets import as_sheet, check_size
-from carpool.http import multipart
+from carpool.http import entries, multipart
 from carpool.http.bulk import BulkItems
 from carpool.http.compressed import expanded
 from carpool.http.many import split
@@ -37,7 +37,6 @@ from carpool.openai import Delta
 from carpool.request import Lane, Request
 from carpool.score.inputs import Input
 from carpool.score.outputs import Answer, LineRows, SheetRows, done_in
-from carpool.wire import entries
 from carpool.wire.payload import JSON, MSGPACK
 from tests.support.opcodes import opcodes
 from tests.support.pipelines import pipeline_of, stage

@@ -17,6 +17,7 @@ PURE = frozenset(
         "abc",
         "bisect",
         "collections",
+        "contextlib",
         "copy",
         "dataclasses",
         "enum",

@@ -28,8 +28,7 @@ from tests.support.serving import Served, serve
 from tests.support.sources import MODULES, imports, nodes_of
 
 PICKLES = {
-    "carpool.wire.payload": "objects between our own processes",
-    "carpool.wire.pickling": "writes these objects, without what lies beside them; reads nothing",
+    "carpool.wire.payload": "objects between our own processes, without what lies beside them",
     "carpool.drive.process": "writes the Setup of a worker",
     "carpool.worker.main": "reads its own Setup, the first frame from its parent",
     "carpool.worker.program": "the model's reference, or a model that was typed in, within the Setup",

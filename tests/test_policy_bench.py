@@ -345,7 +345,7 @@ def test_the_docs_have_a_place_for_every_section() -> None:
     """The docs have a place for every section, so that no figure of a long run is lost."""
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
 
-    sections = ("table", "summary", "best", "latency", "clairvoyant", "random", "trace", "ablation", "limits")
+    sections = ("summary", "best", "latency", "clairvoyant", "random", "trace", "ablation", "limits")
     sections += ("calibration", "overload", "busy", "busy-figures", "rivals-figures", "ahead-figures")
     for name in (*sections, "scaling", "scaling-traffic"):
         assert text.count(f"{marker(name)}\n") == 1

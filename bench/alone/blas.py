@@ -22,7 +22,7 @@ from bench.tools import options
 from bench.tools.comparison import compare, one_table, take_turns
 from bench.tools.figures import Spread, median_ratio, short
 from bench.tools.side import figures_of
-from carpool.worker.blas import FOR_ALL, VARIABLES
+from carpool.worker.place import FOR_ALL, THREAD_VARIABLES
 
 LIBRARIES = ("numpy", "torch", "sklearn")
 WORKERS = (1, 2, 4)
@@ -53,7 +53,7 @@ def rate(library: str, workers: int, seconds: float, threads: int | None) -> flo
     settings = ["--model", library, "--workers", str(workers), "--seconds", str(seconds)]
     command = [sys.executable, "-m", "bench.alone.blas_side", *settings]
     title = f"{library} with {workers} workers"
-    return float(figures_of(title, command, ours=True, seconds=seconds, env=env, unset=VARIABLES)["rate"])
+    return float(figures_of(title, command, ours=True, seconds=seconds, env=env, unset=THREAD_VARIABLES)["rate"])
 
 
 HEADER = ("req/s", "workers", "chosen", "one exported", "chosen / one", "all cores exported", "chosen / all")

@@ -34,7 +34,7 @@ from bench.tools import options, wrk
 from bench.tools.comparison import compare, take_turns
 from bench.tools.figures import Facts, Spread, short, table
 from bench.tools.side import figures_of
-from carpool.worker.blas import VARIABLES
+from carpool.worker.place import THREAD_VARIABLES
 
 TITLES = {
     "1": "Document 1, BatchedService: 256 tasks, one worker process, batches of up to 100",
@@ -42,7 +42,7 @@ TITLES = {
     "3": "Document 3, CooperativeQueue: threads, no process",
     "5": "Document 5: a read_csv for each request (document) and one for all of a batch (carpool)",
 }
-THREAD_VARIABLES = (*VARIABLES, "BLIS_NUM_THREADS")
+THREAD_VARIABLES = (*THREAD_VARIABLES, "BLIS_NUM_THREADS")
 SIDES = ("document", "carpool")
 
 

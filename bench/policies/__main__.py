@@ -100,6 +100,8 @@ def main() -> int:
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1, default=str))
     if given.docs:
+        if "table" in sections:
+            (DOCS / "policies-workloads.txt").write_text(f"{sections.pop('table')}\n")
         write(sections)
     return 0
 

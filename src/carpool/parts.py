@@ -42,3 +42,8 @@ class End(enum.Enum):
 
 END: Final = End.END
 """Says, in the place of a part, that the answer has ended with the part before."""
+
+
+def ends_answer(part: object) -> bool:
+    """Report whether what a model puts in the place of a part ends its answer."""
+    return part is END or type(part) is Last or issubclass(type(part), BaseException)

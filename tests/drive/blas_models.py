@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 import carpool
-from carpool.worker import blas
+from carpool.worker.place import THREAD_VARIABLES
 
 
 class Environment(carpool.Model):
     def predict(self, x: Any) -> dict[str, str]:
-        return {name: os.environ[name] for name in blas.VARIABLES if name in os.environ}
+        return {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
 
 
 class NumpyThreads(carpool.Model):

@@ -17,8 +17,7 @@ from carpool import Response
 from carpool.call.results import Trouble
 from carpool.testing.wire import header
 from carpool.wire.frame import MAGIC, Frame, FrameKind, encode
-from carpool.wire.outcome import Outcome
-from carpool.wire.response import pack_response
+from carpool.wire.outcome import Outcome, pack_response
 
 INFINITY = float("inf")
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from carpool import Service, Stage
-from carpool.worker import affinity, blas
+from carpool.worker.place import THREAD_VARIABLES, usable_cores
 from tests.drive.blas_models import Environment, NumpyThreads, TorchThreads
 
-CORES = affinity.usable()
+CORES = usable_cores()
 
 
 def all_of(n: int | str) -> dict[str, str]:
-    return dict.fromkeys(blas.VARIABLES, str(n))
+    return dict.fromkeys(THREAD_VARIABLES, str(n))
 
 
 @pytest.fixture(autouse=True)
 def nothing_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in blas.VARIABLES:
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

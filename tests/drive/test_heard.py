@@ -25,8 +25,7 @@ from carpool.request import DONE, Request
 from carpool.service import assemble
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import JSON, OBJECT
-from carpool.wire.scalars import Scalars
+from carpool.wire.payload import JSON, OBJECT, Scalars
 from tests.support import models
 from tests.support.properties import PROPERTY
 

@@ -12,7 +12,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.drive import process
 from carpool.wire import frame as wire
-from carpool.wire.memory import Memory
+from carpool.wire.payload import Memory
 from tests.support import models
 from tests.support.output import Output
 from tests.support.waiting import wait_until

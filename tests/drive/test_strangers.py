@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.drive.strangers import Strangers
+from carpool.drive.gate import Strangers
 from tests.support.properties import PROPERTY
 
 moves = st.lists(

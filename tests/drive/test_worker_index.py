@@ -13,7 +13,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
-from carpool.worker import affinity, blas
+from carpool.worker.place import THREAD_VARIABLES, usable_cores
 from tests.drive.asking import Asks, AsksInThreads, AsksOnTheLoop
 from tests.support.http.by_hand import ask
 from tests.support.waiting import wait_until
@@ -124,13 +124,13 @@ def test_each_worker_may_have_variables_of_its_own(monkeypatch: pytest.MonkeyPat
     """`env=` as a list gives each worker its own variables, and makes as many workers as it is long;
     what one of them says of BLAS threads stands for itself alone.
     """
-    for name in blas.VARIABLES:
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     stage = Stage(AsksInThreads, env=[{"FLAVOUR": "plain", "OMP_NUM_THREADS": "7"}, {"FLAVOUR": "vanilla"}])
     with Service(stage).run() as service:
         first, second = (each["env"] for each in answers_of_all(service, 2))
     assert (first["FLAVOUR"], second["FLAVOUR"]) == ("plain", "vanilla")
-    assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("7", str(max(1, affinity.usable() // 2)))
+    assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("7", str(max(1, usable_cores() // 2)))
 
 
 @pytest.mark.parametrize(

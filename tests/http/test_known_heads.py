@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from carpool.fast_paths import without
 from carpool.http.app import App
-from carpool.http.connection import Connection
 from carpool.http.exchange import Exchange
 from carpool.http.server_state import Limits, ServerState
 from tests.effort import examples
@@ -335,8 +335,7 @@ def test_an_answer_written_at_once_is_the_same(
         return [await conversation(pieces, pipelined, drains_after, ends, reads) for pieces in connections]
 
     at_once = run(main())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "answer_now", lambda self, exchange: False)
+    with without("answer_now"):
         assert run(main()) == at_once
 
 

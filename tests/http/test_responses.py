@@ -14,7 +14,7 @@ import pytest
 from carpool import ModelError, Response, Service, Stage
 from carpool.http.app import App
 from carpool.model import traits_of
-from carpool.wire.response import pack_response, unpack_response
+from carpool.wire.outcome import pack_response, unpack_response
 from tests.http import talkers
 from tests.support.http.both_fronts import both_fronts, said
 from tests.support.http.front import post

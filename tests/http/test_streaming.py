@@ -16,7 +16,6 @@ import carpool
 from carpool import Service, Stage
 from carpool.drive.parts import PAUSE_BYTES
 from carpool.http.app import App
-from carpool.http.connection import Connection
 from tests.effort import slow_where
 from tests.http.streamed import DOORS, Reply, asked, counting, message, request
 from tests.support.http.both_fronts import both_fronts
@@ -337,26 +336,6 @@ def test_a_stream_of_many_clients() -> None:
 def test_carpool_says_what_ends_a_stream() -> None:
     """`carpool.Last` and `carpool.END` say in a text what they are."""
     assert (repr(carpool.Last(3)), repr(carpool.END)) == ("carpool.Last(3)", "carpool.END")
-
-
-@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
-def test_parts_that_are_written_at_once_are_the_same_bytes(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fast path for a part behind others writes what the slow one writes."""
-
-    def read() -> tuple[dict[str, str], bytes]:
-        with (
-            counting(step_s=0.002) as (ports, _),
-            asked(ports["our own"], request(30, accept, connection="close")) as reply,
-        ):
-            headers = {name: value for name, value in reply.headers.items() if name not in ("date", "x-request-id")}
-            body = reply._bytes
-            while reply._receive():
-                body = reply._bytes
-            return headers, body
-
-    fast = read()
-    monkeypatch.setattr(Connection, "write_part_now", lambda connection, exchange, part: False)
-    assert read() == fast
 
 
 class OwnFormats(Counting):

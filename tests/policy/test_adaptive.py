@@ -695,27 +695,6 @@ def test_nobody_is_refused_who_could_go_now(requests: list[Request], rate: float
     assert decision.take or decision.wake_at is not None or len(decision.drop) == len(requests)
 
 
-@examples(200, derandomize=True)
-@given(
-    waiting,
-    st.sampled_from([FIXED, TILES, KNEE, BALANCED]),
-    st.sampled_from([0.0, 1000.0, 4000.0]),
-    st.integers(1, 3),
-    st.integers(0, 2),
-    st.floats(0, 0.02),
-)
-def test_the_short_way_comes_to_the_same(
-    requests: list[Request], cost: Cost, rate: float, free: int, busy: int, onward_s: float
-) -> None:
-    """The quick way to a decision comes to the same as the long one wherever it decides at all."""
-    policy, view = taught(cost, rate=rate), view_of(NOW, queued(*requests), free, busy, onward_s=onward_s)
-    policy.learn(NOW - 0.001, done(5, 5, cost(5), True))
-    policy._sizes.refresh()
-    short = policy._unhurried(view)
-
-    assert short in (None, policy._warm(view))
-
-
 def test_its_memory_is_bounded() -> None:
     """Of a hundred thousand arrivals without a completion less than a byte each is kept."""
     policy, sizes = taught(), []

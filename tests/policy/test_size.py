@@ -327,24 +327,6 @@ def test_one_is_one() -> None:
     assert chosen(sized(learned(FIXED, limit=1)), 100, 0.5) == 1
 
 
-@PROPERTY
-@given(
-    st.sampled_from([FIXED, TILES, KNEE, BALANCED]),
-    st.integers(1, 100),
-    st.floats(0, 1.5),
-    st.sampled_from([0.0, 0.05]),
-    st.booleans(),
-)
-def test_taking_all_is_what_weighing_up_comes_to(
-    cost: Cost, waiting: int, load: float, noise: float, tries: bool
-) -> None:
-    """Wherever the fast path says that all go, no other size is better at any load, and none is tried."""
-    size = sized(learned(cost, sizes=range(1, 65, 3), noise=noise), tries)
-    everything = min(waiting, size.most_of(waiting))
-    if size.takes_all(waiting, everything):
-        assert size.choose(waiting, everything, load, inf) == everything
-
-
 # -- several workers
 
 
@@ -441,11 +423,24 @@ def test_where_batches_of_one_size_hide_how_a_long_way_grows_half_of_one_is_sent
         way.learn(16, 0.08, False)
     size.learn_part(16, 1.0, 1)
     assert (size.choose(16, 16, 0.5, inf), size.is_try(8)) == (8, True)
-    assert not size.takes_all(16, 16)
+    assert size.choose(16, 16, 0.0, inf) == 8
 
     way.learn(8, 0.08, False)
     size.learn_part(16, 1.0, 1)
     assert size.choose(16, 16, 0.5, inf) == 16
     size.runs_ahead = False
     size.learn_part(16, 1.0, 1)
-    assert size.takes_all(1, 1)
+    assert size.choose(1, 1, 0.0, inf) == 1
+
+
+@pytest.mark.parametrize(("inside", "half"), [(16.0, 8), (16.0 + 1e-9, 8), (15.0, 8), (17.0, 9), (17.0 - 1e-9, 9)])
+def test_half_of_the_clients_is_the_same_where_their_number_is_not_exact(inside: float, half: int) -> None:
+    """Two groups of eight overlap; of nine and seven the larger one would wait."""
+    size = sized(cost := learned(lambda n: 0.0005 * n, limit=16))
+    for n in (4, 16) * 20:
+        cost.learn_way(n, 0.002 + 0.001 * n, False)
+    size.runs_ahead = True
+    size.refresh()
+    size.learn_part(inside, 1.0, 1)
+
+    assert size.part == half

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.http import entries
 from carpool.score.columns import MIXED, kind_of, merged
 from carpool.score.inputs import Input, InputRow, candidates
 from carpool.score.outputs import (
@@ -33,7 +34,6 @@ from carpool.score.outputs import (
     SheetRows,
 )
 from carpool.score.outputs import done_in as done_in_file
-from carpool.wire import entries
 from tests.support.properties import PROPERTY
 
 LONG = "long" * 40_000

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.fast_paths import without
 from carpool.testing.wire import data_of, receive
-from carpool.wire import frame as wire
 from carpool.wire.frame import Frame, FrameKind, FrameReader
 from carpool.wire.payload import dump, load
 from tests.support.properties import PROPERTY
@@ -39,10 +37,10 @@ def test_a_block_holds_the_items_of_a_frame_without_one(values: list[object], ki
         frame.accepts, frame.deadlines = bytes(n), [0.0] * n
 
     (with_block,) = receive(FrameReader(), data_of(frame))
-    with mock.patch.object(wire, "_as_block", return_value=wire._NOT_A_BLOCK):
+    with without("blocks"):
         data = data_of(frame)
-    (without,) = receive(FrameReader(), data)
-    assert [seen(load(p)) for p in with_block.payloads] == [seen(load(p)) for p in without.payloads]
+    (plain,) = receive(FrameReader(), data)
+    assert [seen(load(p)) for p in with_block.payloads] == [seen(load(p)) for p in plain.payloads]
 
 
 @PROPERTY
@@ -51,13 +49,13 @@ def test_parts_in_a_block_are_those_of_a_report_without_one(values: list[object]
     """A report with a block is read as the same parts as one that has none, in whatever pieces it comes."""
     n = 1 + len(values)
     frame = Frame(FrameKind.PARTS, 1, list(range(n)), bytes(n), payloads=[b"head", *map(dump, values)])
-    with mock.patch.object(wire, "_as_block_behind", return_value=wire._NOT_A_BLOCK):
+    with without("parts_of_scalars"):
         data = data_of(frame)
-    (without,) = receive(FrameReader(), data)
+    (plain,) = receive(FrameReader(), data)
     data, reader = data_of(frame), FrameReader()
     (with_block,) = [got for at in range(0, len(data), most) for got in receive(reader, data[at : at + most])]
-    assert [seen(load(p)) for p in with_block.payloads[1:]] == [seen(load(p)) for p in without.payloads[1:]]
-    assert with_block.payloads[0] == without.payloads[0] == b"head"
+    assert [seen(load(p)) for p in with_block.payloads[1:]] == [seen(load(p)) for p in plain.payloads[1:]]
+    assert with_block.payloads[0] == plain.payloads[0] == b"head"
 
 
 def test_parts_that_are_scalars_are_two_buffers() -> None:

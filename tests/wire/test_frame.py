@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from carpool.testing.wire import FRAMES, data_of, header, plain, receive
 from carpool.wire import frame as wire
 from carpool.wire.frame import MAX_ITEMS, Frame, FrameError, FrameKind, FrameReader, encode
-from carpool.wire.payload import LARGE, Buffer, Payload, dump, size_of
-from carpool.wire.scalars import SCALARS, pack
+from carpool.wire.payload import LARGE, SCALARS, Buffer, Payload, dump, pack_scalars, size_of
 from tests.effort import share
 from tests.support.properties import PROPERTY
 
@@ -424,14 +423,14 @@ def test_scalars_go_in_pieces_too(items: list[Any], limit: int) -> None:
 
 def seen(payload: Payload) -> bytes | list[Buffer]:
     """What a payload says, packed or not."""
-    return pack(payload) if type(payload) in SCALARS else payload  # type: ignore[return-value]
+    return pack_scalars(payload) if type(payload) in SCALARS else payload  # type: ignore[return-value]
 
 
 def test_the_longest_blocks_of_scalars_are_no_longer_than_they_count() -> None:
     """The head of the array is counted with its items, however many they are; else a piece could be too long."""
     for n in (2, 15, 16, 65_535, MAX_ITEMS):
         for scalar in (0.5, 2**64 - 1, -(2**63), "", "x" * 31, "x" * 32, "x" * 256, *["x" * (LARGE - 1)] * (n < 20)):
-            assert len(pack([scalar] * n)) <= n * size_of(scalar)
+            assert len(pack_scalars([scalar] * n)) <= n * size_of(scalar)
 
 
 @pytest.mark.fault("F81")
@@ -520,7 +519,7 @@ def test_scalars_for_which_there_is_no_memory_are_dropped(monkeypatch: pytest.Mo
     frame = Frame(FrameKind.REPLY, 7, [1, 2], bytes(2), payloads=["x" * 60_000, "y" * 60_000])
     reader = FrameReader()
     with monkeypatch.context() as patch:
-        patch.setattr(wire, "unpack", none_left)
+        patch.setattr(wire, "unpack_scalars", none_left)
         (dropped,) = receive(reader, data_of(frame))
 
     assert (dropped.no_memory, dropped.payloads, dropped.ids) == (True, (), [1, 2])

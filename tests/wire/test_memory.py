@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.wire import memory as module
-from carpool.wire.memory import Memory
-from carpool.wire.payload import dump, load
+from carpool.wire import payload as module
+from carpool.wire.payload import Memory, dump, load
 from tests.support.properties import PROPERTY
 
 MIB = 2**20

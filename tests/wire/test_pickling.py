@@ -13,8 +13,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.wire.outcome import FailureReport, with_cause
-from carpool.wire.payload import dump, load, size_of
-from carpool.wire.pickling import dumps
+from carpool.wire.payload import dump, dumps, load, size_of
 
 ROOM = 1500
 """Bytes that a pickle takes besides the numbers in it."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from carpool.wire import frame as frames
-from carpool.wire.frame import Frame, FrameKind, FrameReader
-from carpool.wire.payload import LARGE
-from carpool.wire.scalars import Scalars
+from carpool.fast_paths import without
+from carpool.wire.frame import Frame, FrameKind
+from carpool.wire.payload import LARGE, Scalars
 from tests.effort import examples
 from tests.wire.reading import BYTES, IDS, read, written
 
@@ -45,21 +41,11 @@ def of_scalars(draw: st.DrawFn) -> Frame:
     return frame
 
 
-@contextmanager
-def the_long_way() -> Iterator[None]:
-    """Do without the quick ways."""
-    with (
-        patch.object(frames, "_encode_scalars", lambda frame, payloads: None),
-        patch.object(FrameReader, "_open_scalars", lambda *_: None),
-    ):
-        yield
-
-
 @examples(300)
 @given(of_scalars())
 def test_scalars_are_written_as_ever(frame: Frame) -> None:
     """A frame of scalars is written as the same bytes either way, or refused either way."""
-    with the_long_way():
+    with without("frames_of_scalars"):
         expected = written(frame)
 
     assert written(frame) == expected
@@ -74,7 +60,7 @@ def test_scalars_are_read_as_ever(first: Frame, second: Frame, cuts: list[int], 
     data = b"".join([written(frame) or b"" for frame in (first, second)])
     at %= len(data) + 1
     for stream in (data, data[:at] + noise + data[at + len(noise) :]):
-        with the_long_way():
+        with without("frames_of_scalars"):
             expected = repr(read(stream, cuts))  # in which NaN is NaN
 
         assert repr(read(stream, cuts)) == expected
@@ -87,7 +73,7 @@ def test_a_wrong_byte_is_as_wrong_as_ever() -> None:
         assert data is not None
         for at in range(len(data)):
             wrong = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-            with the_long_way():
+            with without("frames_of_scalars"):
                 expected = repr(read(wrong, []))  # in which NaN is NaN
 
             assert repr(read(wrong, [])) == expected
@@ -99,7 +85,7 @@ def test_a_wrong_byte_is_as_wrong_as_ever() -> None:
 def test_scalars_over_the_limit_are_refused_as_ever(frame: Frame, max_bytes: int) -> None:
     """A body that is longer than the reader takes is refused with the same words either way."""
     data = written(frame) or b""
-    with the_long_way():
+    with without("frames_of_scalars"):
         expected = read(data, [], max_bytes)
 
     assert read(data, [], max_bytes) == expected

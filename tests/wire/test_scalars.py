@@ -16,8 +16,17 @@ from hypothesis import strategies as st
 
 from carpool.testing.wire import data_of, receive
 from carpool.wire.frame import Frame, FrameKind, FrameReader
-from carpool.wire.payload import LARGE, dump, load
-from carpool.wire.scalars import SCALARS, Scalars, are_scalars, as_scalars, pack, unpack
+from carpool.wire.payload import (
+    LARGE,
+    SCALARS,
+    Scalars,
+    are_scalars,
+    as_scalars,
+    dump,
+    load,
+    pack_scalars,
+    unpack_scalars,
+)
 from tests.support.properties import PROPERTY
 
 surrogates = st.text(st.characters(categories=["Cs", "L"]), max_size=5)
@@ -123,7 +132,7 @@ def test_scalars_are_one_block() -> None:
     (received,) = receive(FrameReader(), data_of(frame))
 
     assert type(received.payloads) is Scalars
-    assert data_of(frame).endswith(pack([0.5, 7, "x"]))
+    assert data_of(frame).endswith(pack_scalars([0.5, 7, "x"]))
 
 
 @pytest.mark.parametrize(
@@ -141,12 +150,12 @@ def test_only_scalars_are_scalars(payloads: list[Any], are: bool) -> None:
 def test_noise_is_refused_or_means_what_it_says(data: bytes, count: int) -> None:
     """ValueError, or so many scalars, of which the bytes are just what would be written."""
     try:
-        read = unpack(data, count)
+        read = unpack_scalars(data, count)
     except ValueError:
         return
     assert len(read) == count
     assert set(map(type, read)) <= SCALARS
-    assert pack(read) == data
+    assert pack_scalars(read) == data
 
 
 nested = st.recursive(
@@ -164,7 +173,7 @@ def test_whatever_msgpack_can_say_only_scalars_are_taken(values: list[Any]) -> N
     """A worker that is not ours may put anything into an array."""
     data = msgspec.msgpack.encode(values)
     if set(map(type, values)) <= SCALARS:
-        assert [seen(value) for value in unpack(data, len(values))] == [seen(value) for value in values]
+        assert [seen(value) for value in unpack_scalars(data, len(values))] == [seen(value) for value in values]
     else:
         with pytest.raises(ValueError, match=r"."):
-            unpack(data, len(values))
+            unpack_scalars(data, len(values))

@@ -8,9 +8,8 @@ from carpool import Model
 from carpool.call.results import run_now
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.payload import dump
-from carpool.worker.program import describe
+from carpool.worker.program import Setup, describe
 from carpool.worker.serve import serve
-from carpool.worker.setup import Setup
 
 
 class Link:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from carpool.worker.beside import TasksBeside
+from carpool.worker.generators import Beside
 from tests.support.loops import on_a_loop
 from tests.support.waiting import PATIENCE_S
 
@@ -26,7 +26,7 @@ async def test_the_end_of_a_worker_ends_generators_that_nobody_asks_to_go_on() -
         await asyncio.Event().wait()
 
     before = asyncio.all_tasks()
-    beside = TasksBeside(no_news)
+    beside = Beside(no_news)
     generator = beside.apart(numbers(), lambda part: part)
     await beside.first_of([(generator, None)])
     assert generator.take() == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.worker.clock_offset import ClockOffset
+from carpool.worker.remote import ClockOffset
 
 
 @given(st.floats(-1e6, 1e6), st.lists(st.tuples(st.floats(0.001, 60), st.floats(0, 30)), min_size=1, max_size=20))

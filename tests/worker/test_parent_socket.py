@@ -15,8 +15,8 @@ from carpool.call.retry import run_now
 from carpool.wire import order as wire
 from carpool.wire.frame import FrameReader, encode
 from carpool.worker.main import ParentSocket
+from carpool.worker.program import LEAVING
 from carpool.worker.remote import RemoteSocket, _leaving_on_signals
-from carpool.worker.setup import LEAVING
 from tests.support.waiting import PATIENCE_S
 
 

@@ -28,6 +28,7 @@ from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, as_outcome, for_all
 from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskDriver, TaskPool, drivers_around
 from carpool.errors import Unavailable
+from carpool.fast_paths import fast_path
 from carpool.foreign import as_model_error
 from carpool.logger import logger
 from carpool.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
@@ -119,6 +120,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._run_here = self._run_in_thread if self._in_thread else self._run  # calls the function for a batch
         self._run_batch = run_batch or self._run_here  # what drivers call: of a method, it finds the instance first
         self._merging = bool(settings.merge)
+        self._asks_many = _asks_many(settings)
         self._shares = None if settings.each_counts_as_one else settings.shares
         lock = settings.execution_lock
         self._lock: Any = contextlib.nullcontext()
@@ -150,8 +152,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
     async def __call__(self, x: A, *, priority: int = 0) -> B:
         """Return the function's result for one item.
 
-        Fast path of `many([x])`: the same outcome, see tests/batch_function/test_fast_paths.py.
-
         Args:
             x: The item, or a chunk of rows with `merge`.
             priority: From -100 to 100. Larger goes first; an item that is passed over rises by a
@@ -165,10 +165,10 @@ class AsyncBatch(Bindable, Generic[A, B]):
             RuntimeError: This is a call from inside the function itself.
             Exception: What the function raised. Each caller of a batch that raised gets it.
         """
-        if self._merging or priority:
+        if self._asks_many or priority:
             return (await self.many([x], priority=priority))[0]
         driver = self._drivers.latest
-        # Fast path of `_driver`. Most calls come from the loop of the last one, so what has to be
+        # Most calls come from the loop of the last one, so what has to be
         # known is whether that loop is running in this thread, now. Only the loop's own private
         # record says so: `is_running` tells of any thread, a thread that we had noted could run
         # another loop meanwhile, and `asyncio.get_running_loop` makes a system call in Python 3.11.
@@ -290,9 +290,20 @@ class AsyncBatch(Bindable, Generic[A, B]):
         """Return the driver of the running loop, which is made at its first call."""
         loop = asyncio.get_running_loop()
         driver = self._drivers.by_loop.get(loop) or self._open(loop)
-        if hasattr(loop, "_thread_id"):  # which is private; see `__call__`
-            self._drivers.latest = driver
+        self._note_latest(driver)
         return driver
+
+    @fast_path("same_loop", declined=False)
+    def _note_latest(self, driver: Driver) -> bool:
+        """Keep a driver for the next call, which mostly comes from the same loop; report whether
+        that can be found out.
+
+        Fast path of `_driver`: the same outcome, see tests/batch_function/test_fast_paths.py.
+        """
+        has_record = hasattr(driver.loop, "_thread_id")  # which is private; see `__call__`
+        if has_record:
+            self._drivers.latest = driver
+        return has_record
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Driver:
         """Make a driver for a loop that has none, and forget those of loops that are closed.
@@ -462,3 +473,12 @@ async def _wait_for(work: SharedWork) -> None:
     failure = await asyncio.shield(work)
     if failure is not None:
         raise failure
+
+
+@fast_path("one_task", declined=True)
+def _asks_many(settings: Any) -> bool:
+    """Report whether a call with one item is one of `many`.
+
+    Fast path of `AsyncBatch.many`: the same outcome, see tests/batch_function/test_fast_paths.py.
+    """
+    return bool(settings.merge)

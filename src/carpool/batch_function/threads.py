@@ -147,21 +147,15 @@ class ThreadBatch(Bindable, Generic[A, B]):
             RuntimeError: This is a call from inside the function itself.
             Exception: What the function raised. Each caller of a batch that raised gets it.
         """
-        # Fast path of `_run_through` and `_answer`, and of `many([x])`: the same outcome, see
-        # tests/batch_function/test_fast_paths.py, and where the line is empty test_alone.py.
         if self._each_counts_as_one and not priority:
-            driver, run = self._driver, self._run
-            lone = driver.call_alone(x, self._timeout_s, run)
+            lone = self._driver.call_alone(x, self._timeout_s, self._run)
             if lone is not None:
                 if lone.began >= self._loop_check.due:
                     self._loop_check.check(lone.began)
                 if lone.error is not None:
                     raise lone.error
                 return lone.result  # type: ignore[return-value]
-            waiter = driver.join([x], None, self._timeout_s)
-            driver.wait(waiter, run)
-        else:
-            waiter = self._run_through(self._settings.pieces(x), priority)
+        waiter = self._run_through(self._settings.pieces(x), priority)
         request = waiter.requests[0]
         if request.admitted >= self._loop_check.due:
             self._loop_check.check(request.admitted)

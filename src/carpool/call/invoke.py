@@ -22,6 +22,7 @@ from typing import Any
 from carpool import faults
 from carpool.call.results import UNCHANGING, Again, Failed, Trouble, none_failed, run_now
 from carpool.call.retry import Pad, Retrier, padding_to
+from carpool.fast_paths import fast_path
 from carpool.forms import STEPS_HOOKS, Form
 from carpool.model import AnyModel, Model, Traits, is_model_object
 from carpool.rows import ArrayRows, by_kind, stacking
@@ -84,7 +85,7 @@ class Invoker:
             self._pad = padding_to(allowed_batch_sizes, own_item)
         has_hooks = self._preprocess is not None or self._postprocess is not None
         is_plain_call = batched and not has_hooks and allowed_batch_sizes is None
-        self._only_predicts = is_plain_call and not traits.takes_array
+        self._only_predicts = _may_call_now(is_plain_call, traits)
         self.runs_arrays = is_plain_call and traits.takes_array and not retrier.may_wait
 
     async def set_up(self) -> None:
@@ -156,8 +157,7 @@ class Invoker:
     ) -> list[Any]:
         """Run items of which none has failed, where nothing waits.
 
-        Fast path of `run`: the same outcome, see tests/call/test_fast_paths.py. A model without
-        hooks is called directly.
+        A model without hooks is called directly.
         """
         if not self._only_predicts:
             return run_now(self.run(values, trouble, all_ok=True, until=until, again=again))
@@ -170,8 +170,8 @@ class Invoker:
     def run_array(self, whole: Any, trouble: list[Trouble], until: float, again: Again | None) -> Any:
         """Run items that are the rows of one array, where nothing waits; `predict` may change it.
 
-        Fast path of `run` with `ArrayRows`: the same outcome, see tests/worker/test_fast_paths.py.
-        No row is looked at by itself.
+        A part of the fast path `whole_arrays`: the same outcome as that of `run` with `ArrayRows`,
+        see tests/worker/test_fast_paths.py. No row is looked at by itself.
 
         Returns:
             The results as a list; or the array that `predict` returned, if its rows are the
@@ -369,3 +369,12 @@ def is_async(model: AnyModel | Model) -> bool:
 
 def _is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+@fast_path("calls_now", declined=False)
+def _may_call_now(is_plain_call: bool, traits: Traits) -> bool:
+    """Report whether a batch is one call of `predict`, for which no coroutine is needed.
+
+    Fast path of `Invoker.run`: the same outcome, see tests/call/test_fast_paths.py.
+    """
+    return is_plain_call and not traits.takes_array

@@ -173,7 +173,7 @@ class Retrier:
     ) -> list[Any]:
         """Make a call for a whole batch where nothing waits.
 
-        Fast path of `call`: the same outcome, see tests/call/test_fast_paths.py. It takes no
+        A part of the fast path `calls_now`: the same outcome as that of `call`, without a
         coroutine.
 
         Args:

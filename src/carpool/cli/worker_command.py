@@ -67,9 +67,8 @@ def worker(
     from carpool.service.join import token_of
     from carpool.service.work import stage_to_join, work
     from carpool.wire.handshake import HandshakeError
-    from carpool.worker.address import parse_address
+    from carpool.worker.address import Tls, parse_address
     from carpool.worker.remote import Refused, Way
-    from carpool.worker.tls import Tls
 
     log.set_up(log_format, log.level_of(log_level))
     _limit_threads(stage or target)
@@ -100,9 +99,9 @@ def _limit_threads(name: str) -> None:
     Args:
         name: What the worker runs, for the log.
     """
-    from carpool.worker import affinity, blas
+    from carpool.worker.place import decide_threads, usable_cores
 
-    cores = affinity.usable()
-    threads = blas.decide(name, os.environ, {}, workers=1, pinned=None, cores=cores, all_workers=1)
+    cores = usable_cores()
+    threads = decide_threads(name, os.environ, {}, workers=1, pinned=None, cores=cores, all_workers=1)
     os.environ.update(threads.variables[0])
     logger.info("%s", threads.why)

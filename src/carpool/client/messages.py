@@ -20,9 +20,9 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.hints import schema
+from carpool.http import entries
 from carpool.http_response import HTTPError
 from carpool.type_hints import meant
-from carpool.wire import entries
 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"

@@ -476,8 +476,8 @@ class Batcher:
     def lone_done(self, place: int, began: float, now: float, busy_s: float, ok: bool) -> None:
         """Note that a request was let go by `lets_go`, and is done.
 
-        Fast path of `enter`, `next_batch` and `completed`: the same outcome, see
-        tests/batch_function/test_alone.py.
+        A part of the fast paths `lone_call` and `lent_worker`: the same outcome as that of `enter`,
+        `next_batch` and `completed`, see tests/batch_function/test_alone.py.
 
         Args:
             place: Where it was run: at a worker that is lent, or in a slot.
@@ -821,7 +821,7 @@ class Batcher:
     def longest_wait_s(self, more: int) -> float:
         """Return a bound on a wait and the batch after it, if `more` units came now.
 
-        Fast path of `predicted_wait_s`: never less than that and the fastest batch, see
+        It is never less than `predicted_wait_s` and the fastest batch, see
         tests/core/test_fast_paths.py. Infinity where the policy makes predictions of its own.
         """
         if self.lobby.predicts:

@@ -296,8 +296,10 @@ class Core:
         takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
         flow = self._ends[stage]
         if errors is None and flow is not None and self._journal is None and reply.turns is None:
-            batcher.late_results += self._transit.answer_all(flow, takers, results)
-            return
+            n_late = self._transit.answer_all(flow, takers, results)
+            if n_late is not None:
+                batcher.late_results += n_late
+                return
         self._transit.sort_out(now, batcher, reply, takers, batch.started if batch is not None else None)
 
     def reported(self, now: float, report: SetReport) -> None:

@@ -22,6 +22,7 @@ from carpool.core.lobby import is_late_unserved
 from carpool.core.queue import Queue
 from carpool.core.transit import Transit, way_of
 from carpool.errors import CarpoolError, Overloaded
+from carpool.fast_paths import fast_path
 from carpool.policy.admission import DISPLACED, UNSERVED_RETRY_S, Admission, overloaded, retry_after_s
 from carpool.policy.base import FULL, TOO_LATE
 from carpool.request import NEW, QUEUED, RUNNING, Request
@@ -129,6 +130,7 @@ class Flow:
                 lot = request.companions
                 self._admit(now, [each for each in lot if each.state == NEW] if lot else (request,))
 
+    @fast_path("admit_at_once", declined=False)
     def _all_fit(self, now: float, requests: Sequence[Request], alike: bool) -> bool:
         """Admit all requests at once, if all are new, there is room for all, and none may be late.
 

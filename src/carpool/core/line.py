@@ -289,8 +289,7 @@ class Line:
     def start_alone(self, lone: LoneWaiter) -> bool:
         """Let a caller run its one request alone if that may be, and report whether it may.
 
-        Fast path of `join`, `step` and `take_batch`: the same outcome, see
-        tests/batch_function/test_alone.py.
+        A part of the fast path `lone_call`, as of `join`, `step` and `take_batch`.
         """
         pipeline, batcher = self.pipeline, self._batcher
         if (
@@ -308,7 +307,7 @@ class Line:
     def finish_alone(self, now: float, busy_s: float, ok: bool) -> None:
         """Take note that the lone caller is done and that no other has come meanwhile.
 
-        Fast path of `finished`: the same outcome, see tests/batch_function/test_alone.py.
+        A part of the fast path `lone_call`, as of `finished`.
         """
         lone, self.lone = self.lone, None
         assert lone is not None

@@ -201,8 +201,8 @@ class Queue:
     def push_in_order(self, requests: Sequence[Request], nbytes: int, is_apart: bool) -> None:
         """Put requests of one lane in their places, each of size 1, whose dues and deadlines rise.
 
-        Fast path of `push`: the same outcome, see tests/core/test_fast_paths.py, for a sixth of its
-        bytecodes.
+        A part of the fast path `admit_at_once`: the same outcome as that of `push`, for a sixth of
+        its bytecodes.
 
         Args:
             requests: At least one.

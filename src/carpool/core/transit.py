@@ -17,6 +17,7 @@ from carpool.core.graph import JOIN, After, Door, Each, Fork, Node, Switch
 from carpool.core.journal import Journal, parts_so_far
 from carpool.core.lobby import acquit
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
+from carpool.fast_paths import fast_path
 from carpool.request import DONE, QUEUED, RUNNING, Request
 
 Moves = dict[Node, list[Request]]
@@ -145,7 +146,8 @@ class Transit:
 
     # -- results of workers
 
-    def answer_all(self, flow: Any, takers: Sequence[Request | None], results: Sequence[object]) -> int:
+    @fast_path("answer_at_once")
+    def answer_all(self, flow: Any, takers: Sequence[Request | None], results: Sequence[object]) -> int | None:
         """Answer the requests of a reply that has no errors, at a node that is the last.
 
         Fast path of `sort_out`: the same outcome, see tests/core/test_fast_paths.py.

@@ -26,8 +26,7 @@ from carpool.request import Request
 from carpool.wire.arrays import Block
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import LARGE
-from carpool.wire.scalars import Scalars
+from carpool.wire.payload import LARGE, Scalars
 
 
 class BatchPool(WorkerPool):

@@ -11,10 +11,18 @@ from carpool.clock import Clock
 from carpool.errors import DeadlineExceeded, ModelError
 from carpool.foreign import as_model_error, text_of
 from carpool.request import DONE, Request
-from carpool.wire import scalars
-from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, Payload, detach, dump, load, size_of
-from carpool.wire.scalars import SCALARS, SHORT_SCALARS
+from carpool.wire.payload import (
+    LARGE,
+    SCALAR_BYTES,
+    SCALARS,
+    SHORT_SCALARS,
+    Memory,
+    Payload,
+    detach,
+    dump,
+    load,
+    size_of,
+)
 
 GRACE_S = 1.0
 """How long after a deadline a thread waits for the loop to report it."""
@@ -53,7 +61,7 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None, memory: Mem
     if type(item) is bytes:
         nbytes = len(item)
     else:
-        nbytes = scalars.BYTES if type(item) in SHORT_SCALARS else size_of(item)
+        nbytes = SCALAR_BYTES if type(item) in SHORT_SCALARS else size_of(item)
     if memory is not None and nbytes >= LARGE:
         item = detach(item, memory)
     request = Request(item, deadline, None, nbytes)

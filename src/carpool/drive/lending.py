@@ -57,10 +57,10 @@ from carpool.core.batch import Todo
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
 from carpool.drive.process import WorkerProcess
+from carpool.fast_paths import fast_path
 from carpool.request import DONE, Request
-from carpool.wire.frame import Frame, FrameKind, encode
+from carpool.wire.frame import Frame, FrameKind, encode, open_reply
 from carpool.wire.payload import LARGE
-from carpool.wire.single import open_reply
 
 NOT_RUN: Final = 0
 """What `Loan.run` returns where nothing was done: the request is to be submitted."""
@@ -250,7 +250,7 @@ class Loan:
             call.received.extend(map(self._receive, map(call.turn.pop, _FIRST)))
         except IndexError:  # the loop reads it
             return False
-        reply = open_reply(call.received[0], call.id, call.id)
+        reply = open_reply(call.received[0], call.id)
         if reply is None:
             return False
         call.request.result, call.busy_s, call.waited_s = reply
@@ -300,23 +300,29 @@ class Lending:
         if self._in_a_row >= CALLS_BEFORE:
             self._lend()
 
-    def _lend(self) -> None:
-        """Lend the next worker, if it can be lent and a lone request would go at once."""
+    @fast_path("lent_worker", declined=False)
+    def _lend(self) -> bool:
+        """Lend the next worker, if it can be lent and a lone request would go at once; report
+        whether it was.
+
+        Fast path of `Driver.submit` and the loop, for callers in threads: the same outcome, see
+        tests/drive/test_lending.py.
+        """
         driver = self._driver
         if not hasattr(os, "eventfd") or self._pipeline.flow.closed_because is not None or self._is_slow:
-            return
+            return False
         try:
             bell = _Bell()
         except OSError:  # no descriptor is left
-            return
+            return False
         now = driver.clock()
         place = self._batcher.lend(now, now + _LEAST_TIME, self._pipeline.flow.slo_s)
         if place is None:
-            return
+            return False
         lent = self._pool.lend(place, self.recall)
         if lent is None:
             self._pipeline.take_back(self._batcher, place)
-            return
+            return False
         driver.loan = Loan(
             *lent,
             bell,
@@ -328,6 +334,7 @@ class Lending:
             recall=self.recall,
             clock=driver.clock,
         )
+        return True
 
     @property
     def _is_slow(self) -> bool:

@@ -23,17 +23,15 @@ import msgspec
 
 from carpool.call.results import run_now
 from carpool.clock import monotonic
-from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
+from carpool.drive.worker import Launch
 from carpool.foreign import text_of
 from carpool.wire.frame import Frame, FrameError
-from carpool.wire.memory import Memory
-from carpool.wire.payload import detached
-from carpool.worker import affinity
-from carpool.worker.beside import TasksBeside
-from carpool.worker.place import enter_context
+from carpool.wire.payload import Memory, detached
+from carpool.worker.generators import Beside
+from carpool.worker.place import enter_context, pin
+from carpool.worker.program import Setup, process_name
 from carpool.worker.serve import serve
-from carpool.worker.setup import Setup, process_name
 
 _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end, and a successor would outlive it
 
@@ -168,7 +166,7 @@ class ThreadWorker(_LocalWorker):
     def _live(self) -> None:
         """Serve, in the thread, until it ends."""
         try:
-            affinity.pin(self._setup.cores)
+            pin(self._setup.cores)
             enter_context(self._setup.place)
             link = _ThreadLink(self._loop, self._inbox, self._hear)
             run_now(serve(link, self._setup, lambda: self._model, same_process=True))
@@ -258,7 +256,7 @@ class LoopWorker(_LocalWorker):
 
         link = _LoopLink(self._inbox, self._news, self._hear)
         fatal_errors = (GeneratorExit, asyncio.CancelledError)
-        beside = TasksBeside(link.news)
+        beside = Beside(link.news)
         try:
             await serve(
                 link,

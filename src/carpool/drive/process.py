@@ -9,6 +9,14 @@ its socket or breaks the protocol, and to REAPED once it is dead; `abandon` goes
 note for the log (`_killed_because`, the first one counts).
 
 The connection itself is a `FrameSocket` (`framesocket.py`).
+
+One that loads while others serve has a lower priority, so that it takes no core from them. A
+process may always lower its priority, but it needs a permission to raise it again: a nice limit
+(`LimitNICE=+0` of systemd, `ulimit -e 20`) or CAP_SYS_NICE. Where there is none, nothing is
+lowered, since a worker would stay slow once it serves. Other ways were weighed. SCHED_IDLE needs
+the same permission. SCHED_BATCH needs none, but leaves a process that computes its whole share. A
+lower priority of the loading thread alone would be that of all threads which libraries start
+meanwhile, and could not be taken from them.
 """
 
 from __future__ import annotations
@@ -22,17 +30,74 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import msgspec
 
 from carpool.drive.descriptors import fill_standard
 from carpool.drive.framesocket import BUFFER_BYTES, FrameSocket
-from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink, OutputLines
+from carpool.drive.worker import Launch
 from carpool.errors import StartupError
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind
-from carpool.worker.setup import DUMP_SIGNAL, process_name
+from carpool.worker.program import DUMP_SIGNAL, process_name
+
+_STEPS = 5  # one that loads gets a quarter of a core that another one wants, too
+_LOWEST = 19
+
+
+class LowPriority:
+    """The lower priority of a process group, from now until `end`.
+
+    Args:
+        pid: The process that leads the group.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = self._lowered = os.getpriority(os.PRIO_PROCESS, 0)
+        if may_lower():
+            self._lowered = min(self._before + _STEPS, _LOWEST)
+            self._set(self._lowered)
+
+    def end(self) -> None:
+        """Give all threads and processes of the group the priority that they began with.
+
+        One that has chosen its own priority keeps that.
+        """
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getpriority(os.PRIO_PROCESS, self._pid) == self._lowered:
+                self._set(self._before)
+
+    def _set(self, nice: int) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PGRP, self._pid, nice)
+
+
+@cache
+def may_lower() -> bool:
+    """Report whether this process may lower a priority and raise it again.
+
+    A thread tries it on itself: on Linux each has a priority of its own.
+    """
+    may = []
+
+    def try_it() -> None:
+        before = os.getpriority(os.PRIO_PROCESS, 0)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, min(before + 1, _LOWEST))
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+            may.append(True)
+
+    if sys.platform == "linux":
+        thread = threading.Thread(target=try_it, name="carpool-priority", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the system has no thread to give
+            thread.start()
+            thread.join()
+    return bool(may)
+
 
 _REAP_EVERY_S = 0.002
 _TRIES_BEFORE_KILL = 25  # looks for its end, before it is killed

@@ -14,10 +14,8 @@ from carpool.core.batch import Batch
 from carpool.request import Request
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError
-from carpool.wire.outcome import Outcome
-from carpool.wire.payload import OBJECTS, Payload
-from carpool.wire.response import unpack_response
-from carpool.wire.scalars import Scalars
+from carpool.wire.outcome import Outcome, unpack_response
+from carpool.wire.payload import OBJECTS, Payload, Scalars
 
 T = TypeVar("T")
 

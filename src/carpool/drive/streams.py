@@ -23,9 +23,7 @@ from carpool.drive.loop_thread import LoopThread
 from carpool.errors import DeadlineExceeded
 from carpool.foreign import as_model_error
 from carpool.request import DONE, Request
-from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, size_of
-from carpool.wire.scalars import SCALARS
+from carpool.wire.payload import LARGE, SCALARS, Memory, size_of
 
 _BYTES_IN_FLIGHT = 16 * 2**20  # of large items; more only pushes them out of the processor's cache
 

@@ -140,9 +140,6 @@ class AwaitedRequest(Request):
     have to make, keep and call a callback for each task, while `TaskDriver` wakes all those of a
     batch in one. It is awaited only until it is done: the answer is its `result` or its `error`.
 
-    Fast path of a request that sets the result of a future: the same outcome, see
-    tests/drive/test_awaited_requests.py.
-
     Attributes:
         wakeup: Wakes the task that awaits it; None where none does, which is to be set before the
             request is submitted.

@@ -15,24 +15,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from carpool.core.roster import PlaceState, Roster
 from carpool.drive.aio import Driver
+from carpool.drive.worker import Worker
 from carpool.errors import CarpoolError, StartupError
 from carpool.logger import logger
 
 _TEARDOWN_S = 5.0  # for a worker that has been told to end
-
-
-class GoingWorker(Protocol):
-    """What is done with a worker that goes."""
-
-    def close_input(self) -> None:
-        """Send nothing more: the worker finishes, tears down and ends."""
-
-    def kill(self, why: str = "") -> None:
-        """End it at once."""
 
 
 class Newcomer(NamedTuple):
@@ -64,7 +55,7 @@ class Turnover:
         stage: int,
         roster: Roster,
         driver: Driver,
-        workers: Mapping[int, GoingWorker],
+        workers: Mapping[int, Worker],
         start: Callable[[], None],
         about: Callable[[int], dict[str, str]],
     ) -> None:

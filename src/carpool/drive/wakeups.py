@@ -5,13 +5,19 @@ Each sleeping thread has a lock of its own, so exactly those that are meant are 
 Threads whose answers have come are woken one after the other, the next leader first: the leader
 wakes one, and each thread that wakes up wakes the next. If all woke at once, they would fight for
 the interpreter, and the next leader with them.
+
+A function may call another one, whose leader is another thread, which calls the first one: each
+would wait for the other. So a thread that is inside a function, and is about to sleep in a line,
+asks first whether all threads that could wake it sleep, directly or not, for what it leads.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -144,3 +150,59 @@ def _wake_all(sleepers: WakeupLocks) -> bool:
             continue
         has_woken = True
     return has_woken
+
+
+# -- threads inside of functions
+
+
+class Led(Protocol):
+    """A line as this file sees it."""
+
+    @property
+    def leading_threads(self) -> list[object] | None:
+        """The threads that lead it; None if one more could."""
+
+
+class Sleeper(NamedTuple):
+    """Where a thread sleeps while it is inside a function.
+
+    Attributes:
+        line: The line in which it sleeps.
+        waiter: What it waits for there.
+    """
+
+    line: Led
+    waiter: ThreadWaiter
+
+
+leading: dict[int, tuple[Led, ...]] = {}
+"""The lines whose functions each thread is inside of. A thread changes its own entry only."""
+
+sleeping: dict[object, Sleeper] = {}
+"""Where threads that lead another line sleep, by thread; each has an entry while it sleeps."""
+
+
+def would_deadlock(line: Led, thread: int) -> bool:
+    """Report whether nothing moves in a line before the thread is done with what it leads."""
+    lines = [line]
+    for each in lines:  # which grows
+        leaders = each.leading_threads
+        if leaders is None:
+            return False
+        for leader in leaders:
+            if leader == thread:
+                continue
+            sleeper = sleeping.get(leader)
+            if sleeper is None or not sleeper.waiter.pending:
+                return False
+            if sleeper.line not in lines:
+                lines.append(sleeper.line)
+    return True
+
+
+def _forked() -> None:
+    leading.clear()
+    sleeping.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

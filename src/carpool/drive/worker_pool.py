@@ -23,15 +23,13 @@ from carpool import faults
 from carpool.core.batch import Batch
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
 from carpool.drive.aio import Driver
+from carpool.drive.failures import FAILED_FOR_S
 from carpool.drive.joined import JoinedWorker
-from carpool.drive.launch import Launch
 from carpool.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.drive.output import LineSink, guarded
-from carpool.drive.priority import LowPriority
-from carpool.drive.process import WorkerProcess
-from carpool.drive.trouble import FAILED_FOR_S
+from carpool.drive.process import LowPriority, WorkerProcess
 from carpool.drive.turnover import Turnover
-from carpool.drive.worker import Loss, Work, Worker
+from carpool.drive.worker import Launch, Loss, Work, Worker
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.request import DONE, Request
@@ -39,7 +37,7 @@ from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.handshake import Hello
 from carpool.worker import own_metrics
-from carpool.worker.setup import LEAVING, NOWHERE
+from carpool.worker.program import LEAVING, NOWHERE
 
 _KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str], None], LineSink], Worker]] = {
     "process": WorkerProcess,

@@ -262,36 +262,6 @@ def json_writer(kind: Any, what: str = "the result") -> Callable[[Any], bytes]:
     return _writer(_json_encoder.encode, _json_decoder(kind), kind, what, writes_nan_as_null=True)
 
 
-def json_scalars_writer(kind: Any) -> Callable[[list[Any]], list[bytes]]:
-    """Make a function that writes results as `json_writer` does, where all of them are scalars, and
-    checks them in one call.
-
-    Fast path of `json_writer`: the same bytes, see tests/worker/test_fast_paths.py. A scalar
-    in JSON holds no other value, so one list of them all is read as each of them would be.
-
-    Returns:
-        A function that raises an exception if one of the results may not fit: each is to be written
-        by itself then.
-
-    Raises:
-        TypeError: See `json_reader`.
-    """
-    encode = _json_encoder.encode
-    read = None if kind is Any else _json_decoder(list[kind])
-    may_hide_nan = kind is Any or not _kinds_in(kind).isdisjoint(_TAKE_NULL)
-
-    def write(values: list[Any]) -> list[bytes]:
-        bodies = list(map(encode, values))
-        together = b"[%b]" % b",".join(bodies)
-        if may_hide_nan and together.partition(_NULL)[1]:
-            raise ValueError("a null may stand for a number that JSON does not have")
-        if read is not None:
-            read(together)
-        return bodies
-
-    return write
-
-
 def msgpack_writer(kind: Any, what: str = "the result") -> Callable[[Any], bytes]:
     """Make a function that writes one result as msgpack; NaN and infinities are allowed."""
     return _writer(_msgpack_encoder.encode, _msgpack_decoder(kind), kind, what, writes_nan_as_null=False)

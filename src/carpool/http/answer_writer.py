@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from carpool.clock import monotonic
+from carpool.fast_paths import fast_path
 from carpool.http.answer_bytes import start_of_answer
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.exchange import HttpResponse, ServedModel
@@ -22,7 +23,7 @@ from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ServerState
 from carpool.http.streaming import Delivery
 from carpool.http.timers import Timers
-from carpool.wire.response import CheckedResponse
+from carpool.wire.outcome import CheckedResponse
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 IN_PARTS: Final = HttpResponse(200, b"")
@@ -136,6 +137,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
         elif is_last:
             self._transport.close()
 
+    @fast_path("answer_now", declined=False)
     def answer_now(self, exchange: HttpExchange) -> bool:
         """Write a good answer at once if that is all there is to do; return False if it is not.
 

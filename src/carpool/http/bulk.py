@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Final
 
 from carpool.drive.streams import MOST_WAITING, StreamWindow
 from carpool.errors import CarpoolError, InvalidRequest
+from carpool.fast_paths import fast_path
+from carpool.http import entries
 from carpool.http.exchange import Ask, Exchange, HttpResponse, error_entry
 from carpool.http.items import ExchangeItems
 from carpool.http.many import entry_of
 from carpool.http.streaming import Delivery
 from carpool.request import DONE, NEW, Request
-from carpool.wire import entries
 from carpool.wire.payload import CUSTOM, JSON, Payload, without_adapter
 
 if TYPE_CHECKING:
@@ -254,7 +255,13 @@ class BulkItems(ExchangeItems):
         return self._is_quick and len(self._lines) > 0 and 2 * self._first.queue.count >= self._most_inside
 
     def _take_lines(self) -> list[bytes]:
-        """Take lines that wait, without blank ones, as far as there is room.
+        """Take lines that wait, without blank ones, as far as there is room."""
+        taken = self._take_usual_lines()
+        return self._take_unusual_lines() if taken is None else taken
+
+    @fast_path("usual_lines")
+    def _take_usual_lines(self) -> list[bytes] | None:
+        """Take lines if none may be blank or long, and all have room; None if not.
 
         Fast path of `_take_unusual_lines`: the same lines, see tests/http/test_bulk_items.py.
         """
@@ -264,9 +271,9 @@ class BulkItems(ExchangeItems):
             return taken
         nbytes = sum(map(len, taken))
         if min(taken) < _NO_SPACE or nbytes > self._room_bytes:
-            return self._take_unusual_lines()
+            return None
         if nbytes > self._usual_length and max(map(len, taken)) > self._usual_length:
-            return self._take_unusual_lines()
+            return None
         self._window.has_large_items = False
         self._note_taken(at + len(taken), nbytes + len(taken))
         return taken
@@ -279,7 +286,7 @@ class BulkItems(ExchangeItems):
             self._forget_lines()
 
     def _take_unusual_lines(self) -> list[bytes]:
-        """Take lines as `_take_lines` does, where some may be blank or long."""
+        """Take lines where some may be blank or long."""
         taken: list[bytes] = []
         lines, at, room = self._lines, self._n_taken, self._room  # a client may send nothing but blank lines
         room_bytes, nbytes = self._room_bytes, 0

@@ -148,9 +148,9 @@ class Connection(PartWriter):
     def _look_up(self, data: bytes) -> None:
         """Read requests that begin with `data`: look up known heads, and give the reader the rest.
 
-        Fast path of `RequestReader.feed` and `App.admit`, and where nothing is owed of `_give`: the
-        same requests reach the app and the same bytes the client, see
-        tests/http/test_known_heads.py.
+        A part of the fast path `known_heads`, as of `RequestReader.feed` and `App.admit`, and where
+        nothing is owed of `_give`: the same requests reach the app and the same bytes the client,
+        see tests/http/test_known_heads.py.
         """
         queue, heads, most = self._queue, self._known_heads, self._looked_up + MOST_AT_ONCE
         while data:

@@ -19,13 +19,13 @@ import msgspec
 from carpool.core.running_set import stream_of
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error
+from carpool.http import entries
 from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import Delivery, Framing, framed
 from carpool.http_request import Field
 from carpool.request import DONE, NEW, Lane, Request
-from carpool.wire import entries
+from carpool.wire.outcome import CheckedResponse
 from carpool.wire.payload import JSON
-from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.allowance import Allowance

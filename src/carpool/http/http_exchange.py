@@ -33,9 +33,6 @@ class ExchangeConnection(Protocol):
     def write_part(self, exchange: HttpExchange, data: bytes) -> None:
         """Write a part of an answer, or keep it until those before it are written."""
 
-    def write_part_now(self, exchange: HttpExchange, part: object) -> bool:
-        """Write a part behind others if that is all there is to do."""
-
     def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
         """End an answer in parts, in its turn."""
 
@@ -97,10 +94,6 @@ class HttpExchange(Exchange):
 
     def watch_silence(self) -> None:
         self.connection.watch_silence(self)
-
-    def tell_part(self, part: object) -> None:
-        if not self.connection.write_part_now(self, part):
-            super().tell_part(part)
 
     def write_part(self, data: bytes) -> None:
         self.connection.write_part(self, data)

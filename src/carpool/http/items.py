@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import ModelError
+from carpool.http import entries
 from carpool.http.exchange import Exchange
 from carpool.request import Request
-from carpool.wire import entries
+from carpool.wire.outcome import CheckedResponse
 from carpool.wire.payload import size_of
-from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.http.exchange import ServedModel

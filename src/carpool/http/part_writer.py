@@ -32,42 +32,23 @@ class PartWriter(AnswerWriter):
         return given[0] if given and given[0].delivery is not None else None
 
     def write_part(self, exchange: HttpExchange, data: bytes) -> None:
-        """Write a part of an answer, or keep it until those before it are written."""
-        delivery, given = _delivery_of(exchange), self._queue.given
-        if given and given[0] is exchange:
-            self._write_in_parts(exchange, self._head_if_missing(exchange, delivery) + chunk(exchange.head, data))
-        elif delivery.hold(data):
-            self.app.pause(exchange, True)
+        """Write a part of an answer, or keep it until those before it are written.
 
-    def write_part_now(self, exchange: HttpExchange, part: object) -> bool:
-        """Write a part behind others if that is all there is to do; return False if it is not.
-
-        It goes at the end of this turn of the loop, with those that come in the same turn: each
-        write is a call of the system.
-
-        Fast path of `Exchange.tell_part` and `write_part`: the same bytes, see
-        tests/http/test_streaming.py.
+        One behind others goes at the end of this turn of the loop, with those that come in the same
+        turn: each write is a call of the system.
         """
-        delivery, head, given = exchange.delivery, exchange.head, self._queue.given
-        if (
-            delivery is None
-            or not delivery.is_head_written
-            or not given
-            or given[0] is not exchange
-            or self._is_writing_paused
-            or head.is_http_1_0
-            or self._transport.is_closing()
-        ):
-            return False
-        data = head.ask.framing.part % (part,)  # type: ignore[union-attr] # parts are told to those who asked for them
-        chunk = b"%x\r\n%b\r\n" % (len(data), data)
-        if len(data) > _LONGEST_GATHERED:
-            self._write_in_parts(exchange, chunk)
-        else:
-            if not self._gathered:
-                self._state.write_soon(self)
-            self._gathered.append(chunk)
-        return True
+        delivery, head, given = _delivery_of(exchange), exchange.head, self._queue.given
+        if not given or given[0] is not exchange:
+            if delivery.hold(data):
+                self.app.pause(exchange, True)
+            return
+        data = chunk(head, data)
+        if not delivery.is_head_written or len(data) > _LONGEST_GATHERED or self._is_writing_paused or head.is_http_1_0:
+            self._write_in_parts(exchange, self._head_if_missing(exchange, delivery) + data)
+            return
+        if not self._gathered:
+            self._state.write_soon(self)
+        self._gathered.append(data)
 
     def write_gathered(self) -> None:
         """Write the parts that have come in this turn of the loop."""

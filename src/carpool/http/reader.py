@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import httptools
 
 from carpool.errors import CarpoolError
+from carpool.fast_paths import fast_path
 from carpool.http.access import SINGLE
 from carpool.http.codec import Refusal, too_large, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
@@ -376,10 +377,15 @@ class RequestReader:
         self._parser.feed_data(b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % framing)
         return data
 
-    def _remember(self, raw: bytes, head: HttpHead) -> None:
-        """Keep the head that was just parsed if its meaning depends on nothing but its bytes."""
+    @fast_path("known_heads", declined=False)
+    def _remember(self, raw: bytes, head: HttpHead) -> bool:
+        """Keep the head that was just parsed if its meaning depends on nothing but its bytes;
+        report whether it does.
+
+        Fast path of reading it again: see `Connection._look_up`.
+        """
         headers = head.headers
-        if (
+        is_known = (
             head.keep_alive
             and not head.is_http_1_0
             and head.length < LARGE_BODY
@@ -388,8 +394,10 @@ class RequestReader:
             and len(raw) <= _LONGEST_KNOWN_HEAD
             # the parser has seen each of these lines, and all end as they should
             and raw.count(b"\n") == raw.count(b"\r\n") == self._fields + 2
-        ):
+        )
+        if is_known:
             self._state.remember(raw, head)
+        return is_known
 
     def _response_to(self, cause: BaseException | None) -> HttpResponse:
         """Return the answer to a request for which a callback of the parser raised an error."""

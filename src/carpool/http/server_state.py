@@ -21,7 +21,7 @@ from carpool.http.exchange import REQUEST_ID, Head
 from carpool.http.shares import ConnectionShares
 from carpool.http_request import Field
 from carpool.observe.refusals import Refusals
-from carpool.wire.memory import Memory
+from carpool.wire.payload import Memory
 
 if TYPE_CHECKING:
     from carpool.http.admin_address import AdminApp

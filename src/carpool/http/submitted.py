@@ -16,8 +16,8 @@ from carpool.http.protocols.base import PartsWriter, Submission, shown_in
 from carpool.http.streaming import Delivery
 from carpool.http_response import Response
 from carpool.request import DONE, Lane, Stream
+from carpool.wire.outcome import CheckedResponse
 from carpool.wire.payload import OBJECT, OBJECTS, dump, size_of
-from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint

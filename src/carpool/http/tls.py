@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from carpool.drive.strangers import Strangers
+from carpool.drive.gate import Strangers
 from carpool.logger import logger
 
 _PROTOCOLS = ["http/1.1"]

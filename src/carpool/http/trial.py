@@ -14,8 +14,8 @@ from carpool.drive.callers import TaskCaller, error_of
 from carpool.hints import schema
 from carpool.http.codec import Formats
 from carpool.request import Request
+from carpool.wire.outcome import CheckedResponse
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW
-from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.model import Traits

@@ -154,7 +154,8 @@ class StageStats:
     def went_alone(self, place: int, busy_s: float, waited_s: float) -> None:
         """Count a batch of one request that found everything idle, and is done.
 
-        Fast path of `started` and `completed`: the same counts, see tests/drive/test_lending.py.
+        A part of the fast path `lent_worker`: the same counts as those of `started` and
+        `completed`, see tests/drive/test_lending.py.
         Only the reason is that of the last batch, as nobody has asked the policy.
         """
         self.batch_sizes[1] = self.batch_sizes.get(1, 0) + 1

@@ -96,7 +96,7 @@ class Adaptive(AdaptiveLengths):
             decision = self._cold(now, queue)
         else:
             self._sizes.refresh()
-            decision = self._unhurried(view) or self._warm(view)
+            decision = self._warm(view)
         self._busy = busy
         if decision.take:
             self._busy += 1
@@ -127,7 +127,7 @@ class Adaptive(AdaptiveLengths):
         ):
             return NOTHING
         reason = "full" if n == most else "free"
-        if not (self._is_trifling or sizes.takes_all(waiting, n)):
+        if not self._is_trifling:
             slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
             chosen = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
             if chosen != n:
@@ -192,34 +192,6 @@ class Adaptive(AdaptiveLengths):
         if not waiting:
             return Decision(drop=late)
         return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
-
-    def _unhurried(self, view: View) -> Decision | None:
-        """Fast path of `_warm`: the same outcome, see tests/policy/test_adaptive.py.
-
-        It answers where all have time, nothing is refused, and the batch takes all that it may.
-        None in all other cases, which take more thought.
-        """
-        now, queue, free = view.now, view.queue, view.free
-        cost, sizes = self.cost, self._sizes
-        waiting, due = queue.size, queue.earliest_due
-        most = sizes.most_of(waiting)
-        slack_s = due - now - view.onward_s
-        if (
-            queue.lanes > 1
-            or slack_s < cost.longest_s * cost.margin
-            or (waiting > most and due < inf)
-            or self._overloaded_since is not None
-        ):
-            return None
-        self._stands_since = None
-        share = self._fair_share(now, waiting, most, free + view.busy)
-        n = min(waiting, share)
-        if not sizes.takes_all(waiting, n):
-            return None
-        until = None if free > 1 else self._worth_waiting_until(now, queue, waiting, share, slack_s)
-        if until is not None:
-            return Decision([], wake_at=until)
-        return Decision([], n, _why(n, most, waiting))
 
     def _warm(self, view: View) -> Decision:
         """Decide by what was learned: rules 2 to 6 of the list above, one after the other."""

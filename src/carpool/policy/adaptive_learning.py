@@ -162,7 +162,7 @@ class AdaptiveLearning(Policy):
     def _note_lone(self, began: float) -> None:
         """Note what `arrived` and `decide` would, of a request that went without a question.
 
-        Fast path of both: see tests/batch_function/test_alone.py.
+        A part of the fast paths `lone_call` and `lent_worker`.
         """
         self._arrivals.add(began, 1)
         if self._unit != 1.0:

@@ -127,19 +127,6 @@ class Sizes:
 
     # -- how many of those that wait
 
-    def takes_all(self, waiting: int, everything: int) -> bool:
-        """Report, quickly, that `choose` returns `everything` at any load; False if it may not."""
-        if self._halves and everything > 1:
-            return False
-        if waiting == 1 or self.part < inf:
-            return True
-        cost = self._cost
-        if waiting <= self._drain_from(everything, cost.at):
-            return False
-        if cost.samples < self._next_try or cost.hoped is cost.at:
-            return True
-        return self._reach(waiting, everything) == everything and waiting > self._drain_from(everything, cost.hoped)
-
     def choose(self, waiting: int, most: int, load: float, slack_s: float) -> int:
         """Return the size of the next batch.
 

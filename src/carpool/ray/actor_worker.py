@@ -30,8 +30,8 @@ import msgspec
 
 from carpool.drive.gate import Invitation
 from carpool.drive.joined import JoinedWorker
-from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
+from carpool.drive.worker import Launch
 from carpool.foreign import named_text_of
 from carpool.logger import logger
 from carpool.ray.session import ActorOrder, Placed, Session

@@ -24,7 +24,7 @@ import ray
 
 from carpool.clock import Clock, monotonic
 from carpool.drive.gate import Gate
-from carpool.drive.launch import Launch
+from carpool.drive.worker import Launch
 from carpool.foreign import named_text_of
 from carpool.logger import logger
 from carpool.observe.stats import Stats

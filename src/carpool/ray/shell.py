@@ -19,11 +19,10 @@ from carpool.version import __version__
 from carpool.wire.frame import Frame
 from carpool.wire.handshake import Hello
 from carpool.worker import program, remote
-from carpool.worker.address import JoinAddress
-from carpool.worker.devices import VISIBLE_DEVICES
+from carpool.worker.address import JoinAddress, Tls
+from carpool.worker.place import VISIBLE_DEVICES
+from carpool.worker.program import Setup
 from carpool.worker.serve import FindModel
-from carpool.worker.setup import Setup
-from carpool.worker.tls import Tls
 
 
 class WayHome(NamedTuple):

@@ -14,9 +14,9 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from carpool.http import entries
 from carpool.score.columns import MIXED, NOTHING, Kind, arrow_type, kind_of, merged
 from carpool.score.inputs import MISSING_ARROW, csv_reader
-from carpool.wire import entries
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -252,7 +252,7 @@ class RowsFile:
 
 
 class LineRows:
-    """Rows of NDJSON: each an answer, as `carpool.wire.entries` has them."""
+    """Rows of NDJSON: each an answer, as `carpool.http.entries` has them."""
 
     def fitted(self, answers: Sequence[Answer]) -> Sequence[Answer]:
         """Return the answers as they are: a line can hold each."""

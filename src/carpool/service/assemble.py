@@ -25,12 +25,11 @@ from carpool.core.roster import Starts
 from carpool.core.stepper import Crew, Stepper
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
-from carpool.drive.changes import Changes, CoreShares
+from carpool.drive.changes import Changes, CoreShares, StageUpkeep, Upkeep
 from carpool.drive.guard import Guard
-from carpool.drive.launch import Launch, WarmUpShape
 from carpool.drive.output import LineSink
 from carpool.drive.steps import StepPool
-from carpool.drive.upkeep import StageUpkeep, Upkeep
+from carpool.drive.worker import Launch, WarmUpShape
 from carpool.drive.worker_pool import WorkerPool, new_roster
 from carpool.errors import StartupError
 from carpool.logger import logger
@@ -45,10 +44,19 @@ from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_shapes, warm_up_sizes
 from carpool.service.weigh import weigher_of
 from carpool.wire.payload import size_of
-from carpool.worker import affinity, blas, program
-from carpool.worker.devices import VISIBLE_DEVICES, among_visible
-from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
-from carpool.worker.setup import Setup
+from carpool.worker import program
+from carpool.worker.place import (
+    COUNT_VARIABLE,
+    INDEX_VARIABLE,
+    VISIBLE_DEVICES,
+    among_visible,
+    available_cores,
+    core_limit,
+    current_cores,
+    decide_threads,
+    usable_cores,
+)
+from carpool.worker.program import Setup
 
 _HANG_SHARE = 3  # without `max_batch_time_s` an unwanted call is given up after this part of `timeout_s`
 _LEAST_STARTS = 2  # workers that may load at a time: one that never ends must not hold up all others
@@ -87,7 +95,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     """
     has_processes = site is None and any(stage.run_in == "process" for stage in service.stages)
     guard = Guard(service.name) if has_processes else None
-    cores = affinity.usable()
+    cores = usable_cores()
     launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
     batchers = [_crew(service, *each) for each in zip(service.stages, [None, *service.stages], strict=False)]
@@ -97,7 +105,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     streams = StreamStats(last, service.slo_s, service.part_slo_s) if isinstance(last, Stepper) else None
     stats = Stats(service.name, pipeline, rosters, singles, service.slo_s, streams)
     driver = Driver(pipeline, stats)
-    most_starts = max(_LEAST_STARTS, affinity.available())
+    most_starts = max(_LEAST_STARTS, available_cores())
     if site is not None:  # workers that wait for room are the demand by which a cluster grows
         most_starts = sum(stage.most_workers for stage in service.stages)
     starts = Starts(rosters, service.max_parallel_starts or most_starts)
@@ -202,7 +210,7 @@ def launch(
         return Launch("process", *own, nothing, env, warm_up, None, stage.idempotent, site.hire, shapes)
     # A worker process always sets its affinity, even to all the cores that this process may use
     # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
-    cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.most_workers
+    cores = stage.cpus or (current_cores() if in_processes else None,) * stage.most_workers
     env = _environments(service, stage, usable_cores) if in_processes else ()
     adapters = adapters_of(service.routes) if index == 0 else ()
     model = stage.model, stage.kwargs, adapters
@@ -258,7 +266,7 @@ def _environments(
 ) -> tuple[Mapping[str, str], ...]:
     """Return the variables that each worker of a stage gets besides those of this process."""
     threads = [
-        blas.decide(
+        decide_threads(
             stage.name,
             os.environ,
             env,
@@ -266,7 +274,7 @@ def _environments(
             pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
             cores=usable_cores,
             all_workers=all_workers or sum(_processes_of(service)),
-            limit=affinity.limit(),
+            limit=core_limit(),
         )
         for env in stage.env
     ]

@@ -22,7 +22,7 @@ from carpool.service.checks import (
 )
 from carpool.service.routes import HttpRoute, routes_of
 from carpool.service.stage import Stage
-from carpool.worker import affinity
+from carpool.worker.place import Cores, parse_cores
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False, weakref_slot=True)
@@ -57,7 +57,7 @@ class Declaration:
     max_stream_s: float
     overload: str
     share: float
-    cpus: affinity.Cores | None
+    cpus: Cores | None
     max_parallel_starts: int | None
     routes: tuple[HttpRoute, ...]
 
@@ -94,7 +94,7 @@ class Declaration:
             "max_stream_s": inf if max_stream_s is None else seconds("max_stream_s", max_stream_s),
             "overload": overload,
             "share": positive("share", share),
-            "cpus": None if cpus is None else affinity.parse(cpus),
+            "cpus": None if cpus is None else parse_cores(cpus),
             "max_parallel_starts": max_parallel_starts,
             "routes": routes_of(routes, declared[0]),
         }

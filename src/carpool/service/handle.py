@@ -41,7 +41,7 @@ from carpool.service.run_settings import RunSettings
 from carpool.service.running import Running
 from carpool.service.stream_window import window_of
 from carpool.service.weigh import weigher_of
-from carpool.wire.memory import Memory
+from carpool.wire.payload import Memory
 from carpool.worker import program
 
 _HOW_TO_CLOSE = "call close(), or use a block, `with service.run() as s:`"

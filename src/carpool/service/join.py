@@ -16,8 +16,7 @@ from carpool.service.checks import seconds
 from carpool.service.declaration import Declaration
 from carpool.version import __version__
 from carpool.wire.handshake import Hello
-from carpool.worker.address import JoinAddress, parse_address
-from carpool.worker.tls import Tls
+from carpool.worker.address import JoinAddress, Tls, parse_address
 
 _LEAST_SILENCE_S = 2.0
 _LEAST_TOKEN = 16

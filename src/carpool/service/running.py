@@ -30,16 +30,16 @@ from typing import Any
 
 from carpool.core.life import Act, Event, Life, LifeState
 from carpool.drive.aio import Driver
+from carpool.drive.changes import Upkeep
 from carpool.drive.gate import Gate
 from carpool.drive.guard import Guard
 from carpool.drive.loop_thread import LoopThread
-from carpool.drive.upkeep import Upkeep
 from carpool.drive.worker_pool import WorkerPool
 from carpool.logger import logger
 from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Site
-from carpool.worker import affinity
 from carpool.worker.address import JoinAddress
+from carpool.worker.place import Cores, can_pin, current_cores, pin
 
 _WHERE_IT_WAS_DROPPED = 3  # frames from here: `weakref.finalize` is in between
 
@@ -74,7 +74,7 @@ class Running:
         self.gate: Gate | None = None
         self.site: Site | None = None
         self.gate_address: JoinAddress | None = None
-        self.found_cores: affinity.Cores | None = None
+        self.found_cores: Cores | None = None
         self.thread: LoopThread | None = None
         self._timeout_s = timeout_s
         self._closing: asyncio.Task[None] | None = None
@@ -110,10 +110,10 @@ class Running:
         """Tie the thread of the loop to the cores of a service, until the service has ended."""
         if service.cpus is None and not any(stage.cpus for stage in service.stages):
             return
-        if not affinity.can_pin():
+        if not can_pin():
             logger.warning("this system cannot tie processes to cores: cpus= is ignored", extra={"model": self.name})
-        self.found_cores = affinity.current() if service.cpus is not None else None
-        affinity.pin(service.cpus)
+        self.found_cores = current_cores() if service.cpus is not None else None
+        pin(service.cpus)
 
     def begin_to_close(self, drain: bool) -> asyncio.Task[None] | None:
         """Have the service closed, on its loop, by a task that ends when everything has ended.
@@ -212,7 +212,7 @@ class Running:
                 self.guard = None
             await anext(self._watch, None)
         finally:
-            affinity.pin(self.found_cores)
+            pin(self.found_cores)
 
     def _ended(self, closing: asyncio.Task[None]) -> None:
         """Finish the closing; at once and by force if it was cancelled or has failed."""

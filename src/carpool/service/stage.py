@@ -42,8 +42,7 @@ from carpool.service.stage_checks import (
     check_size,
     default_workers,
 )
-from carpool.worker import affinity
-from carpool.worker.devices import VISIBLE_DEVICES, Devices, parse_devices, share_devices
+from carpool.worker.place import VISIBLE_DEVICES, Cores, Devices, parse_cpus, parse_devices, share_devices
 
 RunIn = Literal["process", "thread", "loop"]
 
@@ -151,7 +150,7 @@ class Stage:
     name: str
     workers: int | tuple[int, int]
     join: bool
-    cpus: tuple[affinity.Cores, ...] | None
+    cpus: tuple[Cores, ...] | None
     run_in: RunIn
     kwargs: Mapping[str, Any]
     env: tuple[Mapping[str, str], ...]
@@ -224,7 +223,7 @@ class Stage:
             "name": optional_text("name", name) or traits.name,
             "workers": workers,
             "join": join,
-            "cpus": None if cpus is None else affinity.parse_all(cpus, most),
+            "cpus": None if cpus is None else parse_cpus(cpus, most),
             "run_in": run_in,
             "kwargs": mapping("kwargs", kwargs),
             "env": environments(env, most),

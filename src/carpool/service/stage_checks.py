@@ -9,8 +9,7 @@ from carpool.call.invoke import is_async
 from carpool.model import AnyModel, Traits, name_of
 from carpool.service.checks import check_callable, count_environments
 from carpool.wire.frame import MAX_ITEMS
-from carpool.worker import affinity
-from carpool.worker.devices import parse_devices
+from carpool.worker.place import count_entries, parse_devices
 
 _ONLY_FOR_PROCESSES = {
     "join": "workers that join are processes: a stage with join=True cannot have {run_in}, so leave out one of them",
@@ -27,7 +26,7 @@ _ONLY_FOR_PROCESSES = {
 def default_workers(cpus: Any, env: Any, devices: Any) -> int:
     """Return how many workers the settings suggest that have an entry for each."""
     if cpus is not None:
-        return affinity.count_entries(cpus) or 1
+        return count_entries(cpus) or 1
     if devices is not None and count_environments(env) is None:
         return len(parse_devices(devices))
     return count_environments(env) or 1

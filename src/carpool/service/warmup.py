@@ -10,7 +10,7 @@ from itertools import accumulate, cycle, islice
 from math import inf
 from typing import Any
 
-from carpool.drive.launch import WarmUpShape
+from carpool.drive.worker import WarmUpShape
 from carpool.errors import CarpoolError, StartupError
 from carpool.policy.length_cost import padded
 from carpool.service.stage import Stage

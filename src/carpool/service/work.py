@@ -18,11 +18,10 @@ from carpool.version import __version__
 from carpool.wire.frame import Frame
 from carpool.wire.handshake import Hello
 from carpool.worker import program, remote
-from carpool.worker.devices import VISIBLE_DEVICES
 from carpool.worker.main import end_soon
-from carpool.worker.program import Program
+from carpool.worker.place import VISIBLE_DEVICES
+from carpool.worker.program import DUMP_SIGNAL, Program, Setup
 from carpool.worker.serve import FindModel
-from carpool.worker.setup import DUMP_SIGNAL, Setup
 
 
 def stage_to_join(service: Declaration, name: str | None) -> Stage:

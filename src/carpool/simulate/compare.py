@@ -20,7 +20,7 @@ from carpool.simulate.policies import PolicyLike
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
-from carpool.worker import affinity
+from carpool.worker.place import usable_cores
 
 LOADS = tuple(n / 10 for n in range(1, 16))
 
@@ -141,7 +141,7 @@ def _run_all(runs: Sequence[dict[str, Any]], jobs: int, progress: Progress | Non
     """Make the runs, and return their reports in the same order. Raises ValueError."""
     if jobs < 0:
         raise ValueError(f"jobs must be at least 1, or 0 for one per core, not {jobs!r}")
-    jobs = min(jobs or affinity.usable(), len(runs))
+    jobs = min(jobs or usable_cores(), len(runs))
     report_progress = progress or (lambda done, of: None)
     report_progress(0, len(runs))
     if jobs <= 1:
@@ -167,7 +167,7 @@ def processes(jobs: int) -> ProcessPoolExecutor:
     """
     spawn = multiprocessing.get_context("spawn")  # a fork would copy locks that another thread holds
     try:
-        return ProcessPoolExecutor(jobs or affinity.usable(), spawn)
+        return ProcessPoolExecutor(jobs or usable_cores(), spawn)
     except OSError as error:
         text = f"several runs at a time need shared memory, and there is none ({error.strerror})"
         raise ValueError(f"{text}: make /dev/shm writable, or set jobs to 1 (--jobs 1)") from None

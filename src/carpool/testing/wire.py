@@ -24,8 +24,7 @@ from carpool.wire.frame import (
     FrameKind,
     encode,
 )
-from carpool.wire.payload import LARGE, Buffer, Payload
-from carpool.wire.scalars import SCALARS
+from carpool.wire.payload import LARGE, SCALARS, Buffer, Payload
 
 # The header as the docstring of wire/frame.py describes it.
 _HEADER = struct.Struct("<3s B B B 2x I I Q Q d d")

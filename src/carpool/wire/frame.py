@@ -11,7 +11,7 @@
 
 Items that are arrays of one shape and dtype form a block of two buffers, which are their common
 head and the elements of all of them (`arrays.py`), with no counts in the table. Plain scalars in a
-batch or a reply form a block of one buffer (`scalars.py`). In a report on a step the first item
+batch or a reply form a block of one buffer (`payload.py`). In a report on a step the first item
 says what was done and has a buffer of its own; scalars behind it form a block of a second one.
 
 A whole batch is one frame, and thus one write and one read each way. The reader hands out the
@@ -27,14 +27,27 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
+from math import inf
 from typing import Final
 
 import msgspec
 
+from carpool.fast_paths import fast_path
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
-from carpool.wire.memory import Memory, uncleared
-from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
-from carpool.wire.scalars import SCALARS, Scalars, are_scalars, pack, unpack
+from carpool.wire.payload import (
+    LARGE,
+    SCALARS,
+    Buffer,
+    Memory,
+    Payload,
+    Scalars,
+    are_scalars,
+    pack_scalars,
+    parts_of,
+    size_of,
+    uncleared,
+    unpack_scalars,
+)
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
@@ -72,6 +85,11 @@ class FrameKind(IntEnum):
     PARTS = 9  # worker -> service: what a step has made; `formats` says of each whether more comes
     METRICS = 10  # worker -> service: the metrics of its model's own (`own_metrics.py`); one item
 
+
+# The header and the table of a reply with one item in one buffer, which begins like any other such
+# reply.
+_GOOD_REPLY = struct.Struct("<16sQQddQBI")
+_GOOD_REPLY_BEGINS = _HEADER.pack(MAGIC, VERSION, FrameKind.REPLY, _NO_BLOCK, 1, 1, 0, 0, 0.0, 0.0)[:16]
 
 _KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
 _HAVE_SCALARS = frozenset({FrameKind.BATCH, FrameKind.REPLY})
@@ -208,6 +226,7 @@ def encode(frame: Frame) -> list[Buffer]:
     return [header + table, *buffers]
 
 
+@fast_path("frames_of_one")
 def _encode_one(frame: Frame, payload: Payload) -> bytes | None:
     """Return the frame of one small item as bytes; None if it takes more than one buffer.
 
@@ -215,7 +234,7 @@ def _encode_one(frame: Frame, payload: Payload) -> bytes | None:
     """
     kind: type = type(payload)
     if kind in SCALARS:
-        payload = pack(payload)
+        payload = pack_scalars(payload)
     elif kind is not bytes:
         return None
     length = len(payload)  # type: ignore[arg-type]
@@ -232,6 +251,29 @@ def _encode_one(frame: Frame, payload: Payload) -> bytes | None:
     return header + table.pack(frame.ids[0], frame.formats, length, frame.deadlines[0], frame.accepts) + payload  # type: ignore[operator]
 
 
+def open_reply(data: bytes, id: int) -> tuple[bytes, float, float] | None:
+    """Return the result, `busy_s` and `waited_s` if `data` is the whole frame of a good answer to a
+    batch of one request; None for anything else.
+
+    A part of the fast path `lent_worker`: the same reply as that of `FrameReader`, see
+    tests/wire/test_single.py.
+
+    Args:
+        data: All that was read.
+        id: Of the batch, and of its only request.
+    """
+    length = len(data) - _GOOD_REPLY.size
+    if not 0 < length < LARGE - _GOOD_REPLY.size:
+        return None
+    begins, of_batch, in_all, busy_s, waited_s, of_id, outcome, n = _GOOD_REPLY.unpack_from(data)
+    if begins != _GOOD_REPLY_BEGINS or outcome or not of_batch == of_id == id or not length == n == in_all:
+        return None
+    if not (0.0 <= busy_s < inf and 0.0 <= waited_s < inf):
+        return None
+    return data[_GOOD_REPLY.size :], busy_s, waited_s
+
+
+@fast_path("frames_of_scalars")
 def _encode_scalars(frame: Frame, payloads: Scalars) -> bytes | None:
     """Return a reply that is one small block of scalars as bytes; None if it is another frame.
 
@@ -241,7 +283,7 @@ def _encode_scalars(frame: Frame, payloads: Scalars) -> bytes | None:
     n = len(ids)
     if kind != FrameKind.REPLY or not 1 < n == len(payloads) == len(formats) <= MAX_ITEMS:
         return None
-    body = pack(payloads)
+    body = pack_scalars(payloads)
     length = len(body)
     if length >= LARGE or length > MAX_FRAME_BYTES:
         return None
@@ -249,6 +291,7 @@ def _encode_scalars(frame: Frame, payloads: Scalars) -> bytes | None:
     return header + _table(kind, n, 1, False).pack(*ids, formats, length) + body
 
 
+@fast_path("blocks", declined=_NOT_A_BLOCK)
 def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
     """Return the payloads as a block: its kind, and its buffers; no block if they are not alike.
 
@@ -260,10 +303,11 @@ def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
         if block is not None:
             return _ARRAYS, [block.head, block.elements]
     elif are_scalars(payloads):
-        return _SCALARS, [pack(payloads)]
+        return _SCALARS, [pack_scalars(payloads)]
     return _NOT_A_BLOCK
 
 
+@fast_path("parts_of_scalars", declined=_NOT_A_BLOCK)
 def _as_block_behind(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
     """Return the payloads behind the first one as a block of scalars; no block if they are not.
 
@@ -273,7 +317,7 @@ def _as_block_behind(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]
     if len(payloads) > 1 and type(payloads[1]) in SCALARS and type(payloads[0]) is bytes:
         values = payloads[1:]
         if SCALARS.issuperset(map(type, values)):
-            return _SCALARS_BEHIND, [payloads[0], pack(values)]
+            return _SCALARS_BEHIND, [payloads[0], pack_scalars(values)]
     return _NOT_A_BLOCK
 
 
@@ -333,7 +377,7 @@ class FrameReader:
         self._view = memoryview(self._scratch)
         self._start = 0  # the first unread byte in the scratch
         self._end = 0  # the end of the received bytes in the scratch
-        self._body: _Body | _Dropped | None = None  # the frame whose body is being received
+        self._body: _Body | None = None  # the frame whose body is being received
 
     @property
     def idle(self) -> bool:
@@ -348,7 +392,7 @@ class FrameReader:
     def get_buffer(self) -> memoryview:
         """Return the memory where the next bytes belong; it is never empty."""
         body = self._body
-        if body is not None and type(body) is _Body and body.wants_own_memory:
+        if body is not None and body.wants_own_memory:
             return body.rest
         if self._end == 0:
             return self._view
@@ -375,11 +419,8 @@ class FrameReader:
                     return frames
             elif self._body is None:
                 return frames
-        elif type(body) is _Body and body.wants_own_memory:
-            try:
-                body.advance(n)
-            except MemoryError:
-                self._body = _Dropped(body.header, body.missing)
+        elif body.wants_own_memory:
+            body.advance(n)
         else:
             self._end += n
         while self._start < self._end or self._body is not None:
@@ -393,17 +434,12 @@ class FrameReader:
             self._start = self._end = 0
         return frames
 
-    def _fill(self, body: _Body | _Dropped) -> Frame | None:
+    def _fill(self, body: _Body) -> Frame | None:
         """Go on with a body; return the frame once it is complete."""
         missing = body.missing
-        try:
-            body.fill(self._view[self._start : self._end])
-        except MemoryError:
-            self._start += missing - body.missing
-            self._body = _Dropped(body.header, body.missing)
-            return self._fill(self._body)
+        body.fill(self._view[self._start : self._end])
         self._start += missing - body.missing
-        if not body.complete:
+        if body.missing:
             return None
         self._body = None
         return body.frame
@@ -460,13 +496,14 @@ class FrameReader:
             frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
         self._start = at = at + need
         if have - need < length or length >= LARGE:
-            self._body = self._new_body(frame, counts, lengths, block)
+            self._body = _Body(frame, counts, lengths, self._memory, block)
             return self._fill(self._body)
         parts = _split(self._view[at : at + length], lengths)
         frame.payloads = _open_block(block, parts, n) if block else group(parts, counts)
         self._start = at + length
         return frame
 
+    @fast_path("frames_of_one")
     def _open_one(self, kind: int, batch: int, length: int, first: float, waited_s: float) -> Frame | None:
         """Read the frame of one item in one buffer; None if it is not complete, or not plain.
 
@@ -490,6 +527,7 @@ class FrameReader:
             frame.busy_s = first
         return frame
 
+    @fast_path("frames_of_scalars")
     def _open_scalars(
         self, kind: FrameKind, n: int, batch: int, length: int, first: float, waited_s: float
     ) -> Frame | None:
@@ -505,7 +543,7 @@ class FrameReader:
         if fields[n + 1] != length:
             return None
         try:
-            payloads = unpack(bytes(self._view[body : body + length]), n)
+            payloads = unpack_scalars(bytes(self._view[body : body + length]), n)
         except ValueError:
             return None
         self._start = body + length
@@ -513,13 +551,6 @@ class FrameReader:
         if kind == FrameKind.BATCH:
             return Frame(kind, batch, ids, formats, fields[-1], fields[n + 2 : -1], payloads, first, 0.0, waited_s)
         return Frame(kind, batch, ids, formats, b"", (), payloads, 0.0, first, waited_s)
-
-    def _new_body(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], block: int) -> _Body | _Dropped:
-        """Begin a body that is large or not complete; drop it if there is no memory for it."""
-        try:
-            return _Body(frame, counts, lengths, self._memory, block)
-        except MemoryError:
-            return _Dropped(frame, sum(lengths))
 
     def _make_room(self, need: int = 0) -> None:
         """Move the unread bytes to the front of the scratch, and enlarge it if a table needs `need`
@@ -535,7 +566,7 @@ class FrameReader:
 
 class _Body:
     """A frame's buffers while they are being received: small ones in runs, large ones each by
-    itself.
+    itself. Once there is no memory for one, the bytes that follow are passed over.
     """
 
     __slots__ = (
@@ -558,18 +589,15 @@ class _Body:
         self._begin()
 
     @property
-    def complete(self) -> bool:
-        """Report whether all buffers have been received."""
-        return not self.rest and self._at == len(self._lengths)
-
-    @property
     def frame(self) -> Frame:
-        """Return the frame, once it is complete.
+        """Return the frame, once nothing is missing.
 
         Raises:
             FrameError: Its buffers are not the block that its header says.
         """
         header, parts, block = self.header, self._parts, self._block
+        if header.no_memory:
+            return header
         try:
             header.payloads = _open_block(block, parts, len(header.ids)) if block else group(parts, self._counts)
         except MemoryError:
@@ -585,6 +613,9 @@ class _Body:
 
     def fill(self, data: memoryview) -> None:
         """Copy received bytes into place, as many as belong to this body."""
+        if self.header.no_memory:
+            self.missing -= min(self.missing, len(data))
+            return
         used = 0
         while self.rest and used < len(data):
             n = min(len(self.rest), len(data) - used)
@@ -593,18 +624,26 @@ class _Body:
             self.advance(n)
 
     def advance(self, n: int) -> None:
-        """Take note that `n` more bytes are in place.
-
-        Raises:
-            MemoryError: There is no memory for the bytes that follow.
-        """
+        """Take note that `n` more bytes are in place."""
         self.missing -= n
         self.rest = self.rest[n:]
         if not self.rest:
             self._begin()
 
     def _begin(self) -> None:
-        """Close the piece that has been filled, and begin the next one that is not empty."""
+        """Close the piece that has been filled, and begin the next one; give up without memory."""
+        try:
+            self._begin_piece()
+        except MemoryError:
+            self.header.no_memory = True
+            self._parts, self.rest, self._shared = [], memoryview(b""), memoryview(b"")
+
+    def _begin_piece(self) -> None:
+        """Close the piece that has been filled, and begin the next one that is not empty.
+
+        Raises:
+            MemoryError: There is no memory for the bytes that follow.
+        """
         lengths = self._lengths
         while True:
             if self._run:
@@ -625,32 +664,6 @@ class _Body:
             self.rest = self._shared = memoryview(uncleared(None, sum(self._run)))
             if self.rest:
                 return
-
-
-class _Dropped:
-    """The rest of a frame for whose payloads there is no memory."""
-
-    __slots__ = ("header", "missing")
-
-    def __init__(self, frame: Frame, missing: int) -> None:
-        self.header = frame
-        self.missing = missing
-
-    @property
-    def complete(self) -> bool:
-        """Report whether all bytes have been passed over."""
-        return not self.missing
-
-    @property
-    def frame(self) -> Frame:
-        """Return the frame without its payloads, once these have been read."""
-        self.header.payloads = ()
-        self.header.no_memory = True
-        return self.header
-
-    def fill(self, data: memoryview) -> None:
-        """Pass over received bytes, as many as belong to this frame."""
-        self.missing -= min(self.missing, len(data))
 
 
 def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
@@ -683,8 +696,8 @@ def _open_block(block: int, parts: list[Buffer], n: int) -> Sequence[Payload]:
     """
     try:
         if block == _SCALARS_BEHIND:
-            return [parts[0], *unpack(parts[1], n - 1)]
-        return unpack(parts[0], n) if block == _SCALARS else Block(parts[0], parts[1], n)
+            return [parts[0], *unpack_scalars(parts[1], n - 1)]
+        return unpack_scalars(parts[0], n) if block == _SCALARS else Block(parts[0], parts[1], n)
     except ValueError as error:
         raise FrameError(f"a block of {n} items cannot be read: {error}") from None
 

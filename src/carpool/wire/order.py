@@ -18,11 +18,9 @@ import msgspec
 
 from carpool.core import running_set
 from carpool.core.running_set import GO_ON
-from carpool.wire import scalars
 from carpool.wire.frame import Frame, FrameError, FrameKind, group
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import Buffer, Payload
-from carpool.wire.scalars import SCALARS
+from carpool.wire.payload import Buffer, Payload, parts_of
 
 T = TypeVar("T")
 
@@ -136,7 +134,7 @@ def order_frame(number: int, order: OrderHead, joining: Sequence[Joining]) -> Fr
     """
     payloads: list[Payload] = [each.item for each in joining]
     if any(each.parts for each in joining):
-        in_buffers = [[_buffers(payload) for payload in (each.item, *each.parts)] for each in joining]
+        in_buffers = [[parts_of([payload])[1] for payload in (each.item, *each.parts)] for each in joining]
         order = msgspec.structs.replace(order, buffers=[[len(part) for part in parts] for parts in in_buffers])
         payloads = [[buffer for part in parts for buffer in part] for parts in in_buffers]
     return Frame(
@@ -192,8 +190,8 @@ def parts_frame(
 
 def with_kept(part: Payload, kept: Payload) -> tuple[list[Buffer], int]:
     """Return a part with what is to be kept of it behind it, and how many buffers are its own."""
-    buffers = _buffers(part)
-    return [*buffers, *_buffers(kept)], len(buffers)
+    buffers = parts_of([part])[1]
+    return [*buffers, *parts_of([kept])[1]], len(buffers)
 
 
 def read_report(frame: Frame) -> ReportHead:
@@ -238,19 +236,13 @@ def _head(frame: Frame, kind: FrameKind, decode: Callable[[Any], T]) -> T:
         raise FrameError(f"the first item of a {kind.name} frame cannot be read: {error}") from None
 
 
-def _buffers(payload: Payload) -> list[Buffer]:
-    if type(payload) is list:
-        return payload
-    return [scalars.pack(payload) if type(payload) in SCALARS else payload]  # type: ignore[list-item]
-
-
 def _apart(payload: Payload, counts: Sequence[int]) -> Sequence[Payload]:
     """Return the payloads that lie behind each other in one, by their numbers of buffers.
 
     Raises:
         FrameError: The numbers do not fit.
     """
-    buffers = _buffers(payload)
+    buffers = parts_of([payload])[1]
     if not counts or min(counts) < 1 or sum(counts) != len(buffers):
         raise FrameError(f"{len(buffers)} buffers cannot be divided into {counts}")
     return group(buffers, counts)

@@ -1,8 +1,13 @@
-"""How a worker reports what became of an item: an outcome, and for failures a report.
+"""What a worker says of an item: an outcome, and a report of a failure or the head of a `Response`.
+Sans-IO.
 
 If the exception itself can be pickled, its pickle travels along. It is opened only when a Python
 caller asks for the `__cause__` of its `ModelError`, in the thread that asks, and only if the module
 of its class has been imported there: nothing is imported for it. HTTP does not ask.
+
+A `Response` is its status, headers and content type as a head, and the body beside it. The head
+comes from a worker, which runs the user's code, and its headers are written to a socket. So it is
+checked once more where it is read.
 """
 
 from __future__ import annotations
@@ -10,16 +15,15 @@ from __future__ import annotations
 import sys
 from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from carpool import details
 from carpool.details import Detail
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError, too_large
-from carpool.http_response import HTTPError
-from carpool.wire.payload import Payload, load
-from carpool.wire.pickling import dumps
+from carpool.http_response import BODILESS, HTTPError, Response, check_content_type, check_headers, check_status
+from carpool.wire.payload import Buffer, Payload, dumps, load
 
 LONGEST_CAUSE = 64 * 1024
 """The most bytes of a pickled exception; a larger one is reported as text only."""
@@ -40,7 +44,7 @@ class Outcome(IntEnum):
     MODEL_ERROR = 3  # user code raised
     BAD_RESULT = 4  # user code returned something that does not fit
     EXPIRED = 5  # its deadline passed before the worker came to it
-    RESPONSE = 6  # user code returned a `Response`; see `wire/response.py`
+    RESPONSE = 6  # user code returned a `Response`
     REFUSED = 7  # user code raised an `HTTPError`
 
 
@@ -66,8 +70,8 @@ class FailureReport(msgspec.Struct, array_like=True, frozen=True):
     refusal: tuple[int, str, tuple[tuple[str, str], ...]] | None = None
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(FailureReport)
+_encode = msgspec.msgpack.Encoder().encode
+_decode_report = msgspec.msgpack.Decoder(FailureReport).decode
 
 
 def with_cause(report: FailureReport, error: BaseException) -> FailureReport:
@@ -83,7 +87,7 @@ def pack_report(report: FailureReport) -> bytes:
     """Return a report as bytes, cut to a bounded length; characters that UTF-8 cannot encode are
     replaced.
     """
-    return _encoder.encode(
+    return _encode(
         FailureReport(
             _clean(report.message, _LONGEST_MESSAGE),
             _clean(report.type_name, _LONGEST_NAME),
@@ -99,7 +103,7 @@ def pack_report(report: FailureReport) -> bytes:
 def read_report(payload: Payload) -> FailureReport:
     """Read what `pack_report` has made; whatever cannot be read becomes a report that says so."""
     try:
-        return _decoder.decode(payload)  # type: ignore[arg-type]
+        return _decode_report(payload)  # type: ignore[arg-type]
     except (msgspec.DecodeError, TypeError, UnicodeDecodeError, RecursionError):
         return FailureReport("the item failed, but the worker's report of the error could not be read")
 
@@ -157,3 +161,58 @@ def _cause_of(report: FailureReport) -> BaseException | None:
 def _clean(text: str, longest: int) -> str:
     # with the methods of str itself, since the text may be of a class that overrides them
     return str.__getitem__(text, slice(longest)).encode("utf-8", "replace").decode()
+
+
+# -- responses of models' own
+
+
+class CheckedResponse(NamedTuple):
+    """A response that may be sent to a client.
+
+    Attributes:
+        status: The HTTP status.
+        body: The body, already encoded.
+        content_type: Empty for the content type of any good answer.
+        headers: Further headers, with names in lower case.
+    """
+
+    status: int
+    body: Buffer
+    content_type: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+class _Head(msgspec.Struct, array_like=True):
+    status: int
+    content_type: str | None
+    headers: tuple[tuple[str, str], ...]
+
+
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+
+
+def pack_response(response: Response, body: Buffer) -> Payload:
+    """Return a response as a payload; its value has been written as `body`."""
+    return [_encode(_Head(response.status, response.content_type, response.headers)), body]
+
+
+def unpack_response(payload: Payload) -> CheckedResponse:
+    """Read what `pack_response` has made.
+
+    Raises:
+        ValueError: The payload is not a response, or one that must not be sent to a client.
+    """
+    if type(payload) is not list or len(payload) != 2:
+        raise ValueError("a response must consist of a head and a body")
+    try:
+        head = _decode_head(payload[0])
+        check_status(head.status)
+        check_headers(head.headers)
+        if head.content_type is not None:
+            check_content_type(head.content_type)
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"the head of a response cannot be read: {error}") from error
+    if head.status in BODILESS and len(payload[1]):
+        raise ValueError(f"a response with status {head.status} must not have a body")
+    headers = tuple([(name.lower().encode(), value.encode("latin-1")) for name, value in head.headers])
+    return CheckedResponse(head.status, payload[1], (head.content_type or "").encode(), headers)

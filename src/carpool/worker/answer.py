@@ -9,7 +9,7 @@ sent, and its results are written as callers accept them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -19,6 +19,7 @@ from carpool.call.invoke import Invoker
 from carpool.call.results import Again, Failed, Trouble
 from carpool.clock import Clock, monotonic
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
+from carpool.fast_paths import fast_path
 from carpool.foreign import text_of
 from carpool.hints import nesting, schema
 from carpool.hints.plain import with_arrays
@@ -29,17 +30,27 @@ from carpool.rows import ArrayRows
 from carpool.wire import arrays, payload
 from carpool.wire.arrays import Block
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
-from carpool.wire.memory import Memory
-from carpool.wire.outcome import FailureReport, Outcome, read_report
-from carpool.wire.payload import ARRAYS, CUSTOM, JSON, MSGPACK, OBJECT, OBJECTS, RAW, adapted, without_adapter
-from carpool.wire.response import pack_response
-from carpool.wire.scalars import SCALARS, Scalars, are_scalars, as_scalars
+from carpool.wire.outcome import FailureReport, Outcome, pack_response, read_report
+from carpool.wire.payload import (
+    ARRAYS,
+    CUSTOM,
+    JSON,
+    MSGPACK,
+    OBJECT,
+    OBJECTS,
+    RAW,
+    Memory,
+    Scalars,
+    adapted,
+    are_scalars,
+    as_scalars,
+    without_adapter,
+)
 from carpool.worker.own import own
 from carpool.worker.program import MainProgram
 from carpool.worker.reports import Expired, FailureReports, outcome_of
 
 _TIMING_S = 2.0  # once a warm-up has taken this long, no further sizes are timed
-_MANY = 4  # results, from which on it is quicker to check them in one call
 _BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
 
 _ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
@@ -306,6 +317,7 @@ class BatchAnswerer:
             self._after_predict()
         await self._encode(results, frame.accepts, until, reply)
 
+    @fast_path("whole_arrays", declined=False)
     async def _answer_array(self, frame: Frame, started: float, reply: Frame) -> bool:
         """Answer a batch that is one array with one array, if the model takes it as it is.
 
@@ -401,6 +413,7 @@ class BatchAnswerer:
             values = await self._adapt(i, frame.formats, values, trouble)
         return values
 
+    @fast_path("items_alike")
     def _decode_alike(self, frame: Frame, now: float) -> list[Any] | None:
         """Return the values of items of one format; None if they differ, or one of them cannot be
         read or has expired.
@@ -550,6 +563,7 @@ class BatchAnswerer:
             payloads.append(body)
         reply.formats, reply.payloads, reply.causes = bytes(outcomes), payloads, failures.causes
 
+    @fast_path("results_alike", declined=False)
     def _write_alike(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame) -> bool:
         """Write results of one format; return False if formats differ, an item has failed or one
         cannot be written.
@@ -564,19 +578,12 @@ class BatchAnswerer:
             if encode is payload.dump or encode is as_arrays:
                 block = _as_block(results, kinds)
                 reply.payloads = [encode(value) for value in results] if block is None else block
-            elif accept == JSON and len(results) >= _MANY and kinds <= SCALARS:
-                reply.payloads = self._write_json_scalars(results)
             else:
                 reply.payloads = [encode(value) for value in results]
         except BaseException:
             return False
         reply.formats = bytes(len(results))
         return True
-
-    @cached_property
-    def _write_json_scalars(self) -> Callable[[list[Any]], list[bytes]]:
-        """Writes results that are all scalars as JSON; made when there are some to be written."""
-        return schema.json_scalars_writer(self.traits.output_type)
 
     async def _encode_custom(self, results: list[Any], accepts: bytes, until: float, format: int) -> None:
         """Write the results for one of the model's own formats, with one call of its `encode` for

@@ -3,32 +3,26 @@
 A generator for each item is a state of its own. A generator for a batch is shared by its items: one
 step takes one list from it, and a stream that is not stepped, as its reader lags, has its parts
 kept until it is. On an event loop each asynchronous generator runs in a task of its own: none waits
-for what another one awaits, and a step ends once one of them has yielded, or an order has come.
+for what another one awaits, and a step ends once one of them has yielded, or an order has come. A
+worker process has no loop, and does not import asyncio.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 from carpool.call.results import OF_A_YIELD, as_results
-from carpool.parts import END, Last
+from carpool.parts import END, ends_answer
 from carpool.worker.own import own_part
+
+if TYPE_CHECKING:
+    import asyncio
 
 Predict = Callable[[Any], Any]
 IsFatal = Callable[[BaseException], bool]
 Own = Callable[[Any], Any]
-
-
-class Beside(Protocol):
-    """Has asynchronous generators run beside each other; see `TasksBeside`."""
-
-    def apart(self, generator: Any, own: Own) -> Any:
-        """Return what runs a generator in a task of its own, with `take` for what it yields."""
-
-    async def first_of(self, asked: Sequence[tuple[Any, Any]]) -> None:
-        """Ask generators to go on, and wait until one of them has yielded, or an order has come."""
 
 
 class ItemGenerators:
@@ -129,7 +123,8 @@ class BatchGenerators:
 
     def start(self, xs: list[Any]) -> list[_Member]:
         """Make a generator of the items, which has not begun when this returns."""
-        group = _Group(_apart(self._predict(xs), _as_it_is, self._beside), len(xs))
+        # the parts of a list that it yields are copied one by one
+        group = _Group(_apart(self._predict(xs), lambda parts: parts, self._beside), len(xs))
         return [_Member(group, place) for place in range(len(xs))]
 
     async def step(self, members: list[_Member]) -> list[Any]:
@@ -167,12 +162,8 @@ class BatchGenerators:
         parts = [END] * n if yielded is END else as_results(yielded, n, OF_A_YIELD)
         for place in group.alive:
             kept = group.kept[place]
-            if not (kept and _is_end(kept[-1])):
+            if not (kept and ends_answer(kept[-1])):
                 kept.append(self._own(parts[place]))
-
-
-def _is_end(part: Any) -> bool:
-    return part is END or type(part) is Last or issubclass(type(part), BaseException)
 
 
 async def next_of(generator: Any, told: Any) -> Any:
@@ -198,13 +189,141 @@ def _apart(generator: Any, own: Own, beside: Beside | None) -> Any:
     return generator if beside is None or not hasattr(generator, "asend") else beside.apart(generator, own)
 
 
-def _as_it_is(parts: Any) -> Any:
-    """Return the list that a generator of a batch yields, whose parts are copied one by one."""
-    return parts
-
-
 async def _close(generator: Any) -> None:
     if hasattr(generator, "aclose"):
         await generator.aclose()
     else:
         generator.close()
+
+
+# -- on an event loop
+
+
+class Beside:
+    """Has asynchronous generators run beside each other.
+
+    Args:
+        news: Waits until an order has come.
+    """
+
+    def __init__(self, news: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._news = news
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def apart(self, generator: Any, own: Own) -> Apart:
+        """Return what runs a generator in a task of its own."""
+        return Apart(generator, own, self._tasks)
+
+    def end(self) -> None:
+        """Cancel what generators await, and have them closed: their worker has ended."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def first_of(self, asked: Sequence[tuple[Any, Any]]) -> None:
+        """Ask generators to go on, and wait until one of them has yielded, or an order has come.
+
+        Args:
+            asked: Each with what its present `yield` returns; others than those of `apart` are left
+                out.
+        """
+        apart = [(each, told) for each, told in asked if type(each) is Apart]
+        if not apart:
+            return
+        import asyncio
+
+        coming = [each.ask(told) for each, told in apart]
+        watching = asyncio.ensure_future(self._news())
+        try:
+            await asyncio.wait((*coming, watching), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+
+
+class Apart:
+    """An asynchronous generator in a task of its own, in which all of its code runs.
+
+    Args:
+        generator: The generator.
+        own: Copies what it yields, since others run before that is taken.
+        tasks: Those of its worker, to which its own is added for as long as it lives.
+    """
+
+    def __init__(self, generator: Any, own: Own, tasks: set[asyncio.Task[None]]) -> None:
+        import asyncio
+
+        self._generator = generator
+        self._own = own
+        self._tasks = tasks
+        self._told: Any = None
+        self._asked = asyncio.Event()
+        self._coming: asyncio.Future[Any] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None  # of its end
+
+    def ask(self, told: Any) -> asyncio.Future[Any]:
+        """Return what will have a result once there is something to `take`.
+
+        Args:
+            told: What its present `yield` returns, unless it goes on already.
+        """
+        if self._coming is None:
+            import asyncio
+
+            loop = asyncio.get_running_loop()
+            self._coming, self._told = loop.create_future(), told
+            if self._task is None:
+                self._task = loop.create_task(self._live())
+                self._tasks.add(self._task)
+                self._task.add_done_callback(self._tasks.discard)
+            self._asked.set()
+        return self._coming
+
+    def take(self) -> Any:
+        """Return what it has yielded, `END`, or None if it still awaits something.
+
+        Raises:
+            BaseException: It has raised this.
+        """
+        if self._coming is None or not self._coming.done():
+            return None
+        (part, error), self._coming = self._coming.result(), None
+        if error is not None:
+            raise error
+        return part
+
+    async def aclose(self) -> None:
+        """Cancel what it awaits, and close it."""
+        if self._task is not None:
+            import asyncio
+
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        await self._generator.aclose()  # unless its task has never begun, it is closed already
+        if self._failure is not None:
+            raise self._failure
+
+    async def _live(self) -> None:
+        """Go on whenever it is asked. Nothing is raised, since some kinds would end the loop."""
+        import asyncio
+
+        me = asyncio.current_task()
+        assert me is not None
+        try:
+            while not me.cancelling():
+                await self._asked.wait()
+                self._asked.clear()
+                part: Any = None
+                failure: BaseException | None = None
+                try:
+                    part = self._own(await next_of(self._generator, self._told))
+                except BaseException as error:
+                    failure = error
+                if self._coming is not None:
+                    self._coming.set_result((part, failure))
+        except asyncio.CancelledError:
+            pass
+        finally:
+            try:
+                await self._generator.aclose()
+            except BaseException as error:
+                self._failure = error

@@ -32,10 +32,10 @@ from carpool.batch_hints import HintWarning
 from carpool.call.results import run_now
 from carpool.clock import monotonic
 from carpool.wire.frame import Frame, FrameKind, FrameReader, encode
-from carpool.worker import affinity, program
-from carpool.worker.place import enter_process
+from carpool.worker import program
+from carpool.worker.place import enter_process, pin
+from carpool.worker.program import DUMP_SIGNAL, Setup, process_name
 from carpool.worker.serve import serve
-from carpool.worker.setup import DUMP_SIGNAL, Setup, process_name
 
 _TEARDOWN_GRACE_S = 5.0
 _THREADS_GRACE_S = 1.0
@@ -67,6 +67,13 @@ class ParentSocket:
         self._received: deque[Frame] = deque()  # the next batch may come together with this one
         self._has_ended = False  # the parent has closed its end, which `has_news` has seen
         self._pid = os.getpid()
+
+    def take_place(self, setup: Setup) -> None:
+        """Make this process the worker that a setup describes."""
+        multiprocessing.process.current_process().name = process_name(setup.stage, setup.place)
+        faults.connection, self.send_fault = self.sock, faults.sending(setup.place)
+        self.receive_fault = faults.at("worker.mid_recv", setup.place)
+        enter_process(setup.place)
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None once the parent has closed its end."""
@@ -220,11 +227,8 @@ async def _live(connection: ParentSocket) -> None:
     if frame is None:
         return
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
-    multiprocessing.process.current_process().name = process_name(setup.stage, setup.place)
-    faults.connection, connection.send_fault = connection.sock, faults.sending(setup.place)
-    connection.receive_fault = faults.at("worker.mid_recv", setup.place)
-    affinity.pin(setup.cores)
-    enter_process(setup.place)
+    connection.take_place(setup)
+    pin(setup.cores)
     program.restore(setup.program)
     if setup.log_level is not None:
         logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")

@@ -20,9 +20,7 @@ import msgspec
 
 from carpool.call.results import UNCHANGING
 from carpool.parts import Last
-from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, detach, dump, load
-from carpool.wire.pickling import dumps, own_tensor
+from carpool.wire.payload import LARGE, Memory, detach, dump, dumps, load, own_tensor
 
 _local = threading.local()  # the memory of each thread's copies
 

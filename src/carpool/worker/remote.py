@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import multiprocessing.process
 import os
 import secrets
 import select
@@ -26,21 +25,18 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from carpool import faults
 from carpool.call.results import run_now
 from carpool.logger import logger
 from carpool.wire import handshake
 from carpool.wire.frame import MAX_METRICS_BYTES, Frame, FrameKind
 from carpool.wire.handshake import Hello
 from carpool.wire.outcome import FailureReport, read_report
-from carpool.worker.address import JoinAddress, tune
-from carpool.worker.clock_offset import ClockOffset
+from carpool.worker.address import JoinAddress, Tls, tune
 from carpool.worker.main import ANSWERS, ParentSocket
 from carpool.worker.own_metrics import EVERY_S, FOLDER_VARIABLE, OwnMetrics, own_metrics
-from carpool.worker.place import INDEX_VARIABLE, enter_process
+from carpool.worker.place import INDEX_VARIABLE
+from carpool.worker.program import LEAVING, Setup
 from carpool.worker.serve import FindModel, serve
-from carpool.worker.setup import LEAVING, Setup, process_name
-from carpool.worker.tls import Tls
 
 ReadSetup = Callable[[Frame], tuple[Setup, FindModel]]
 """Returns what the first frame says, and what finds the model."""
@@ -301,13 +297,10 @@ async def _live(link: RemoteSocket, read_setup: ReadSetup) -> None:
     if frame is None:
         return
     setup, find_model = read_setup(frame)
-    multiprocessing.process.current_process().name = process_name(setup.stage, setup.place)
-    faults.connection, link.send_fault = link.sock, faults.sending(setup.place)
-    link.receive_fault = faults.at("worker.mid_recv", setup.place)
+    link.take_place(setup)
     os.environ[INDEX_VARIABLE] = str(setup.place)
     os.environ.pop(FOLDER_VARIABLE, None)  # of an actor that has inherited it
     link.sends_metrics = setup.sends_metrics
-    enter_process(setup.place)
     await serve(link, setup, find_model)
     link.send_metrics()
 
@@ -346,3 +339,34 @@ def _watch(fd: int, has_ended: threading.Event) -> None:
         faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
     leads_group = os.getpgrp() == os.getpid()
     (os.killpg if leads_group else os.kill)(0 if leads_group else os.getpid(), signal.SIGKILL)
+
+
+_DRIFT: Final = 2e-4  # seconds a second: more than two quartz clocks do
+
+
+class ClockOffset:
+    """How far the clock of this machine is ahead of the service's.
+
+    Attributes:
+        offset_s: The best estimate, in seconds; never less than the truth at the time.
+    """
+
+    __slots__ = ("_at", "offset_s")
+
+    def __init__(self) -> None:
+        self.offset_s: float | None = None
+        self._at = 0.0
+
+    def heard(self, sent: float, now: float) -> None:
+        """Learn from a message.
+
+        Args:
+            sent: When it was made, by the clock of the service.
+            now: When it was heard, by the clock of this machine.
+        """
+        seen_s = now - sent
+        if self.offset_s is None:
+            self.offset_s = seen_s
+        else:
+            self.offset_s = min(seen_s, self.offset_s + _DRIFT * max(0.0, now - self._at))
+        self._at = now

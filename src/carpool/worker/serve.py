@@ -28,8 +28,9 @@ of that call loses the answers of the batch before it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 import msgspec
 
@@ -48,58 +49,12 @@ from carpool.worker.answer import BatchAnswerer, ExampleError
 from carpool.worker.generators import Beside
 from carpool.worker.own import own
 from carpool.worker.own_metrics import metrics_in_file
-from carpool.worker.quiet import hold_back_prints
+from carpool.worker.program import Setup
 from carpool.worker.reports import FailureReports, clear_own_frames, describe
-from carpool.worker.setup import Setup
-from carpool.worker.step_loop import StepAnswerer
-
-_REPORT_EVERY_S = 0.01  # calls that follow each other faster are not all reported
+from carpool.worker.step_loop import CallAnnouncer, Link, StepAnswerer
 
 FindModel = Callable[[], tuple[AnyModel, Mapping[str, Any], Sequence[Adapter]]]
 """Returns the model, its arguments and the adapters of its addresses; may raise."""
-
-
-class Link(Protocol):
-    """A worker's end of the connection to its stage."""
-
-    heard_at: float
-    """When the first byte of the last frame came: reading the rest of the frame does not count as
-    waiting.
-    """
-
-    async def receive(self) -> Frame | None:
-        """Return the next frame; None once no more will come."""
-
-    async def has_news(self) -> bool:
-        """Report whether `receive` would return at once; see `worker/step_loop.py`."""
-
-    def send(self, frame: Frame) -> None:
-        """Send one frame."""
-
-
-class _CallAnnouncer:
-    """Announces to the stage that another call of a batch has begun, so that the hang limit is that
-    of a single call.
-
-    Attributes:
-        batch_id: The id of the batch; 0 for the warm-up, which has no limit.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self.batch_id = 0
-        self._link = link
-        self._announced_at = 0.0
-
-    def begin(self, batch_id: int) -> None:
-        """Note that a batch has come: its first call counts from when the stage has sent it."""
-        self.batch_id = batch_id
-        self._announced_at = monotonic()
-
-    def __call__(self) -> None:
-        now = monotonic()
-        if self.batch_id and now - self._announced_at > _REPORT_EVERY_S:
-            self._announced_at = now
-            self._link.send(Frame(FrameKind.CALL, self.batch_id))
 
 
 async def serve(
@@ -125,7 +80,7 @@ async def serve(
             on which async user code could wait.
         same_process: Whether frames that are sent over the link stay in this process.
     """
-    announcer = _CallAnnouncer(link)
+    announcer = CallAnnouncer(link)
     points = WorkerPoints(setup.place)
     retrier = Retrier(
         isolate_errors=setup.isolate_errors,
@@ -185,7 +140,7 @@ async def _load(
     setup: Setup,
     find_model: FindModel,
     retrier: Retrier,
-    announcer: _CallAnnouncer,
+    announcer: CallAnnouncer,
     points: WorkerPoints,
     same_process: bool,
     beside: Beside | None,
@@ -334,3 +289,53 @@ async def _tear_down(answerer: BatchAnswerer, setup: Setup) -> None:
         await answerer.tear_down()
     except BaseException as error:
         logger.error("teardown of worker %s/%d raised:\n%s", setup.stage, setup.place, traceback_of(error).rstrip())
+
+
+# -- prints of the warm-up, which no caller asked for
+
+
+@contextlib.contextmanager
+def hold_back_prints(stage: str) -> Iterator[None]:
+    """Hold back what is printed in this process while the block runs: it goes to the log, at DEBUG.
+    If the block raises, it is printed after all, since it may tell why.
+
+    Standard error is left alone, and so is what is not printed by way of `sys.stdout`.
+
+    Args:
+        stage: The name of the stage, for the log.
+    """
+    real = sys.stdout
+    held = _HeldBack(real)
+    with contextlib.redirect_stdout(held):
+        try:
+            yield
+        except BaseException:
+            real.write(held.release())
+            raise
+    for line in held.release().splitlines():
+        logger.debug("stage %s printed in its warm-up: %s", stage, line)
+
+
+class _HeldBack:
+    """A stand-in for `sys.stdout`. A model may keep it (a handler of the log does), so once it is
+    released it passes on what is written.
+    """
+
+    def __init__(self, real: TextIO) -> None:
+        self._real = real
+        self._held: list[str] | None = []
+
+    def write(self, text: str) -> int:
+        """Keep a text, or pass it on."""
+        if self._held is None:
+            return self._real.write(text)
+        self._held.append(text)
+        return len(text)
+
+    def release(self) -> str:
+        """Pass on whatever comes from now on, and return what was held back."""
+        held, self._held = self._held or [], None
+        return "".join(held)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)

@@ -27,11 +27,12 @@ from carpool.call.retry import Retrier
 from carpool.clock import monotonic
 from carpool.core.running_set import EVERY_STEP, ON_LEAVING
 from carpool.errors import ModelError
+from carpool.fast_paths import fast_path
 from carpool.faults import WorkerPoints
 from carpool.forms import Form
 from carpool.hints import schema
 from carpool.wire import order as wire
-from carpool.wire import payload, scalars
+from carpool.wire import payload
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import ARRAYS, JSON, MSGPACK, OBJECT, RAW, size_of
@@ -44,14 +45,18 @@ from carpool.worker.steps import Lineup, Measures, Out, PlainOuts, Row, Runner, 
 MOST_PART_BYTES = 64 * 2**20
 """The most bytes of one part, so that a frame can hold those of some streams."""
 
+_REPORT_EVERY_S = 0.01  # calls that follow each other faster are not all reported
 _WARM_UP_S = 2.0  # once the examples have run this long, they are stopped: some answers have no end
 _NO_ORDER = wire.OrderHead()
 
 
-class StepLink(Protocol):
-    """A worker's end of the connection to its stage; see `serve.Link`."""
+class Link(Protocol):
+    """A worker's end of the connection to its stage."""
 
     heard_at: float
+    """When the first byte of the last frame came: reading the rest of the frame does not count as
+    waiting.
+    """
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None once no more will come."""
@@ -63,11 +68,29 @@ class StepLink(Protocol):
         """Send one frame."""
 
 
-class CallAnnouncer(Protocol):
-    """Announces to the stage that another call of the model has begun."""
+class CallAnnouncer:
+    """Announces to the stage that another call of a batch has begun, so that the hang limit is that
+    of a single call.
+
+    Attributes:
+        batch_id: The id of the batch; 0 for the warm-up, which has no limit.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.batch_id = 0
+        self._link = link
+        self._announced_at = 0.0
 
     def begin(self, batch_id: int) -> None:
-        """Note that an order has come, by its number."""
+        """Note that a batch has come: its first call counts from when the stage has sent it."""
+        self.batch_id = batch_id
+        self._announced_at = monotonic()
+
+    def __call__(self) -> None:
+        now = monotonic()
+        if self.batch_id and now - self._announced_at > _REPORT_EVERY_S:
+            self._announced_at = now
+            self._link.send(Frame(FrameKind.CALL, self.batch_id))
 
 
 class Packed:
@@ -276,6 +299,7 @@ class StepAnswerer:
             packed.fail(row.id, value)
         return packed
 
+    @fast_path("parts_alike", declined=False)
     def _pack_plain(self, outs: Sequence[Out], packed: Packed) -> bool:
         """Add what has come if it is parts only, all in one encoding; report whether it was so.
 
@@ -290,7 +314,7 @@ class StepAnswerer:
             return False
         payloads: Any = None
         if accept == OBJECT:
-            payloads = scalars.as_scalars(values, set(map(type, values)))
+            payloads = payload.as_scalars(values, set(map(type, values)))
         if payloads is None:
             try:
                 payloads = list(map(self._part_encoders[accept], values))
@@ -398,7 +422,7 @@ class StepAnswerer:
         raise ExampleError(f"example {i + 1}: {report.message}", report.traceback)
 
 
-async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, points: WorkerPoints) -> None:
+async def run(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, points: WorkerPoints) -> None:
     """Follow orders and make steps until no more frames come."""
     waits = True
     order = _NO_ORDER
@@ -439,7 +463,7 @@ async def run(link: StepLink, answerer: StepAnswerer, announcer: CallAnnouncer, 
             idle_since = monotonic()
 
 
-def _send(link: StepLink, number: int, measures: Measures, packed: Packed, stopped: bool, waited_s: float) -> None:
+def _send(link: Link, number: int, measures: Measures, packed: Packed, stopped: bool, waited_s: float) -> None:
     """Send a report as one frame, or as several if it is too large for one."""
     frame = packed.frame(number, measures, stopped)
     frame.waited_s = waited_s

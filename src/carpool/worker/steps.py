@@ -23,11 +23,12 @@ from carpool.call.oom import release_memory
 from carpool.call.results import OF_RESUME, OF_START, OF_STEP, Failed, as_results, is_bad_result
 from carpool.call.retry import Retrier
 from carpool.errors import ModelError
+from carpool.fast_paths import fast_path
 from carpool.foreign import traceback_of
 from carpool.logger import logger
-from carpool.parts import END, Last
+from carpool.parts import END, Last, ends_answer
 from carpool.wire import order as wire
-from carpool.wire.scalars import SCALARS
+from carpool.wire.payload import SCALARS
 from carpool.worker.own import own, own_part
 
 
@@ -371,7 +372,7 @@ class Runner:
             # what is called meanwhile may fill the memory of the parts again: another step,
             # `postprocess`, or `collect` and `stop` of a stream that has ended
             is_plain = _PLAIN.issuperset(map(type, parts))
-            if more or self._postprocess is not None or (not is_plain and any(map(_is_end, parts))):
+            if more or self._postprocess is not None or (not is_plain and any(map(ends_answer, parts))):
                 parts = [own_part(part, self._postprocess is not None) for part in parts]
             plain = self._take_plain(lineup, parts)
             if plain is not None:
@@ -518,6 +519,7 @@ class Runner:
         if is_last:
             await self._end(row, outs)
 
+    @fast_path("parts_alike")
     def _take_plain(self, lineup: Lineup, parts: Any) -> PlainOuts | None:
         """Take a step that gave a part for each row, all of them sent as they are; None if not.
 
@@ -633,10 +635,6 @@ async def _item_of(row: Row) -> Any:
         row.item = own(item, handed_on=True)
     row.is_given = True
     return row.item
-
-
-def _is_end(part: Any) -> bool:
-    return part is END or type(part) is Last or issubclass(type(part), BaseException)
 
 
 def _halves(rows: list[Row]) -> tuple[list[Row], list[Row]]:

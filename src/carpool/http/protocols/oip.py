@@ -33,8 +33,7 @@ from carpool.http.protocols.tensors import Tensor, elements_of, from_binary, fro
 from carpool.http.protocols.wording import as_response, as_written, read, versions_of, without_details
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
-from carpool.wire.memory import Memory
-from carpool.wire.payload import ARRAYS, LARGE, OBJECT
+from carpool.wire.payload import ARRAYS, LARGE, OBJECT, Memory
 
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"

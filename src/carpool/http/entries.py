@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from carpool.fast_paths import fast_path
 from carpool.wire.payload import JSON, MSGPACK
 
 _ERROR: Final = "error"
@@ -42,16 +43,17 @@ def of_result(result: bytes, format: int = JSON) -> bytes:
 
 
 def of_results(results: Sequence[bytes]) -> bytes:
-    """Return results in JSON as lines.
-
-    Fast path of `of_result`: the same lines, see tests/wire/test_entries.py.
-    """
+    """Return results in JSON as lines."""
     lines = b"\n".join([*results, b""])
     return lines if are_plain(lines) else b"\n".join([*map(of_result, results), b""])
 
 
+@fast_path("plain_lines", declined=False)
 def are_plain(lines: bytes) -> bool:
-    """Report whether no line is an error, or a result that must be wrapped; True is certain."""
+    """Report whether no line is an error, or a result that must be wrapped; True is certain.
+
+    Fast path of `of_result`: the same lines, see tests/http/test_entries.py.
+    """
     return not any(lines.partition(sign)[1] for sign in _SIGNS[JSON])  # the fastest way to ask
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from carpool.worker import affinity, blas, cgroup
+from carpool.worker import place
+from carpool.worker.place import (
+    FOR_ALL,
+    SPIN_TIMEOUT,
+    THREAD_VARIABLES,
+    Threads,
+    cpu_limit,
+    decide_threads,
+    usable_cores,
+)
 
 
 def decided(
@@ -19,9 +28,9 @@ def decided(
     cores: int = 2,
     all_workers: int = 2,
     limit: int | None = None,
-) -> blas.Threads:
+) -> Threads:
     numbers = {"workers": workers, "cores": cores, "all_workers": all_workers, "limit": limit}
-    return blas.decide("Net", exported or {}, env or {}, pinned=pinned, **numbers)  # type: ignore[arg-type]
+    return decide_threads("Net", exported or {}, env or {}, pinned=pinned, **numbers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +39,7 @@ def decided(
 def test_pinned_workers_share_what_their_container_may_use(limit: int | None, each: list[str]) -> None:
     """A pinned worker has no more threads than its share of its container's limit."""
     threads = decided(pinned=[4, 8], cores=64, limit=limit)
-    assert [variables[blas.FOR_ALL] for variables in threads.variables] == each
+    assert [variables[FOR_ALL] for variables in threads.variables] == each
 
 
 @pytest.mark.parametrize(
@@ -40,8 +49,8 @@ def test_pinned_workers_share_what_their_container_may_use(limit: int | None, ea
 def test_cores_are_shared_by_all_workers_of_the_service(cores: int, all_workers: int, each: int) -> None:
     """Each worker of a service gets its share of the cores, rounded down, and at least one."""
     threads = decided(cores=cores, all_workers=all_workers)
-    assert [{name: variables[name] for name in blas.VARIABLES} for variables in threads.variables] == [
-        dict.fromkeys(blas.VARIABLES, str(each))
+    assert [{name: variables[name] for name in THREAD_VARIABLES} for variables in threads.variables] == [
+        dict.fromkeys(THREAD_VARIABLES, str(each))
     ] * 2
 
 
@@ -51,16 +60,16 @@ def test_cores_are_shared_by_all_workers_of_the_service(cores: int, all_workers:
         ({"all_workers": 1}, "4"),
         ({"all_workers": 2}, None),
         ({"pinned": [2, 2]}, None),
-        ({"all_workers": 1, "exported": {blas.SPIN_TIMEOUT: "20"}}, None),
-        ({"all_workers": 1, "env": {blas.SPIN_TIMEOUT: "20"}}, None),
-        ({"all_workers": 1, "env": {blas.FOR_ALL: "2"}}, None),
+        ({"all_workers": 1, "exported": {SPIN_TIMEOUT: "20"}}, None),
+        ({"all_workers": 1, "env": {SPIN_TIMEOUT: "20"}}, None),
+        ({"all_workers": 1, "env": {FOR_ALL: "2"}}, None),
     ],
 )
 def test_threads_that_share_all_cores_do_not_spin(settings: Any, timeout: str | None) -> None:
     """BLAS threads that share all cores do not spin, unless the user has said how long they are to,
     or how many there are.
     """
-    assert [variables.get(blas.SPIN_TIMEOUT) for variables in decided(**settings).variables] == [timeout] * 2
+    assert [variables.get(SPIN_TIMEOUT) for variables in decided(**settings).variables] == [timeout] * 2
 
 
 @pytest.mark.parametrize("pinned", [[1, 1], [1, 3], [4, 4]])
@@ -79,13 +88,13 @@ def test_a_pinned_worker_gets_as_many_as_its_cores(pinned: list[int]) -> None:
         ({"OMP_NUM_THREADS": ""}, {}, ()),
         ({"OMP_NUM_THREADS": "4,2", "MKL_NUM_THREADS": "1"}, {}, ()),
         ({"MKL_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "7"}, ()),
-        ({"MKL_NUM_THREADS": "3"}, {}, set(blas.VARIABLES) - {"MKL_NUM_THREADS"}),
+        ({"MKL_NUM_THREADS": "3"}, {}, set(THREAD_VARIABLES) - {"MKL_NUM_THREADS"}),
         (
             {"MKL_NUM_THREADS": "3"},
             {"OPENBLAS_NUM_THREADS": "7"},
-            set(blas.VARIABLES) - {"MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"},
+            set(THREAD_VARIABLES) - {"MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"},
         ),
-        ({"HOME": "/", "NUM_THREADS": "3"}, {"FLAVOUR": "vanilla"}, set(blas.VARIABLES)),
+        ({"HOME": "/", "NUM_THREADS": "3"}, {"FLAVOUR": "vanilla"}, set(THREAD_VARIABLES)),
     ],
 )
 def test_what_the_user_has_set_stands(
@@ -165,7 +174,7 @@ def test_the_limit_of_a_container(groups: str, files: dict[str, str], limit: flo
     if groups:
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/self/cgroup").write_text(groups)
-    assert cgroup.cpu_limit(tmp_path) == limit
+    assert cpu_limit(tmp_path) == limit
 
 
 @pytest.mark.parametrize(("limit", "usable"), [(None, 8), (16.0, 8), (8.0, 8), (2.9, 2), (0.5, 1)])
@@ -175,9 +184,9 @@ def test_the_usable_cores_are_no_more_than_the_limit(
     """The usable cores are no more than the container's limit, where a share of a core counts for
     nothing beside a whole one.
     """
-    monkeypatch.setattr(affinity, "available", lambda: 8)
-    monkeypatch.setattr(cgroup, "cpu_limit", lambda: limit)
-    assert affinity.usable() == usable
+    monkeypatch.setattr(place, "available_cores", lambda: 8)
+    monkeypatch.setattr(place, "cpu_limit", lambda: limit)
+    assert usable_cores() == usable
 
 
 @pytest.mark.parametrize("named", ["cpu,cpuacct", "cpuacct,cpu", "cpu"])
@@ -192,4 +201,4 @@ def test_a_limit_is_found_in_whatever_order_its_controllers_are_named(tmp_path: 
     (group / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(f"4:{named}:/docker/a\n")
-    assert cgroup.cpu_limit(tmp_path) == 2.0
+    assert cpu_limit(tmp_path) == 2.0
