@@ -18,11 +18,11 @@ CANCELS = 10_000
 PATIENCE_S = 100.0
 
 
-def check_empty(pipeline: Core) -> None:
+def check_empty(core: Core) -> None:
     """Nobody is inside, and the counts add up."""
-    (stage,) = pipeline.batchers
-    assert pipeline.unanswered == pipeline.waiting == stage.running == 0
-    assert pipeline.flow.admitted == pipeline.flow.answered + pipeline.flow.cancelled
+    (stage,) = core.batchers
+    assert core.unanswered == core.waiting == stage.running == 0
+    assert core.flow.admitted == core.flow.answered + core.flow.cancelled
     assert (stage.queue.count, stage.queue.size, stage.in_flight) == (0, 0, {})
 
 
@@ -57,9 +57,9 @@ async def storm_of_tasks(seed: int) -> tuple[int, int]:
                 served += 1
     assert await asyncio.wait_for(double(-1), PATIENCE_S) == -2
     (driver,) = double._drivers.by_loop.values()
-    check_empty(driver.pipeline)
+    check_empty(driver.core)
     assert (
-        driver.pipeline.flow.cancelled > CANCELS // 4
+        driver.core.flow.cancelled > CANCELS // 4
     )  # the others left before they were seen, or with their answer there
     await double.close()
     return cancelled, served
@@ -141,5 +141,5 @@ def test_tickets_that_are_cancelled() -> None:
     assert crowd.double(-1) == -2
     crowd.double.close()
     line = crowd.double._driver._line
-    check_empty(line.pipeline)
+    check_empty(line.core)
     assert line.wake == []

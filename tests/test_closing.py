@@ -42,7 +42,7 @@ def test_a_function_for_threads() -> None:
     caller = Thread(target=lambda: answers.append(call(4)))
     with quick():
         caller.start()
-        wait_until(lambda: call._driver._line.pipeline.waiting == 2)
+        wait_until(lambda: call._driver._line.core.waiting == 2)
         call.close()
         caller.join()
         assert (ticket.result(), answers) == (-3, [-4])

@@ -36,8 +36,8 @@ def metrics() -> dict[str, set[str]]:
     from carpool.observe.stats import Stats
     from carpool.policy import Adaptive
 
-    pipeline = Core([Batcher("s", Adaptive(8), Queue(8))])
-    stats = Stats("m", pipeline, [Roster(1, lambda: 0.5)], [False], slo_s=1.0)
+    core = Core([Batcher("s", Adaptive(8), Queue(8))])
+    stats = Stats("m", core, [Roster(1, lambda: 0.5)], [False], slo_s=1.0)
     text = render([stats], 0.0, more=[CallerMetrics(_NoCallers())])[0].decode()
     families = re.findall(r"^# HELP (\w+)", text, re.MULTILINE)
     found = {name: set[str]() for family in families for name in (family, *(family + each for each in _SUFFIXES))}

@@ -81,14 +81,14 @@ def a_long_line(n: int) -> Work:
 
 def _bulk() -> BulkItems:
     """Return a bulk request for which there is no room, so that all that comes is kept."""
-    pipeline = pipeline_of(stage(4))
+    core = pipeline_of(stage(4))
     nothing = lambda *_, **__: None  # noqa: E731
     names = ("watch_silence", "write_part", "end_parts", "want_more", "hold", "leave_body_unread")
     exchange: Any = SimpleNamespace(head=None, stream=None, **dict.fromkeys(names, nothing))
     endpoint = SimpleNamespace(weigher=None)
     lane = Lane(-1, None, 0)
     ask: Any = SimpleNamespace(endpoint=endpoint, responder=None, format=1, accept=1, timeout_s=inf, lane=lane)
-    driver: Any = SimpleNamespace(pipeline=pipeline, loop=SimpleNamespace(call_later=nothing), clock=lambda: 0.0)
+    driver: Any = SimpleNamespace(core=core, loop=SimpleNamespace(call_later=nothing), clock=lambda: 0.0)
     items = BulkItems(exchange, ask, driver, StreamWindow(8, 8), 2**40, nothing)
     items.pause(is_paused=True)
     return items

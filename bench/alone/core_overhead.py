@@ -70,9 +70,9 @@ class CoreAndDriver:
     """What a service runs."""
 
     def __init__(self) -> None:
-        pipeline = Core([Batcher("double", Greedy(MAX_BATCH_SIZE), Queue(1024, 2**28), max_batch_time_s=10.0)])
+        core = Core([Batcher("double", Greedy(MAX_BATCH_SIZE), Queue(1024, 2**28), max_batch_time_s=10.0)])
         self._loop = asyncio.get_running_loop()
-        self._driver = Driver(pipeline, Stats("bench", pipeline, [None], [False]))
+        self._driver = Driver(core, Stats("bench", core, [None], [False]))
 
     async def start(self) -> None:
         await self._driver.start([InPlace(self._driver)], [1])

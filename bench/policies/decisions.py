@@ -62,8 +62,8 @@ def decide(case: dict[str, Any], note: Note) -> None:
     settings = dict(case["settings"])
     begin = virtual.VirtualDriver.__init__
 
-    def watched(driver: Any, pipeline: Any, *args: Any, **named: Any) -> None:
-        poll = pipeline.poll
+    def watched(driver: Any, core: Any, *args: Any, **named: Any) -> None:
+        poll = core.poll
 
         def poll_and_note(now: float) -> Any:
             todo = poll(now)
@@ -71,8 +71,8 @@ def decide(case: dict[str, Any], note: Note) -> None:
                 note(line)
             return todo
 
-        pipeline.poll = poll_and_note
-        begin(driver, pipeline, *args, **named)
+        core.poll = poll_and_note
+        begin(driver, core, *args, **named)
 
     virtual.VirtualDriver.__init__ = watched  # type: ignore[method-assign]
     try:

@@ -188,9 +188,9 @@ class World(VirtualDriver):
         self._compiled = set[tuple[int, int]]()  # places and sizes
         self._counts = defaultdict[int, list[float]](lambda: [0.0] * 5)  # by the time, in units of _BIN_S
         stage = Batcher("stage", policy, Queue(inf), runs_ahead=scenario.runs_ahead)
-        pipeline = Core([stage], slo_s=None if scenario.slo_s == inf else scenario.slo_s)
+        core = Core([stage], slo_s=None if scenario.slo_s == inf else scenario.slo_s)
         super().__init__(
-            pipeline,
+            core,
             self._seconds,
             [scenario.workers],
             [lambda items: [ValueError("disturbed")] * len(items) if self._is("errors", "slow errors") else items],

@@ -25,15 +25,15 @@ class Pipeline(Protocol):
     def stream(self, xs: Iterable[Any]) -> Iterable[Any]: ...
 
 
-def seconds_per_item(case: Case, pipeline: Pipeline, seconds: float) -> float:
+def seconds_per_item(case: Case, core: Pipeline, seconds: float) -> float:
     """A stream: the whole time over the number of items. Lone calls: the median."""
     give, check = arrays() if case.startswith("arrays") else numbers()
     measure = stream if "stream" in case else calls
-    measure(pipeline, give, check, WARM_UP_S)
-    return measure(pipeline, give, check, seconds)
+    measure(core, give, check, WARM_UP_S)
+    return measure(core, give, check, seconds)
 
 
-def stream(pipeline: Pipeline, give: Callable[[int], Any], check: Callable[[int, Any], None], seconds: float) -> float:
+def stream(core: Pipeline, give: Callable[[int], Any], check: Callable[[int, Any], None], seconds: float) -> float:
     begin = time.perf_counter()
 
     def items() -> Iterator[Any]:
@@ -43,19 +43,19 @@ def stream(pipeline: Pipeline, give: Callable[[int], Any], check: Callable[[int,
             yield give(i)
 
     count = 0
-    for y in pipeline.stream(items()):
+    for y in core.stream(items()):
         check(count, y)
         count += 1
     return (time.perf_counter() - begin) / count
 
 
-def calls(pipeline: Pipeline, give: Callable[[int], Any], check: Callable[[int, Any], None], seconds: float) -> float:
+def calls(core: Pipeline, give: Callable[[int], Any], check: Callable[[int, Any], None], seconds: float) -> float:
     taken = []
     end = time.perf_counter() + seconds
     for i in itertools.count():
         x = give(i)
         begin = time.perf_counter()
-        y = pipeline.call(x)
+        y = core.call(x)
         now = time.perf_counter()
         check(i, y)
         taken.append(now - begin)

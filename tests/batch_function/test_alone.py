@@ -104,14 +104,14 @@ class Side:
 
     def state(self) -> Any:
         """All that has been counted and learned."""
-        pipeline = self.driver._line.pipeline
-        (batcher,) = pipeline.batchers
+        core = self.driver._line.core
+        (batcher,) = core.batchers
         counted = (
-            pipeline.flow.admitted,
-            pipeline.flow.answered,
-            pipeline.flow.cancelled,
-            pipeline.flow.refused,
-            pipeline.waiting,
+            core.flow.admitted,
+            core.flow.answered,
+            core.flow.cancelled,
+            core.flow.refused,
+            core.waiting,
         )
         timed = (
             batcher._batch_ids,

@@ -57,7 +57,7 @@ class Gated:
 
 def waiting(batched: Any) -> int:
     """How many wait in the line."""
-    n: int = batched._driver._line.pipeline.waiting
+    n: int = batched._driver._line.core.waiting
     return n
 
 

@@ -37,8 +37,8 @@ async def virtual(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int 
 
 class _Virtual:
     def __init__(self, cost_s: float, max_batch_size: int, workers: int) -> None:
-        pipeline = Core([Batcher("contract", Greedy(max_batch_size), Queue())])
-        self._driver = VirtualDriver(pipeline, [lambda n: cost_s], [workers], [self._compute])
+        core = Core([Batcher("contract", Greedy(max_batch_size), Queue())])
+        self._driver = VirtualDriver(core, [lambda n: cost_s], [workers], [self._compute])
         self._model = Contract()
         self._places = list(range(workers))
         self._pumping = False
@@ -51,7 +51,7 @@ class _Virtual:
         try:
             return await caller.future
         except asyncio.CancelledError:
-            self._driver.pipeline.cancel(self._driver.clock.now, request)
+            self._driver.core.cancel(self._driver.clock.now, request)
             raise
 
     async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:

@@ -192,9 +192,9 @@ class _Virtual:
     """The same core under a clock that jumps, whenever no task has anything else to do."""
 
     def __init__(self, rows: int) -> None:
-        pipeline = Core([Stepper("streams", GreedySteps(rows), Queue(), rows=rows, resumable=True)])
+        core = Core([Stepper("streams", GreedySteps(rows), Queue(), rows=rows, resumable=True)])
         costs = StepCosts(lambda length: 0.0, lambda n: STEP_S, _count)
-        self._driver = VirtualDriver(pipeline, [], [1], steps=costs)
+        self._driver = VirtualDriver(core, [], [1], steps=costs)
         self._pump: asyncio.Task[None] | None = None
 
     async def predict(self, item: Any) -> Any:
@@ -211,7 +211,7 @@ class _Virtual:
         try:
             yield _until_end(caller.inbox)
         finally:
-            self._driver.pipeline.cancel(self._driver.clock.now, request)
+            self._driver.core.cancel(self._driver.clock.now, request)
             self._pump_soon()
 
     def _submit(self, item: Any, caller: _Caller, stream: Stream, timeout_s: float | None) -> Request:
@@ -228,7 +228,7 @@ class _Virtual:
             for _ in range(5):
                 await asyncio.sleep(0)
             self._driver.run(until=self._driver.clock.now + STEP_S)
-            if not self._driver.pipeline.unanswered:
+            if not self._driver.core.unanswered:
                 return
 
 

@@ -46,9 +46,9 @@ class Storm:
             Batcher("first", Greedy(16), Queue(max_size=100)),
             Batcher("second", Adaptive(32), Queue(max_size=64)),
         ]
-        self.pipeline = Core(stages)
+        self.core = Core(stages)
         self.run = VirtualDriver(
-            self.pipeline,
+            self.core,
             self._cost,
             [2, 2],
             computes=[lambda xs: [2 * x for x in xs], lambda xs: [x + 1 for x in xs]],
@@ -60,20 +60,19 @@ class Storm:
         """From the first arrival to the last answer; raises AssertionError if anything is left, lost or doubled."""
         self.run.feed(self._requests())
         self.run.run()
-        pipeline = self.pipeline
+        core = self.core
         assert not self.ledger, f"{len(self.ledger)} wait for ever"
-        assert pipeline.unanswered == pipeline.waiting == 0
+        assert core.unanswered == core.waiting == 0
         assert (
-            pipeline.flow.cancelled
-            == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
+            core.flow.cancelled == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
         )
         assert (
-            pipeline.flow.answered + pipeline.flow.refused
+            core.flow.answered + core.flow.refused
             == self.served + self.failed + self.left["with its answer on the way"]
         )
-        for queue in (pipeline.flow.door, *[stage.queue for stage in pipeline.batchers]):
+        for queue in (core.flow.door, *[stage.queue for stage in core.batchers]):
             assert (queue.count, queue.nbytes, queue.size) == (0, 0, 0)
-        for stage in pipeline.batchers:
+        for stage in core.batchers:
             assert (stage.running, stage.in_flight, stage.idle) == (0, {}, 2)
 
     @property
@@ -149,11 +148,11 @@ class _Leaving:
                 request.caller = None
                 storm.left["with its answer on the way"] += 1
             else:
-                at_the_door = request.state == QUEUED and request.node is storm.pipeline.flow.doors[0]
+                at_the_door = request.state == QUEUED and request.node is storm.core.flow.doors[0]
                 storm.left["at the door" if at_the_door else _STATES[request.state]] += 1
         elif request.state == DONE:
             storm.left[_STATES[DONE]] += 1
-        storm.pipeline.cancel(storm.run.clock.now, request)
+        storm.core.cancel(storm.run.clock.now, request)
 
 
 def storm(cancels: int, seed: int) -> Storm:

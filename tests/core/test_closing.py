@@ -20,10 +20,10 @@ class Patient(Policy):
         return Decision(wake_at=1e9)
 
 
-def closing(pipeline: Core, now: float) -> list[tuple[int, list[object], str]]:
+def closing(core: Core, now: float) -> list[tuple[int, list[object], str]]:
     """What runs at once when the line is closed: by stage."""
-    pipeline.close(CLOSED)
-    return [(batch.stage, items(batch.requests), batch.reason) for batch in pipeline.poll(now).run]
+    core.close(CLOSED)
+    return [(batch.stage, items(batch.requests), batch.reason) for batch in core.poll(now).run]
 
 
 @pytest.mark.fault("F79")
@@ -32,23 +32,23 @@ def test_nothing_is_held_back(policy: Policy) -> None:
     """Once the pipeline is closing, waiting requests go to each free worker up to the batch limit,
     whatever the policy says.
     """
-    pipeline = pipeline_of(stage(policy=policy), workers=2)
-    pipeline.flow.submit(0, asks("abc"))
-    assert pipeline.poll(0).run == []
+    core = pipeline_of(stage(policy=policy), workers=2)
+    core.flow.submit(0, asks("abc"))
+    assert core.poll(0).run == []
 
-    assert closing(pipeline, 1) == [(0, ["a", "b", "c"], "closing")]
+    assert closing(core, 1) == [(0, ["a", "b", "c"], "closing")]
 
 
 def test_no_batch_is_larger_than_the_limit() -> None:
     """Also when closing, no batch is above the limit: the rest goes to the next worker, and then to
     the first that is free.
     """
-    pipeline = pipeline_of(stage(policy=Patient(2)), workers=2)
-    pipeline.flow.submit(0, asks("abcde"))
+    core = pipeline_of(stage(policy=Patient(2)), workers=2)
+    core.flow.submit(0, asks("abcde"))
 
-    assert closing(pipeline, 1) == [(0, ["a", "b"], "closing"), (0, ["c", "d"], "closing")]
-    reply(pipeline, 2, pipeline.batchers[0].in_flight[0])
-    assert [items(batch.requests) for batch in pipeline.poll(2).run] == [["e"]]
+    assert closing(core, 1) == [(0, ["a", "b"], "closing"), (0, ["c", "d"], "closing")]
+    reply(core, 2, core.batchers[0].in_flight[0])
+    assert [items(batch.requests) for batch in core.poll(2).run] == [["e"]]
 
 
 def test_what_the_policy_refuses_is_refused() -> None:
@@ -56,71 +56,71 @@ def test_what_the_policy_refuses_is_refused() -> None:
     reason that it gives.
     """
     policy = Scripted(Decision())
-    pipeline = pipeline_of(stage(policy=policy))
+    core = pipeline_of(stage(policy=policy))
     requests = asks("ab")
-    pipeline.flow.submit(0, requests)
+    core.flow.submit(0, requests)
     policy.decision = Decision(drop=requests[:1], drop_reason="not today")
 
-    assert closing(pipeline, 1) == [(0, ["b"], "closing")]
+    assert closing(core, 1) == [(0, ["b"], "closing")]
     assert str(requests[0].error) == "not today"
 
 
 def test_lanes_go_one_by_one() -> None:
     """Requests of different keys are not mixed in a batch, closing or not."""
-    pipeline = pipeline_of(stage(policy=Patient(4)), workers=2)
-    pipeline.flow.submit(0, [ask("a", key=1), ask("b", key=2), ask("c", key=1)])
+    core = pipeline_of(stage(policy=Patient(4)), workers=2)
+    core.flow.submit(0, [ask("a", key=1), ask("b", key=2), ask("c", key=1)])
 
-    assert sorted(closing(pipeline, 1)) == [(0, ["a", "c"], "closing"), (0, ["b"], "closing")]
+    assert sorted(closing(core, 1)) == [(0, ["a", "c"], "closing"), (0, ["b"], "closing")]
 
 
 def test_later_stages_wait_for_those_who_can_still_come() -> None:
     """While an earlier stage holds or runs requests, a later one may wait for them as company; when
     there are none, it holds nothing back either.
     """
-    pipeline = pipeline_of(stage(1, policy=Greedy(1)), stage(policy=Static(4, 100)))
-    pipeline.flow.submit(0, asks("ab"))
-    (first,) = pipeline.poll(0).run
-    reply(pipeline, 1, first)
-    (second,) = pipeline.poll(1).run
+    core = pipeline_of(stage(1, policy=Greedy(1)), stage(policy=Static(4, 100)))
+    core.flow.submit(0, asks("ab"))
+    (first,) = core.poll(0).run
+    reply(core, 1, first)
+    (second,) = core.poll(1).run
 
-    assert closing(pipeline, 2) == []
-    reply(pipeline, 3, second)
-    assert [(batch.stage, batch.reason) for batch in pipeline.poll(3).run] == [(1, "closing")]
+    assert closing(core, 2) == []
+    reply(core, 3, second)
+    assert [(batch.stage, batch.reason) for batch in core.poll(3).run] == [(1, "closing")]
 
 
 def test_whom_nobody_waits_for_is_no_company() -> None:
     """A request whose caller has gone is no company that a later stage would wait for, although its
     call goes on.
     """
-    pipeline = pipeline_of(stage(1), stage(policy=Static(4, 100)))
+    core = pipeline_of(stage(1), stage(policy=Static(4, 100)))
     requests = asks("ab")
-    pipeline.flow.submit(0, requests)
-    reply(pipeline, 1, pipeline.poll(0).run[0])
-    pipeline.poll(1)
-    pipeline.cancel(2, requests[1])
+    core.flow.submit(0, requests)
+    reply(core, 1, core.poll(0).run[0])
+    core.poll(1)
+    core.cancel(2, requests[1])
 
-    assert closing(pipeline, 2) == [(1, ["a'"], "closing")]
+    assert closing(core, 2) == [(1, ["a'"], "closing")]
 
 
 def test_those_at_the_door_are_company_if_there_is_room() -> None:
     """While closing, a queue with room is first filled with those at the door; a full one goes at
     once, whatever waits outside.
     """
-    pipeline = pipeline_of(stage(policy=Patient(8), max_size=2))
-    pipeline.flow.submit(0, asks("abcd", patient=True))
-    assert pipeline.poll(0).run == []
+    core = pipeline_of(stage(policy=Patient(8), max_size=2))
+    core.flow.submit(0, asks("abcd", patient=True))
+    assert core.poll(0).run == []
 
-    assert closing(pipeline, 1) == [(0, ["a", "b"], "closing")]
-    reply(pipeline, 2, pipeline.batchers[0].in_flight[0])
-    assert [items(batch.requests) for batch in pipeline.poll(2).run] == [["c", "d"]]
+    assert closing(core, 1) == [(0, ["a", "b"], "closing")]
+    reply(core, 2, core.batchers[0].in_flight[0])
+    assert [items(batch.requests) for batch in core.poll(2).run] == [["c", "d"]]
 
 
 def test_credits_count_all_the_same() -> None:
     """Also when closing, no more goes than the next stage has room for."""
-    pipeline = pipeline_of(stage(policy=Patient(4)), stage(1, max_size=2))
-    pipeline.flow.submit(0, asks("abcd"))
+    core = pipeline_of(stage(policy=Patient(4)), stage(1, max_size=2))
+    core.flow.submit(0, asks("abcd"))
 
-    assert closing(pipeline, 1) == [(0, ["a", "b"], "closing")]
+    assert closing(core, 1) == [(0, ["a", "b"], "closing")]
 
 
 @pytest.mark.fault("F79")
@@ -130,22 +130,22 @@ def test_every_policy_drains(policy: type[Policy]) -> None:
     the poll after closing.
     """
     for known in range(40):
-        pipeline = pipeline_of(stage(policy=policy(4, 1e6)))
+        core = pipeline_of(stage(policy=policy(4, 1e6)))
         now = 0.0
         for _ in range(known):
-            pipeline.flow.submit(now, asks("ab"))
-            for batch in pipeline.poll(now).run:
-                reply(pipeline, now + 1, batch, busy_s=1.0)
+            core.flow.submit(now, asks("ab"))
+            for batch in core.poll(now).run:
+                reply(core, now + 1, batch, busy_s=1.0)
             now += 1.0
-        pipeline.flow.submit(now, asks("x"))
-        pipeline.poll(now)
-        pipeline.close(CLOSED)
+        core.flow.submit(now, asks("x"))
+        core.poll(now)
+        core.close(CLOSED)
         for _ in range(20):
-            for batch in list(pipeline.batchers[0].in_flight.values()):
-                reply(pipeline, now, batch)
-            pipeline.poll(now)
+            for batch in list(core.batchers[0].in_flight.values()):
+                reply(core, now, batch)
+            core.poll(now)
 
-        assert pipeline.unanswered == 0
+        assert core.unanswered == 0
 
 
 def test_a_line_of_threads_is_run_at_once() -> None:
@@ -187,16 +187,16 @@ def test_what_waits_for_somebody_who_expires_goes_in_the_same_moment() -> None:
     """If the last request that could have joined a later stage's batch expires, that batch goes in
     the same moment.
     """
-    pipeline = pipeline_of(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
-    pipeline.flow.submit(0, asks("a"))
-    pipeline.poll(0)
-    reply(pipeline, 1, pipeline.batchers[0].in_flight[0])
-    pipeline.worker_lost(1, 0, 0)
-    pipeline.flow.submit(1, [ask("b", deadline=5)])
-    assert pipeline.poll(1).run == []
-    pipeline.close(CLOSED)
-    assert pipeline.poll(2).run == []
+    core = pipeline_of(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
+    core.flow.submit(0, asks("a"))
+    core.poll(0)
+    reply(core, 1, core.batchers[0].in_flight[0])
+    core.worker_lost(1, 0, 0)
+    core.flow.submit(1, [ask("b", deadline=5)])
+    assert core.poll(1).run == []
+    core.close(CLOSED)
+    assert core.poll(2).run == []
 
-    todo = pipeline.poll(5)
+    todo = core.poll(5)
     assert [items(batch.requests) for batch in todo.run] == [["a'"]]
     assert [request.item for request in todo.answer] == ["b"]

@@ -83,7 +83,7 @@ class Spec:
             request.size, request.patient, request.bulk = self.size, self.patient, self.bulk
             request.lane = LANES[self.priority]
         if self.cancelled:
-            to.pipeline.cancel(now, made[0])
+            to.core.cancel(now, made[0])
         to.requests += made
         return together(made)
 
@@ -92,30 +92,30 @@ class Side:
     """One of the twins, and what its drivers and callers have seen."""
 
     def __init__(self, service: Service) -> None:
-        self.pipeline = service.make()
+        self.core = service.make()
         self.requests: list[Request] = []
         self.running: list[Batch] = []
         self.answers: list[Request] = []
 
     def play(self, now: float, step: str, argument: Any) -> None:
         if step == "submit":
-            self.pipeline.flow.submit(now, [request for spec in argument for request in spec.make(now, self)])
+            self.core.flow.submit(now, [request for spec in argument for request in spec.make(now, self)])
         elif step == "submit alike":
             alike, n = argument
-            self.pipeline.flow.submit(now, [request for _ in range(n) for request in alike.make(now, self)], alike=True)
+            self.core.flow.submit(now, [request for _ in range(n) for request in alike.make(now, self)], alike=True)
         elif step == "cancel" and self.requests:
-            self.pipeline.cancel(now, self.requests[argument % len(self.requests)])
+            self.core.cancel(now, self.requests[argument % len(self.requests)])
         elif step == "reply" and self.running:
             batch = self.running.pop(argument % len(self.running))
-            reply(self.pipeline, now, batch, compute=lambda item: item, busy_s=0.5)
-        todo = self.pipeline.poll(now)
+            reply(self.core, now, batch, compute=lambda item: item, busy_s=0.5)
+        todo = self.core.poll(now)
         self.running += todo.run
         self.answers += todo.answer
 
     @property
     def seen(self) -> list[object]:
         """All that must be the same."""
-        to = self.pipeline
+        to = self.core
         return [
             [_told(request) for request in self.requests],
             [request.item for request in self.answers],
@@ -156,26 +156,26 @@ def _counted(batcher: Batcher) -> tuple[object, ...]:
 
 
 def admits_one_by_one(side: Side) -> None:
-    side.pipeline.flow._all_fit = lambda now, requests, alike: False  # type: ignore[method-assign]
+    side.core.flow._all_fit = lambda now, requests, alike: False  # type: ignore[method-assign]
 
 
 def submits_alike_like_others(side: Side) -> None:
-    submit = side.pipeline.flow.submit
-    side.pipeline.flow.submit = lambda now, requests, alike=False: submit(now, requests)  # type: ignore[method-assign]
+    submit = side.core.flow.submit
+    side.core.flow.submit = lambda now, requests, alike=False: submit(now, requests)  # type: ignore[method-assign]
 
 
 def queues_one_by_one(side: Side) -> None:
-    for batcher in side.pipeline.batchers:
+    for batcher in side.core.batchers:
         push = batcher.queue.push
         batcher.queue.push_in_order = lambda requests, nbytes, is_apart, push=push: push(requests)  # type: ignore[method-assign]
 
 
 def answers_one_by_one(side: Side) -> None:
-    side.pipeline._journal = side.pipeline._transit.journal = Journal()
+    side.core._journal = side.core._transit.journal = Journal()
 
 
 def takes_all_replies_for_partial(side: Side) -> None:
-    for batcher in side.pipeline.batchers:
+    for batcher in side.core.batchers:
         batcher.completed = _in_parts(batcher)  # type: ignore[method-assign]
 
 
@@ -270,7 +270,7 @@ def test_the_quick_bound_is_never_below_the_prediction(service: Service, script:
     for waited_s, (step, argument) in script:
         now += waited_s
         side.play(now, step, argument)
-        for batcher in side.pipeline.batchers:
+        for batcher in side.core.batchers:
             for more in (0, 1, 7):
                 predicted_s = batcher.predicted_wait_s(now, batcher.queue.size + more) + batcher.times.fastest_s
                 assert batcher.longest_wait_s(more) >= predicted_s * (1 - 1e-12)
@@ -281,7 +281,7 @@ def waiting_twins(make: Callable[[], Policy], *specs: Spec) -> list[list[bool]]:
     told = []
     for slow in (lambda side: None, admits_one_by_one):
         side = Side(Service("greedy", 2, inf, inf, 1, 1, None))
-        side.pipeline = pipeline_of(stage(policy=make()))
+        side.core = pipeline_of(stage(policy=make()))
         slow(side)
         side.play(0.0, "submit", [Spec()])
         side.play(1.0, "reply", 0)

@@ -77,27 +77,27 @@ def test_guests_are_not_scaled() -> None:
 def test_a_worker_that_drains_gets_nothing_further() -> None:
     """A worker that drains answers what it has, a batch ahead included, and gets no further batch."""
     one = stage(max_batch_size=1)
-    pipeline = pipeline_of(one, workers=2)
+    core = pipeline_of(one, workers=2)
     requests = asks("abcd")
-    pipeline.flow.submit(0.0, requests)
-    first, second = pipeline.poll(0.0).run
-    pipeline.drain(0, first.place)
-    assert not pipeline.poll(0.5).drained
-    reply(pipeline, 1.0, first)
-    todo = pipeline.poll(1.0)
+    core.flow.submit(0.0, requests)
+    first, second = core.poll(0.0).run
+    core.drain(0, first.place)
+    assert not core.poll(0.5).drained
+    reply(core, 1.0, first)
+    todo = core.poll(1.0)
     assert todo.drained == [(0, first.place)]
     assert [batch.place for batch in todo.run] == []
-    reply(pipeline, 2.0, second)
-    assert [batch.place for batch in pipeline.poll(2.0).run] == [second.place]
+    reply(core, 2.0, second)
+    assert [batch.place for batch in core.poll(2.0).run] == [second.place]
 
 
 def test_an_idle_worker_that_drains_is_not_used() -> None:
     """A worker that drains while it is idle is empty, and gets nothing; its successor does."""
     one = stage()
-    pipeline = pipeline_of(one)
-    pipeline.drain(0, 0)
-    pipeline.flow.submit(0.0, asks("a"))
-    assert pipeline.poll(0.0).run == []
-    pipeline.worker_left(1.0, 0, 0)
-    pipeline.worker_ready(0, 0)
-    assert len(pipeline.poll(1.0).run) == 1
+    core = pipeline_of(one)
+    core.drain(0, 0)
+    core.flow.submit(0.0, asks("a"))
+    assert core.poll(0.0).run == []
+    core.worker_left(1.0, 0, 0)
+    core.worker_ready(0, 0)
+    assert len(core.poll(1.0).run) == 1

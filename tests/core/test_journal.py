@@ -21,12 +21,12 @@ def test_a_request_has_a_story() -> None:
     """The journal tells all that happened to a request, in order, with the seconds since it came,
     stages and batches.
     """
-    pipeline, journal = two_stages()
-    pipeline.flow.submit(1, asks("ab"))
-    (first,) = pipeline.poll(2).run
-    reply(pipeline, 3, first)
-    (second,) = pipeline.poll(4).run
-    reply(pipeline, 5, second)
+    core, journal = two_stages()
+    core.flow.submit(1, asks("ab"))
+    (first,) = core.poll(2).run
+    reply(core, 3, first)
+    (second,) = core.poll(4).run
+    reply(core, 5, second)
 
     assert told(journal, 1) == [
         "0.000000 admitted",
@@ -40,14 +40,14 @@ def test_a_request_has_a_story() -> None:
 
 def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
     """The journal also tells of waiting at the door, of a lost worker, and of an error at the end."""
-    pipeline, journal = two_stages()
-    pipeline.worker_lost(0, 0, 1)
-    pipeline.flow.submit(1, asks("ab", patient=True))
-    (batch,) = pipeline.poll(2).run
-    reply(pipeline, 3, batch, errors={0: ModelError("boom")})
-    (batch,) = pipeline.poll(4).run
-    pipeline.worker_lost(5, 0, batch.place)
-    pipeline.abort(6, Unavailable("over"))
+    core, journal = two_stages()
+    core.worker_lost(0, 0, 1)
+    core.flow.submit(1, asks("ab", patient=True))
+    (batch,) = core.poll(2).run
+    reply(core, 3, batch, errors={0: ModelError("boom")})
+    (batch,) = core.poll(4).run
+    core.worker_lost(5, 0, batch.place)
+    core.abort(6, Unavailable("over"))
 
     assert told(journal, 1)[-1] == "2.000000 failed: boom"
     assert told(journal, 2) == [
@@ -61,10 +61,10 @@ def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
 
 def test_a_story_may_end_with_its_caller() -> None:
     """The journal of a request that is cancelled ends with its caller's leaving."""
-    pipeline, journal = two_stages()
+    core, journal = two_stages()
     request = ask("a")
-    pipeline.flow.submit(1, [request])
-    pipeline.cancel(2, request)
+    core.flow.submit(1, [request])
+    core.cancel(2, request)
 
     assert told(journal, 1) == ["0.000000 admitted", "1.000000 cancelled"]
 
@@ -85,12 +85,12 @@ def test_with_a_journal_nothing_else_changes() -> None:
     """With a journal the same requests get the same answers as without one."""
 
     def run(journal: Journal | None) -> list[object]:
-        pipeline = pipeline_of(stage(2, max_size=4), stage(3, max_size=3), workers=2, journal=journal)
+        core = pipeline_of(stage(2, max_size=4), stage(3, max_size=3), workers=2, journal=journal)
         requests = asks(range(12), patient=True)
-        pipeline.flow.submit(0, requests)
+        core.flow.submit(0, requests)
         for now in range(12):
-            for batch in pipeline.poll(now).run:
-                reply(pipeline, now, batch)
+            for batch in core.poll(now).run:
+                reply(core, now, batch)
         return [(r.result, r.id, r.admitted, r.arrived) for r in requests]
 
     assert run(Journal()) == run(None)

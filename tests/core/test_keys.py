@@ -67,7 +67,7 @@ def test_keys_never_share_a_batch(
     whatever the policy.
     """
     driver = driven(policy, workers=workers, most=most, by_length=by_length)
-    batcher = driver.pipeline.batchers[0]
+    batcher = driver.core.batchers[0]
     at = 0.0
     for gap, key, length in arrivals:
         at += gap
@@ -96,7 +96,7 @@ def test_batches_of_one_key_hold_no_more_than_fits(
     """
     driver = driven(policy, workers=workers, most=most)
     if fits < 8:
-        driver.pipeline.batchers[0].safe_size.ran_out(fits + 1, fits)
+        driver.core.batchers[0].safe_size.ran_out(fits + 1, fits)
     at = 0.0
     for gap, key, size in arrivals:
         at += gap
@@ -149,7 +149,7 @@ def test_a_policy_drops_and_takes_while_keys_are_held(policy: Policy, most: int)
         dice = random.Random(seed)
         by_length = dice.random() < 0.5
         driver = driven(policy, workers=dice.randint(most, 3), most=most, by_length=by_length)
-        batcher, at = driver.pipeline.batchers[0], 0.0
+        batcher, at = driver.core.batchers[0], 0.0
         for _ in range(120):
             at += dice.choice([0.0, dice.uniform(0.0, 0.003)])
             sized = {"length" if by_length else "size": dice.choice([1, 1, dice.randint(1, 12)])}
@@ -159,7 +159,7 @@ def test_a_policy_drops_and_takes_while_keys_are_held(policy: Policy, most: int)
         for _ in range(dice.randint(0, 4)):
             driver.at(dice.uniform(0.0, at), lambda driver=driver: lose_one(driver))  # type: ignore[misc]
         closed_at = dice.uniform(0.5, 2.0) * at
-        driver.at(closed_at, lambda driver=driver: driver.pipeline.close(Unavailable("closed")))  # type: ignore[misc]
+        driver.at(closed_at, lambda driver=driver: driver.core.close(Unavailable("closed")))  # type: ignore[misc]
         driver.run()
         assert len(driver.answers) == 120
         assert not batcher.queue.count
@@ -169,7 +169,7 @@ def test_a_policy_drops_and_takes_while_keys_are_held(policy: Policy, most: int)
 
 def lose_one(driver: VirtualDriver) -> None:
     """Have a worker die that runs a batch, if one does."""
-    place = next(iter(driver.pipeline.batchers[0].in_flight), None)
+    place = next(iter(driver.core.batchers[0].in_flight), None)
     if place is not None:
         driver.lose(0, place)
 
@@ -178,9 +178,9 @@ def test_what_waits_behind_a_dropped_request_goes_while_another_key_is_held() ->
     """Of a decision that refuses the first request of a key and takes one, the second one goes, although a key that
     came before it is held.
     """
-    pipeline = Core([Batcher("s", Adaptive(4), Queue(levels=BY_KEY), keyed=KeyedWorkers(1))])
+    core = Core([Batcher("s", Adaptive(4), Queue(levels=BY_KEY), keyed=KeyedWorkers(1))])
     for place in (0, 1):
-        pipeline.worker_ready(0, place)
+        core.worker_ready(0, place)
 
     def ask(key: str, now: float, due: float) -> Request:
         request = Request(key, now + 100.0)
@@ -189,16 +189,16 @@ def test_what_waits_behind_a_dropped_request_goes_while_another_key_is_held() ->
 
     now = 0.0
     for _ in range(12):  # it is learned that a batch takes a second
-        pipeline.flow.submit(now, [ask("b", now, now + 50.0)])
-        (batch,) = pipeline.poll(now).run
+        core.flow.submit(now, [ask("b", now, now + 50.0)])
+        (batch,) = core.poll(now).run
         now += 1.0
-        pipeline.completed(now, Reply(0, batch.place, batch.id, batch.ids, ["x"], None, 1.0))
-        pipeline.poll(now)
-    pipeline.flow.submit(now, [ask("a", now, now + 50.0)])
-    assert [each.requests[0].item for each in pipeline.poll(now).run] == ["a"]
+        core.completed(now, Reply(0, batch.place, batch.id, batch.ids, ["x"], None, 1.0))
+        core.poll(now)
+    core.flow.submit(now, [ask("a", now, now + 50.0)])
+    assert [each.requests[0].item for each in core.poll(now).run] == ["a"]
     late, last = ask("b", now, now + 0.5), ask("b", now, now + 50.0)
-    pipeline.flow.submit(now, [ask("a", now, now + 50.0), late, last])
-    todo = pipeline.poll(now)
+    core.flow.submit(now, [ask("a", now, now + 50.0), late, last])
+    todo = core.poll(now)
     assert [batch.requests for batch in todo.run] == [[last]]
     assert todo.answer == [late]
 
@@ -275,7 +275,7 @@ def test_a_switch_that_costs_is_made_less_often() -> None:
 def test_keys_that_come_and_go_leave_nothing_behind(policy: Policy) -> None:
     """Keys in turn, ten thousand in a thorough run, leave no lane, no level and no worker's memory behind."""
     driver = driven(policy, workers=2, by_length=True)
-    batcher = driver.pipeline.batchers[0]
+    batcher = driver.core.batchers[0]
 
     def held() -> int:
         gc.collect()

@@ -129,7 +129,7 @@ class World:
             if step == ANSWERED:
                 thread.at = "gone"
                 if thread.closes:  # nobody is inside
-                    assert not self.line.pipeline.waiting
+                    assert not self.line.core.waiting
                     assert not self.line._leaders
             elif step == SLEEP:
                 thread.until = self.line.asleep_until(thread)
@@ -175,10 +175,10 @@ class World:
 
     def state(self) -> str:
         """All that decides what can still happen."""
-        batcher = self.line.pipeline.batchers[0]
+        batcher = self.line.core.batchers[0]
         threads = [(t.at, t.woken, t.until, t.waits, t.pending, t.slot, t.interrupted) for t in self.threads]
         queue = [r.item for r in batcher.queue]
-        door = [r.item for r in self.line.pipeline.flow.door]
+        door = [r.item for r in self.line.core.flow.door]
         flight = [(w, [r.item for r in b.requests]) for w, b in sorted(batcher.in_flight.items())]
         following, leaders = getattr(self.line.next_leader, "name", None), sorted(self.line._leaders)
         lone = self.line.lone and self.line.lone.thread
@@ -323,7 +323,7 @@ def test_those_who_close_go_when_nobody_is_inside(
     for end in explore(world(n, policy, slots=slots, tickets=tickets, interrupts=interrupts, closers=closers)):
         check(end)
         closed = any(thread.closes and not thread.interrupted for thread in end.threads)
-        assert not (closed and end.line.pipeline.waiting)
+        assert not (closed and end.line.core.waiting)
         assert end.line._closers == []
 
 
@@ -355,11 +355,8 @@ def test_who_runs_alone_leaves_the_others_unharmed(n: int, more: dict[str, Any],
     for end in explore(world(n, Greedy(limit), alone=True, **more)):
         check(end)
         assert end.line.lone is None
-        pipeline = end.line.pipeline
-        assert (
-            pipeline.flow.admitted
-            == pipeline.flow.answered + pipeline.flow.cancelled + pipeline.batchers[0].queue.count
-        )
+        core = end.line.core
+        assert core.flow.admitted == core.flow.answered + core.flow.cancelled + core.batchers[0].queue.count
         ways |= {"caught up" if thread.lone.requests else "alone" for thread in end.threads if thread.lone}
     assert ways == {"alone", "caught up"}
 

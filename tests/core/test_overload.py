@@ -53,12 +53,12 @@ def poisson(
 
 def serve(policy: Policy, requests: Sequence[Request], slo_s: float | None = None) -> Watch:
     watch = Watch()
-    pipeline = pipeline_of(stage(policy=policy, max_size=1024), workers=0, slo_s=slo_s)
-    run = VirtualDriver(pipeline, [batch_s], [1], watcher=watch)
+    core = pipeline_of(stage(policy=policy, max_size=1024), workers=0, slo_s=slo_s)
+    run = VirtualDriver(core, [batch_s], [1], watcher=watch)
     run.feed((request.admitted, request) for request in sorted(requests, key=lambda request: request.admitted))
     run.run()
     assert len(watch.answers) == len(requests)
-    assert pipeline.unanswered == pipeline.waiting == 0
+    assert core.unanswered == core.waiting == 0
     return watch
 
 
@@ -124,21 +124,21 @@ def test_the_model_sees_exactly_those_who_stayed() -> None:
     """
     for seed in range(20):
         watch = Watch()
-        pipeline = pipeline_of(stage(16), workers=0)
-        run = VirtualDriver(pipeline, [batch_s], [1])
+        core = pipeline_of(stage(16), workers=0)
+        run = VirtualDriver(core, [batch_s], [1])
         requests = asks(range(100))
         gone = random.Random(seed).sample(requests, 60)
         run.at(0, lambda: [run.enter(request) for request in requests])  # noqa: B023 - run before the next turn
-        pipeline.worker_lost(0, 0, 0)
+        core.worker_lost(0, 0, 0)
         run.run(until=1)
-        assert pipeline.waiting == 100
+        assert core.waiting == 100
         for request in gone:
-            pipeline.cancel(1, request)
-        pipeline.worker_ready(0, 0)
+            core.cancel(1, request)
+        core.worker_ready(0, 0)
         run.at(2, lambda: None)
         run.run()
 
         seen = [item for batch in run.batches for item in items(batch.requests)]
         assert sorted(seen) == sorted(set(range(100)) - {request.item for request in gone})
-        assert (len(run.answers), pipeline.flow.cancelled, pipeline.unanswered) == (40, 60, 0)
+        assert (len(run.answers), core.flow.cancelled, core.unanswered) == (40, 60, 0)
         assert not watch.answers

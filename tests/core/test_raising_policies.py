@@ -80,10 +80,10 @@ class Story:
 
     def steps(self) -> list[Callable[[], object]]:
         """What happens, one after the other."""
-        pipeline = self.line
+        core = self.line
         low, cancelled = ask("low", priority=-1), ask("cancelled")
         return [
-            lambda: pipeline.batchers[0].trained(0, 1, 1, 0.5),
+            lambda: core.batchers[0].trained(0, 1, 1, 0.5),
             lambda: self.submit(0, [ask("1"), ask("2"), ask("3", 9), ask("4")]),
             lambda: self.poll(0),
             lambda: self.submit(1, [ask("5", 3), low, cancelled, ask("drop")]),
@@ -93,18 +93,18 @@ class Story:
             lambda: self.poll(4),
             lambda: self.answer(5),
             lambda: self.poll(5),
-            lambda: pipeline.worker_left(6, 0, 0),
-            lambda: pipeline.worker_lost(6, 0, 1),
+            lambda: core.worker_left(6, 0, 0),
+            lambda: core.worker_lost(6, 0, 1),
             lambda: self.poll(6),
-            lambda: pipeline.worker_ready(0, 0),
-            lambda: pipeline.worker_ready(0, 1),
+            lambda: core.worker_ready(0, 0),
+            lambda: core.worker_ready(0, 1),
             lambda: self.poll(7),
             lambda: self.answer(8),
             lambda: self.poll(10),
             lambda: self.submit(11, asks(["9", "10", "11"], 60)),
             lambda: self.poll(11),
             lambda: self.submit(12, asks(["12", "13", "drop"], 13)),
-            lambda: pipeline.close(Unavailable("closed")),
+            lambda: core.close(Unavailable("closed")),
             lambda: self.poll(14),
             lambda: self.answer(15),
         ]
@@ -176,30 +176,30 @@ def test_nothing_goes_ahead_by_a_policy_that_raises(kind: type[BaseException]) -
     what goes to the busy worker, and those that lie ahead already are answered.
     """
     policy = Raising("decide ahead", 2, kind)
-    pipeline = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
+    core = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
     faults: list[str] = []
-    pipeline.batchers[0].lobby.on_fault = lambda name, error: faults.append(name)
-    pipeline.batchers[0].times.usual_s = 2**-6  # as if it had run before
+    core.batchers[0].lobby.on_fault = lambda name, error: faults.append(name)
+    core.batchers[0].times.usual_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
-    pipeline.flow.submit(0, requests)
-    assert len(pipeline.poll(0).run) == 2
-    pipeline.poll(2**-6 - 2**-8)
+    core.flow.submit(0, requests)
+    assert len(core.poll(0).run) == 2
+    core.poll(2**-6 - 2**-8)
     assert faults == ["stage"]
     now = 1.0
-    while pipeline.unanswered:
-        for batch in list(pipeline.batchers[0].in_flight.values()):
-            reply(pipeline, now, batch)
+    while core.unanswered:
+        for batch in list(core.batchers[0].in_flight.values()):
+            reply(core, now, batch)
         now += 1.0
-        pipeline.poll(now)
+        core.poll(now)
     assert [outcome(request) for request in requests] == [f"{i}'" for i in range(8)]
 
 
 def test_without_a_driver_that_takes_faults_they_are_raised() -> None:
     """In a pipeline of which nobody takes the faults, as in a simulation, a policy's error is raised."""
-    pipeline = pipeline_of(stage(policy=Raising("decide", 0, LookupError)))
-    pipeline.flow.submit(0, asks("a"))
+    core = pipeline_of(stage(policy=Raising("decide", 0, LookupError)))
+    core.flow.submit(0, asks("a"))
     with pytest.raises(LookupError, match="of the policy"):
-        pipeline.poll(0)
+        core.poll(0)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_without_a_driver_that_takes_faults_they_are_raised() -> None:
 )
 def test_what_is_not_possible_is_a_fault(decision: Any, text: str) -> None:
     """A policy that asks for what cannot be is done without, too, and nothing of its decision is done."""
-    pipeline = pipeline_of(stage(policy=Scripted(decision, 2)))
+    core = pipeline_of(stage(policy=Scripted(decision, 2)))
     faults: list[str] = []
-    pipeline.batchers[0].lobby.on_fault = lambda name, error: faults.append(str(error))
+    core.batchers[0].lobby.on_fault = lambda name, error: faults.append(str(error))
     requests = asks("abc")
-    pipeline.flow.submit(0, requests)
-    (batch,) = pipeline.poll(0).run
+    core.flow.submit(0, requests)
+    (batch,) = core.poll(0).run
     assert len(faults) == 1
     assert text in faults[0]
     assert batch.requests == requests[:2]
@@ -254,12 +254,12 @@ def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
         def decide(self, view: View) -> Decision:
             return Decision(take=1.5)  # type: ignore[arg-type]
 
-    pipeline = pipeline_of(stage(policy=Half(2)))
-    pipeline.flow.submit(0, asks("ab"))
+    core = pipeline_of(stage(policy=Half(2)))
+    core.flow.submit(0, asks("ab"))
     with pytest.raises(TypeError):
-        pipeline.poll(0)
+        core.poll(0)
 
-    assert (pipeline.waiting, pipeline.batchers[0].idle) == (2, 1)
+    assert (core.waiting, core.batchers[0].idle) == (2, 1)
 
 
 class _Unspeakable(Exception):
@@ -277,12 +277,12 @@ def test_an_item_that_cannot_be_weighed_fails_alone(kind: type[BaseException]) -
         if result == "b'":
             raise kind("of the user")
 
-    pipeline: Core = pipeline_of(stage(), stage(weigh=weigh))
+    core: Core = pipeline_of(stage(), stage(weigh=weigh))
     requests = asks("abc")
-    pipeline.flow.submit(0, requests)
-    reply(pipeline, 1, pipeline.poll(0).run[0])
-    (batch,) = pipeline.poll(1).run
-    reply(pipeline, 2, batch)
+    core.flow.submit(0, requests)
+    reply(core, 1, core.poll(0).run[0])
+    (batch,) = core.poll(1).run
+    reply(core, 2, batch)
 
     results: list[Any] = [outcome(request) for request in requests]
     assert results == ["a''", ModelError, "c''"]

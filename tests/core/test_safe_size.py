@@ -207,31 +207,31 @@ def out_of_memory(batcher: Batcher, worker: int, calls: list[list[int]], fitted:
 
 def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
     """All workers of a stage share its limit, which holds whatever the policy says."""
-    pipeline = pipeline_of(stage(64), workers=2)
-    pipeline.flow.submit(0, asks(range(200)))
-    first, second = pipeline.poll(0).run
+    core = pipeline_of(stage(64), workers=2)
+    core.flow.submit(0, asks(range(200)))
+    first, second = core.poll(0).run
     assert (first.n, second.n) == (64, 64)
-    out_of_memory(pipeline.batchers[0], first.place, [[*range(64)], [*range(32)]], [[*range(16)], [*range(16, 32)]])
-    reply(pipeline, 1, first)
-    reply(pipeline, 1, second)
+    out_of_memory(core.batchers[0], first.place, [[*range(64)], [*range(32)]], [[*range(16)], [*range(16, 32)]])
+    reply(core, 1, first)
+    reply(core, 1, second)
 
-    assert [batch.n for batch in pipeline.poll(1).run] == [16, 16]
+    assert [batch.n for batch in core.poll(1).run] == [16, 16]
 
 
 def test_the_limit_is_one_of_sizes() -> None:
     """Where requests have sizes, such as rows or tokens, the limit is one of sizes."""
-    pipeline = pipeline_of(stage(64))
+    core = pipeline_of(stage(64))
     requests = asks(range(20))
     for request in requests:
         request.size = 10
-    pipeline.flow.submit(0, requests)
-    (batch,) = pipeline.poll(0).run
+    core.flow.submit(0, requests)
+    (batch,) = core.poll(0).run
     assert (batch.n, batch.size) == (6, 60)
-    out_of_memory(pipeline.batchers[0], 0, [[*range(6)]], [[0, 1, 2], [3, 4, 5]])
-    reply(pipeline, 1, batch)
+    out_of_memory(core.batchers[0], 0, [[*range(6)]], [[0, 1, 2], [3, 4, 5]])
+    reply(core, 1, batch)
 
-    assert pipeline.batchers[0].safe_size.limit == 30
-    (batch,) = pipeline.poll(1).run
+    assert core.batchers[0].safe_size.limit == 30
+    (batch,) = core.poll(1).run
     assert (batch.n, batch.size) == (3, 30)
 
 
@@ -246,45 +246,45 @@ def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
             heard.append(done.ok)
 
     one = stage(policy=Listening(4))
-    pipeline = pipeline_of(one)
-    pipeline.flow.submit(0, asks(range(8)))
-    (batch,) = pipeline.poll(0).run
+    core = pipeline_of(one)
+    core.flow.submit(0, asks(range(8)))
+    (batch,) = core.poll(0).run
     out_of_memory(one, 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
-    reply(pipeline, 1, batch)
-    (batch,) = pipeline.poll(1).run
-    reply(pipeline, 2, batch)
+    reply(core, 1, batch)
+    (batch,) = core.poll(1).run
+    reply(core, 2, batch)
 
     assert heard == [False, True]
 
 
 def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
     """Now and then a batch over the limit is let out, and if it goes through the limit rises."""
-    pipeline = pipeline_of(stage(4))
-    pipeline.flow.submit(0, asks(range(1000)))
-    (batch,) = pipeline.poll(0).run
-    out_of_memory(pipeline.batchers[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
+    core = pipeline_of(stage(4))
+    core.flow.submit(0, asks(range(1000)))
+    (batch,) = core.poll(0).run
+    out_of_memory(core.batchers[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
     sizes = []
     for now in range(1, 10):
-        reply(pipeline, now, batch)
-        (batch,) = pipeline.poll(now).run
+        reply(core, now, batch)
+        (batch,) = core.poll(now).run
         sizes.append(batch.n)
 
     assert sizes[:4] == [2, 2, 2, 3]
-    assert pipeline.batchers[0].safe_size.limit == 3
+    assert core.batchers[0].safe_size.limit == 3
 
 
 def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
     """Only one batch at a time tries whether more fits; the others keep to the limit until its
     result is known.
     """
-    pipeline = pipeline_of(stage(4), workers=2)
-    pipeline.batchers[0].safe_size.ran_out(4, 2)
-    pipeline.flow.submit(0, asks(range(1000)))
-    first, second = pipeline.poll(0).run
+    core = pipeline_of(stage(4), workers=2)
+    core.batchers[0].safe_size.ran_out(4, 2)
+    core.flow.submit(0, asks(range(1000)))
+    first, second = core.poll(0).run
     sizes = []
     for now in range(1, 40):
-        reply(pipeline, now, second)
-        (second,) = pipeline.poll(now).run
+        reply(core, now, second)
+        (second,) = core.poll(now).run
         sizes.append(second.n)
         if second.n > 2:
             first, second = second, first
@@ -296,24 +296,24 @@ def test_waits_are_predicted_with_what_fits() -> None:
     """Predicted waits count batches of the size that fits, or callers would be promised what cannot
     be held.
     """
-    pipeline = pipeline_of(stage(8))
-    pipeline.flow.submit(0, asks(range(8)))
-    (batch,) = pipeline.poll(0).run
-    out_of_memory(pipeline.batchers[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
-    reply(pipeline, 1, batch)
-    pipeline.flow.submit(1, asks(range(9)))
-    pipeline.poll(1)
+    core = pipeline_of(stage(8))
+    core.flow.submit(0, asks(range(8)))
+    (batch,) = core.poll(0).run
+    out_of_memory(core.batchers[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
+    reply(core, 1, batch)
+    core.flow.submit(1, asks(range(9)))
+    core.poll(1)
 
-    assert pipeline.batchers[0].predicted_wait_s(1, 8) == 4 + 1
+    assert core.batchers[0].predicted_wait_s(1, 8) == 4 + 1
 
 
 @pytest.mark.parametrize("positions", [[[4]], [[-1]], [[0, 1], [2, 99]]])
 def test_a_report_of_what_is_not_in_the_batch_is_refused(positions: list[list[int]]) -> None:
     """Nothing is learned from a report about more than the batch holds."""
-    pipeline = pipeline_of(stage(4))
-    pipeline.flow.submit(0, asks(range(4)))
-    pipeline.poll(0)
-    batcher = pipeline.batchers[0]
+    core = pipeline_of(stage(4))
+    core.flow.submit(0, asks(range(4)))
+    core.poll(0)
+    batcher = core.batchers[0]
     with pytest.raises(ValueError, match="4 items"):
         out_of_memory(batcher, 0, positions, [])
     with pytest.raises(ValueError, match="no batch"):
@@ -328,12 +328,12 @@ def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:
     """An item that is by itself larger than the limit still goes alone: the limit is for what is
     put together.
     """
-    pipeline = pipeline_of(stage(64))
-    pipeline.batchers[0].safe_size.ran_out(20, 10)
+    core = pipeline_of(stage(64))
+    core.batchers[0].safe_size.ran_out(20, 10)
     large = ask("large")
     large.size = 50
-    pipeline.flow.submit(0, [large, *asks(range(3))])
-    (batch,) = pipeline.poll(0).run
+    core.flow.submit(0, [large, *asks(range(3))])
+    (batch,) = core.poll(0).run
 
     assert (batch.n, batch.size) == (1, 50)
 
@@ -345,15 +345,15 @@ def test_padded_batches_fit_by_their_count_times_their_longest(policy: Policy) -
     """
     memory = 1000
     batcher = Batcher("stage", policy, Queue(levels=BY_LENGTH))
-    pipeline = Core([batcher])
-    pipeline.worker_ready(0, 0)
+    core = Core([batcher])
+    core.worker_ready(0, 0)
     failures, later = 0, []
     for turn in range(150):
         requests = asks(range(80))
         for i, request in enumerate(requests):
             request.length = 100 if i % 5 == 0 else 5
-        pipeline.flow.submit(turn, requests)
-        for batch in iter_batches(pipeline, turn):
+        core.flow.submit(turn, requests)
+        for batch in iter_batches(core, turn):
             padded = batch.n * batch.longest
             if padded > memory:
                 failures += 1
@@ -361,7 +361,7 @@ def test_padded_batches_fit_by_their_count_times_their_longest(policy: Policy) -
                 out_of_memory(batcher, 0, calls, fitted)
             elif turn > 20:
                 later.append((batch.longest, batch.n))
-            reply(pipeline, turn, batch)
+            reply(core, turn, batch)
     assert failures < 12
     assert max(n for longest, n in later if longest == 5) == 64
     assert max(n for longest, n in later if longest == 100) in (8, 9, 10)
@@ -382,7 +382,7 @@ def in_halves(lengths: list[int], memory: int) -> tuple[list[list[int]], list[li
     return calls, fitted
 
 
-def iter_batches(pipeline: Core, now: float) -> Iterator[Batch]:
+def iter_batches(core: Core, now: float) -> Iterator[Batch]:
     """Each batch in turn, until nothing waits."""
-    while (todo := pipeline.poll(now)).run:
+    while (todo := core.poll(now)).run:
         yield from todo.run

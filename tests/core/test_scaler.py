@@ -99,13 +99,13 @@ def test_what_batches_cost_is_learned_once(policy: Policy) -> None:
     batcher = stage(policy=policy)
     batcher.learn_costs()
     assert batcher.cost_s(8) == 0.0
-    pipeline, now = pipeline_of(batcher), 0.0
+    core, now = pipeline_of(batcher), 0.0
     for n in (1, 8, 16, 32, 64) * 12:
-        pipeline.flow.submit(now, asks(range(n)))
-        while pipeline.unanswered:
-            for batch in pipeline.poll(now).run:
+        core.flow.submit(now, asks(range(n)))
+        while core.unanswered:
+            for batch in core.poll(now).run:
                 now += 0.009 + 0.00025 * batch.size
-                reply(pipeline, now, batch, busy_s=0.008 + 0.00025 * batch.size)
+                reply(core, now, batch, busy_s=0.008 + 0.00025 * batch.size)
         now += 1.0
     assert batcher.cost_s(32) == pytest.approx(0.009 + 0.00025 * 32, rel=0.05)
     assert (batcher.times.cost_s(32) == 0.0) == isinstance(policy, Adaptive)

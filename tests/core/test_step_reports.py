@@ -54,13 +54,13 @@ def history(happened: list[Event], collected: int, goal: float | None, resumable
     """What a pipeline has said to all that has happened, with reports that are sorted out or not."""
     stage = stepper(rows=STREAMS, resumable=resumable, silence_s=5.0, measure=lambda part: 7)
     stage.lobby.policy.part_slo_s = goal
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
+    core = Core([stage])
+    core.worker_ready(0, 0)
     requests = [Request(i, inf) for i in range(STREAMS)]
     for i, request in enumerate(requests):
         request.stream = Stream(is_collected=i == collected, until=6.0 if i == 1 else inf)
-    pipeline.flow.submit(0.0, requests)
-    pipeline.poll(0.0)
+    core.flow.submit(0.0, requests)
+    core.poll(0.0)
     now, said = 0.0, []
     for what, value in happened:
         if what == "wait":
@@ -71,14 +71,14 @@ def history(happened: list[Event], collected: int, goal: float | None, resumable
             parts = Parts(value, kinds, values)
             report = SetReport(0, 0, stage.sets[0].number, False, parts, STREAMS, 0.25)
             try:
-                pipeline.reported(now, report)
+                core.reported(now, report)
             except ValueError as error:
                 said.append(str(error))
         elif what == "leave":
-            pipeline.cancel(now, requests[value - 1])
+            core.cancel(now, requests[value - 1])
         else:
-            pipeline.pause(now, requests[value - 1], what == "pause")
-        todo = pipeline.poll(now)
+            core.pause(now, requests[value - 1], what == "pause")
+        todo = core.poll(now)
         said.append(([(request.id, part) for request, part in todo.parts], todo.wake_at, seen(requests)))
         said.append((stage.stray_parts, stage.parts, stage.lobby.attention_at, stage.times.usual_s, stage.queue.nbytes))
     return said
@@ -103,11 +103,11 @@ def test_the_fast_path_is_taken() -> None:
 
     stage = stepper()
     stage.__class__ = type("PlainStepper", (type(stage),), {"_sort_out": Plain._sort_out})
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
+    core = Core([stage])
+    core.worker_ready(0, 0)
     request = Request(0, inf)
     request.stream = Stream()
-    pipeline.flow.submit(0.0, [request])
-    pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, Parts([request.id], bytes([MORE]), [b"1"]), 1, 1.0))
-    assert list(pipeline.poll(1.0).parts) == [(request, b"1")]
+    core.flow.submit(0.0, [request])
+    core.poll(0.0)
+    core.reported(1.0, SetReport(0, 0, 1, False, Parts([request.id], bytes([MORE]), [b"1"]), 1, 1.0))
+    assert list(core.poll(1.0).parts) == [(request, b"1")]

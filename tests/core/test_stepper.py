@@ -38,19 +38,19 @@ def code_of(request: Request) -> str:
     return getattr(request.error, "code", "none")
 
 
-def submitted(pipeline: Core, now: float, n: int, size: int = 1) -> list[Request]:
+def submitted(core: Core, now: float, n: int, size: int = 1) -> list[Request]:
     """So many streams that have just come."""
     requests = [Request(i, inf) for i in range(n)]
     for request in requests:
         request.stream = Stream()
         request.size = size
-    pipeline.flow.submit(now, requests)
+    core.flow.submit(now, requests)
     return requests
 
 
-def only_order(pipeline: Core, now: float) -> Order:
+def only_order(core: Core, now: float) -> Order:
     """The one order that is to be sent now."""
-    (order,) = pipeline.poll(now).orders
+    (order,) = core.poll(now).orders
     return order
 
 
@@ -122,12 +122,12 @@ def test_a_client_that_leaves_frees_its_row_before_the_next_step_that_has_not_be
     driver = drive(stage)
     gone, following = ask(driver, 100), ask(driver, 2, 1.0)
     was_there = reader(gone)
-    driver.at(3.5, lambda: driver.pipeline.cancel(3.5, gone))
+    driver.at(3.5, lambda: driver.core.cancel(3.5, gone))
     driver.run()
 
     assert was_there.times == [1, 2, 3] and was_there.ended < 0
     assert reader(following).times == [5, 6]
-    assert stage.stray_parts == 1 and driver.pipeline.unanswered == 0
+    assert stage.stray_parts == 1 and driver.core.unanswered == 0
 
 
 def test_a_stream_of_which_its_caller_has_enough_ends_as_complete() -> None:
@@ -136,11 +136,11 @@ def test_a_stream_of_which_its_caller_has_enough_ends_as_complete() -> None:
     """
     driver = drive(stepper(rows=1))
     enough, following, waiting = ask(driver, 100), ask(driver, 2, 1.0), ask(driver, 2, 1.0)
-    pipeline = driver.pipeline
+    core = driver.core
 
     def suffice() -> None:
         for request in (enough, waiting, enough):
-            pipeline.suffice(3.5, request)
+            core.suffice(3.5, request)
 
     driver.at(3.5, suffice)
     driver.run()
@@ -149,7 +149,7 @@ def test_a_stream_of_which_its_caller_has_enough_ends_as_complete() -> None:
     assert reader(waiting).times == [] and reader(waiting).ended == 3.5
     assert enough.error is None and waiting.error is None
     assert reader(following).times == [5, 6]
-    assert (pipeline.flow.cancelled, pipeline.flow.answered, pipeline.unanswered) == (0, 3, 0)
+    assert (core.flow.cancelled, core.flow.answered, core.unanswered) == (0, 3, 0)
 
 
 @pytest.mark.parametrize("way", ["cancelled", "silent", "late", "collected"])
@@ -170,7 +170,7 @@ def test_nobody_is_sent_behind_a_step_for_nobody_while_another_worker_is_idle(
     timeout_s = 10.0 if way in ("late", "collected") else inf
     gone = ask(driver, 5, collected=way == "collected", timeout_s=timeout_s, length=9)
     if way == "cancelled":
-        driver.at(10.0, lambda: driver.pipeline.cancel(10.0, gone))
+        driver.at(10.0, lambda: driver.core.cancel(10.0, gone))
     following = [ask(driver, 1, 11.0 + i / 10) for i in range(workers - 1)]
     driver.run()
 
@@ -183,32 +183,32 @@ def test_nobody_is_sent_behind_a_step_for_nobody_while_another_worker_is_idle(
 @pytest.mark.parametrize("first", [0, 1])
 def test_where_workers_hold_one_stream_the_first_one_that_is_free_takes_the_next_request(first: int) -> None:
     """Between a step for nobody and one for another stream, a request waits for whichever ends first."""
-    pipeline = Core([stepper(rows=1)])
+    core = Core([stepper(rows=1)])
     for place in (0, 1):
-        pipeline.worker_ready(0, place)
-    gone, other = submitted(pipeline, 0.0, 2)
-    pipeline.poll(0.0)
-    pipeline.cancel(1.0, gone)
-    (following,) = submitted(pipeline, 2.0, 1)
-    orders = {order.place: order for order in pipeline.poll(2.0).orders}
+        core.worker_ready(0, place)
+    gone, other = submitted(core, 0.0, 2)
+    core.poll(0.0)
+    core.cancel(1.0, gone)
+    (following,) = submitted(core, 2.0, 1)
+    orders = {order.place: order for order in core.poll(2.0).orders}
     assert orders[0].leave == [gone.id] and not orders[0].join and not orders[1].join
     if first:
-        pipeline.reported(3.0, SetReport(0, 1, 2, True, columns([Said(other.id, "x", last=True)]), 1, 1.0))
+        core.reported(3.0, SetReport(0, 1, 2, True, columns([Said(other.id, "x", last=True)]), 1, 1.0))
     else:
-        pipeline.reported(3.0, SetReport(0, 0, 2, True))
-    (order,) = [order for order in pipeline.poll(3.0).orders if order.join]
+        core.reported(3.0, SetReport(0, 0, 2, True))
+    (order,) = [order for order in core.poll(3.0).orders if order.join]
     assert (order.place, order.join) == (first, [following])
 
 
 def test_the_only_worker_is_told_at_once_who_leaves_and_who_joins() -> None:
     """Nothing is gained by waiting for the step under way where there is no other worker."""
-    pipeline = Core([stepper(rows=1)])
-    pipeline.worker_ready(0, 0)
-    (gone,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
-    pipeline.cancel(1.0, gone)
-    (following,) = submitted(pipeline, 1.0, 1)
-    order = only_order(pipeline, 1.0)
+    core = Core([stepper(rows=1)])
+    core.worker_ready(0, 0)
+    (gone,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
+    core.cancel(1.0, gone)
+    (following,) = submitted(core, 1.0, 1)
+    order = only_order(core, 1.0)
     assert (order.leave, order.join) == ([gone.id], [following])
 
 
@@ -245,57 +245,57 @@ def test_nothing_this_time_an_end_without_a_part_and_an_exception() -> None:
 
 def test_orders_are_numbered_and_a_worker_that_runs_ahead_is_told_nothing() -> None:
     """An order goes out only if there is news; while nobody waits, the worker goes on by itself."""
-    pipeline = Core([stepper(rows=2)])
-    pipeline.worker_ready(0, 0)
-    (first,) = submitted(pipeline, 0.0, 1)
-    assert only_order(pipeline, 0.0) == Order(0, 0, 1, [], [first], [], [], GO_ON)
+    core = Core([stepper(rows=2)])
+    core.worker_ready(0, 0)
+    (first,) = submitted(core, 0.0, 1)
+    assert only_order(core, 0.0) == Order(0, 0, 1, [], [first], [], [], GO_ON)
 
     for step in range(3):
-        pipeline.reported(1.0 + step, SetReport(0, 0, 1, False, columns([Said(first.id, step)]), 1, 1.0))
-        todo = pipeline.poll(1.0 + step)
+        core.reported(1.0 + step, SetReport(0, 0, 1, False, columns([Said(first.id, step)]), 1, 1.0))
+        todo = core.poll(1.0 + step)
         assert todo.orders == [] and list(todo.parts) == [(first, step)]
-    pipeline.cancel(5.0, first)
-    assert only_order(pipeline, 5.0) == Order(0, 0, 2, [first.id], [], [], [], GO_ON)
+    core.cancel(5.0, first)
+    assert only_order(core, 5.0) == Order(0, 0, 2, [first.id], [], [], [], GO_ON)
 
 
 @pytest.mark.parametrize(("step_s", "asked"), [(0.001, ON_LEAVING), (0.1, EVERY_STEP)])
 def test_while_others_wait_a_worker_stops_where_that_costs_little(step_s: float, asked: int) -> None:
     """It stops after every step if a stop is less than a twentieth of one, else only after a step that frees a row."""
     refusing = Picky(4)
-    pipeline = Core([stepper(rows=4, policy=refusing)])
-    pipeline.worker_ready(0, 0)
-    (first,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
+    core = Core([stepper(rows=4, policy=refusing)])
+    core.worker_ready(0, 0)
+    (first,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
     refusing.most = 0
-    submitted(pipeline, 0.0, 1)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0)]), 1, step_s))
+    submitted(core, 0.0, 1)
+    core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0)]), 1, step_s))
 
-    assert only_order(pipeline, 1.0).ask == asked
+    assert only_order(core, 1.0).ask == asked
 
 
 def test_a_full_set_stops_only_when_a_stream_has_ended() -> None:
     """As nobody could join before, however cheap a stop is."""
-    pipeline = Core([stepper(rows=1)])
-    pipeline.worker_ready(0, 0)
-    first, _ = submitted(pipeline, 0.0, 2)
-    order = only_order(pipeline, 0.0)
+    core = Core([stepper(rows=1)])
+    core.worker_ready(0, 0)
+    first, _ = submitted(core, 0.0, 2)
+    order = only_order(core, 0.0)
     assert order.join == [first] and order.ask == ON_LEAVING
 
 
 def test_a_worker_that_has_stopped_is_told_to_go_on() -> None:
     """Even if there is no other news."""
     refusing = Picky(4)
-    pipeline = Core([stepper(policy=refusing)])
-    pipeline.worker_ready(0, 0)
-    (first,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
+    core = Core([stepper(policy=refusing)])
+    core.worker_ready(0, 0)
+    (first,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
     refusing.most = 0
-    submitted(pipeline, 0.0, 1)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0)]), 1, 1.0))
-    assert only_order(pipeline, 1.0).ask == EVERY_STEP
-    pipeline.reported(2.0, SetReport(0, 0, 2, True, columns([Said(first.id, 1)]), 1, 1.0))
+    submitted(core, 0.0, 1)
+    core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0)]), 1, 1.0))
+    assert only_order(core, 1.0).ask == EVERY_STEP
+    core.reported(2.0, SetReport(0, 0, 2, True, columns([Said(first.id, 1)]), 1, 1.0))
 
-    assert only_order(pipeline, 2.0) == Order(0, 0, 3, [], [], [], [], EVERY_STEP)
+    assert only_order(core, 2.0) == Order(0, 0, 3, [], [], [], [], EVERY_STEP)
 
 
 class Picky(GreedySteps):
@@ -315,15 +315,15 @@ def test_a_policy_that_asks_for_what_is_not_there_is_told_so(n: int) -> None:
         def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
             return n
 
-    pipeline = Core([stepper(policy=Wrong(4))])
-    pipeline.worker_ready(0, 0)
-    requests = submitted(pipeline, 0.0, 2)
+    core = Core([stepper(policy=Wrong(4))])
+    core.worker_ready(0, 0)
+    requests = submitted(core, 0.0, 2)
     with pytest.raises(RuntimeError, match=f"policy Wrong of stage steps has {n} of 2 requests join a set"):
-        pipeline.poll(0.0)
+        core.poll(0.0)
     assert all(request.state == QUEUED for request in requests)
 
-    pipeline.abort(0.0, Unavailable("its policy raised"))
-    assert pipeline.poll(0.0).answer == requests
+    core.abort(0.0, Unavailable("its policy raised"))
+    assert core.poll(0.0).answer == requests
 
 
 def test_what_a_policy_raises_amid_joins_loses_no_request() -> None:
@@ -338,14 +338,14 @@ def test_what_a_policy_raises_amid_joins_loses_no_request() -> None:
                 raise KeyError("second set")
             return 1
 
-    pipeline = Core([stepper(policy=Raises(4))])
-    pipeline.worker_ready(0, 0)
-    pipeline.worker_ready(0, 1)
-    requests = submitted(pipeline, 0.0, 3)
+    core = Core([stepper(policy=Raises(4))])
+    core.worker_ready(0, 0)
+    core.worker_ready(0, 1)
+    requests = submitted(core, 0.0, 3)
     with pytest.raises(KeyError):
-        pipeline.poll(0.0)
-    pipeline.abort(0.0, Unavailable("its policy raised"))
-    todo = pipeline.poll(0.0)
+        core.poll(0.0)
+    core.abort(0.0, Unavailable("its policy raised"))
+    todo = core.poll(0.0)
 
     assert todo.orders == [] and sorted(request.id for request in todo.answer) == [request.id for request in requests]
 
@@ -373,12 +373,12 @@ def test_whatever_a_policy_raises_everybody_is_answered(call: str, nth: int) -> 
             driver.run()
             break
         except KeyboardInterrupt:
-            driver.pipeline.abort(driver.clock.now, Unavailable("its policy raised", code="stage_failed"))
-            for request in driver.pipeline.poll(driver.clock.now).answer:
+            driver.core.abort(driver.clock.now, Unavailable("its policy raised", code="stage_failed"))
+            for request in driver.core.poll(driver.clock.now).answer:
                 request.tell()
     driver.run()
 
-    assert driver.pipeline.flow.closed_because is not None and driver.pipeline.unanswered == 0
+    assert driver.core.flow.closed_because is not None and driver.core.unanswered == 0
     assert all(one.ended >= 0 for one in readers)
     assert all(one.parts == list(range(len(one.parts))) for one in readers)
 
@@ -389,7 +389,7 @@ def test_closing_lets_in_what_a_policy_holds_back() -> None:
     refusing.most = 0
     driver = drive(stepper(policy=refusing))
     held = ask(driver, 2)
-    driver.at(5.0, lambda: driver.pipeline.close(Unavailable("closing")))
+    driver.at(5.0, lambda: driver.core.close(Unavailable("closing")))
     driver.run()
 
     assert reader(held).times == [6, 7]
@@ -399,7 +399,7 @@ def test_abort_ends_all_streams_and_empties_the_sets() -> None:
     """Each caller gets the error, and workers are told to stop what they run."""
     driver = drive(stepper(rows=2))
     requests = [ask(driver, 100) for _ in range(3)]
-    driver.at(2.5, lambda: driver.pipeline.abort(2.5, Unavailable("failed", code="stage_failed")))
+    driver.at(2.5, lambda: driver.core.abort(2.5, Unavailable("failed", code="stage_failed")))
     driver.run()
 
     assert [code_of(request) for request in requests] == ["stage_failed"] * 3
@@ -413,8 +413,8 @@ def test_a_paused_stream_keeps_its_row_and_is_not_stepped() -> None:
     """The others go on, the row stays taken, and the stream goes on where it was."""
     driver = drive(stepper(rows=2))
     lagging, mate, waits = ask(driver, 4), ask(driver, 8), ask(driver, 1, 0.5)
-    driver.at(1.5, lambda: driver.pipeline.pause(1.5, lagging, True))
-    driver.at(4.5, lambda: driver.pipeline.pause(4.5, lagging, False))
+    driver.at(1.5, lambda: driver.core.pause(1.5, lagging, True))
+    driver.at(4.5, lambda: driver.core.pause(4.5, lagging, False))
     driver.run()
 
     assert reader(lagging).parts == [0, 1, 2, 3] and reader(lagging).times == [1, 2, 6, 7]
@@ -425,8 +425,8 @@ def test_a_set_of_which_all_pause_rests() -> None:
     """Its worker makes no steps, and goes on when one is wanted again."""
     driver = drive(stepper())
     only = ask(driver, 4)
-    driver.at(1.5, lambda: driver.pipeline.pause(1.5, only, True))
-    driver.at(9.5, lambda: driver.pipeline.pause(9.5, only, False))
+    driver.at(1.5, lambda: driver.core.pause(1.5, only, True))
+    driver.at(9.5, lambda: driver.core.pause(9.5, only, False))
     driver.run()
 
     assert reader(only).times == [1, 2, 10.5, 11.5] and driver.step_workers[0].steps == 4
@@ -472,8 +472,8 @@ def test_a_pause_is_no_silence() -> None:
     """A reader that lags is dropped by whoever writes to it, not by the service's time-out."""
     driver = drive(stepper(silence_s=5))
     lagging = ask(driver, 4)
-    driver.at(1.5, lambda: driver.pipeline.pause(1.5, lagging, True))
-    driver.at(20.5, lambda: driver.pipeline.pause(20.5, lagging, False))
+    driver.at(1.5, lambda: driver.core.pause(1.5, lagging, True))
+    driver.at(20.5, lambda: driver.core.pause(20.5, lagging, False))
     driver.run()
 
     assert reader(lagging).parts == [0, 1, 2, 3] and lagging.error is None
@@ -496,7 +496,7 @@ def test_while_nothing_runs_one_is_let_through_though_it_seems_late() -> None:
     """What starting takes may have been learned wrongly, from a compiling warm-up say; so it is learned anew."""
     stage = stepper()
     driver = drive(stage, start_s=lambda length: 0.1, slo_s=5.0)
-    driver.pipeline.batchers[0].trained_steps(0.0, rows=1, step_s=1.0, length=1, start_s=60.0)
+    driver.core.batchers[0].trained_steps(0.0, rows=1, step_s=1.0, length=1, start_s=60.0)
     first, second = ask(driver, 1), ask(driver, 1, 10.0)
     driver.run()
 
@@ -513,22 +513,22 @@ def test_parts_are_due_one_pace_apart(goal: float | None) -> None:
         pace_s = 2.0  # type: ignore[assignment]
 
     policy = Paced(4, part_slo_s=goal)
-    pipeline = Core([stepper(policy=policy)])
-    pipeline.worker_ready(0, 0)
-    (request,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
+    core = Core([stepper(policy=policy)])
+    core.worker_ready(0, 0)
+    (request,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
     stream = stream_of(request)
 
     def part(now: float) -> float:
-        pipeline.reported(now, SetReport(0, 0, 1, False, columns([Said(request.id, "x")]), 1, 1.0))
+        core.reported(now, SetReport(0, 0, 1, False, columns([Said(request.id, "x")]), 1, 1.0))
         return stream.next_due
 
     assert stream.next_due == inf
     assert [part(now) for now in (1.0, 2.0, 9.0)] == [3.0, 5.0, 7.0 if goal else 11.0]
     assert part(17.5) == 19.5  # more than five paces late
-    pipeline.pause(18.0, request, True)
+    core.pause(18.0, request, True)
     assert stream.next_due == inf and part(18.0) == inf  # the step that was under way
-    pipeline.pause(30.0, request, False)
+    core.pause(30.0, request, False)
     assert part(31.0) == 33.0
 
 
@@ -551,21 +551,21 @@ def test_streams_of_a_dead_worker_go_on_where_the_model_can_resume(resumable: bo
     else:
         assert [reader(request).parts for request in old] == [[0, 1, 2]] * 2
         assert [code_of(request) for request in old] == ["worker_lost"] * 2
-    assert driver.pipeline.batchers[0].queue.nbytes == 0
+    assert driver.core.batchers[0].queue.nbytes == 0
 
 
 def test_a_stream_that_was_put_back_is_due_one_pace_after_its_next_part() -> None:
     """What was due while it had no worker holds no door."""
-    pipeline = Core([stepper(resumable=True, policy=GreedySteps(4, part_slo_s=2.0))])
-    pipeline.worker_ready(0, 0)
-    (request,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(request.id, 0)]), 1, 1.0))
-    pipeline.worker_left(2.0, 0, 0)
-    pipeline.worker_ready(0, 0)
-    pipeline.poll(4.0)
+    core = Core([stepper(resumable=True, policy=GreedySteps(4, part_slo_s=2.0))])
+    core.worker_ready(0, 0)
+    (request,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
+    core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(request.id, 0)]), 1, 1.0))
+    core.worker_left(2.0, 0, 0)
+    core.worker_ready(0, 0)
+    core.poll(4.0)
     assert stream_of(request).next_due == inf
-    pipeline.reported(6.0, SetReport(0, 0, 1, False, columns([Said(request.id, 1)]), 1, 1.0))
+    core.reported(6.0, SetReport(0, 0, 1, False, columns([Said(request.id, 1)]), 1, 1.0))
     assert stream_of(request).next_due == 8.0
 
 
@@ -599,29 +599,29 @@ def test_a_stream_that_kills_its_workers_costs_two_and_harms_nobody() -> None:
 
 def test_steps_in_which_a_stream_rests_are_none_that_it_has_lost() -> None:
     """What a stream has to make again is what it has made, whoever was stepped meanwhile."""
-    pipeline = Core([stepper(resumable=True)])
-    pipeline.worker_ready(0, 0)
-    rests, mate = submitted(pipeline, 0.0, 2)
+    core = Core([stepper(resumable=True)])
+    core.worker_ready(0, 0)
+    rests, mate = submitted(core, 0.0, 2)
     stream_of(rests).is_collected = True
-    pipeline.poll(0.0)
+    core.poll(0.0)
     parts = iter(range(100))
 
     def step(seen: int, rows: int) -> None:
-        pipeline.reported(1.0, SetReport(0, 0, seen, False, columns([Said(mate.id, next(parts))]), rows, 1.0))
-        pipeline.poll(1.0)
+        core.reported(1.0, SetReport(0, 0, seen, False, columns([Said(mate.id, next(parts))]), rows, 1.0))
+        core.poll(1.0)
 
     step(1, 2)
     step(1, 2)
-    pipeline.pause(1.0, rests, True)
-    assert only_order(pipeline, 1.0).pause == [rests.id]
+    core.pause(1.0, rests, True)
+    assert only_order(core, 1.0).pause == [rests.id]
     step(1, 2)  # the one that was under way
     for _ in range(5):
         step(2, 1)
-    pipeline.pause(1.0, rests, False)
-    assert only_order(pipeline, 1.0).resume == [rests.id]
+    core.pause(1.0, rests, False)
+    assert only_order(core, 1.0).resume == [rests.id]
     step(2, 1)
     step(3, 2)
-    pipeline.worker_lost(2.0, 0, 0)
+    core.worker_lost(2.0, 0, 0)
 
     assert stream_of(rests).redo == 4
     assert stream_of(mate).redo == 0
@@ -667,47 +667,47 @@ def test_streams_that_were_lost_in_different_steps_make_one_step_alone() -> None
 def test_on_probation_all_others_of_a_set_rest() -> None:
     """First an order has them rest; once it is followed, the suspect joins, and after one step it is acquitted."""
     stage = stepper(rows=4, resumable=True)
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    pipeline.worker_ready(0, 1)
-    suspect, mate = submitted(pipeline, 0.0, 2)
-    orders = {order.place: order for order in pipeline.poll(0.0).orders}
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    core.worker_ready(0, 1)
+    suspect, mate = submitted(core, 0.0, 2)
+    orders = {order.place: order for order in core.poll(0.0).orders}
     assert {place: len(order.join) for place, order in orders.items()} == {0: 2}
-    pipeline.cancel(0.5, mate)
-    pipeline.worker_lost(1.0, 0, 0)
-    (other,) = submitted(pipeline, 1.0, 1)
+    core.cancel(0.5, mate)
+    core.worker_lost(1.0, 0, 0)
+    (other,) = submitted(core, 1.0, 1)
     assert suspect.state == QUEUED
 
-    order = only_order(pipeline, 1.0)
+    order = only_order(core, 1.0)
     assert order.join == [suspect] and order.ask == EVERY_STEP
-    pipeline.reported(2.0, SetReport(0, 1, 1, True, columns([Said(suspect.id, 0)]), 1, 1.0))
+    core.reported(2.0, SetReport(0, 1, 1, True, columns([Said(suspect.id, 0)]), 1, 1.0))
     assert suspect.losses == 0
-    order = only_order(pipeline, 2.0)
+    order = only_order(core, 2.0)
     assert order.join == [other]
 
 
 def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
     """So that only the suspect is to blame if the worker is lost."""
     stage = stepper(rows=4, resumable=True)
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    pipeline.worker_ready(0, 1)
-    (suspect,) = submitted(pipeline, 0.0, 1)
-    first = only_order(pipeline, 0.0)
-    (runs,) = submitted(pipeline, 0.0, 1)
-    second = only_order(pipeline, 0.0)
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    core.worker_ready(0, 1)
+    (suspect,) = submitted(core, 0.0, 1)
+    first = only_order(core, 0.0)
+    (runs,) = submitted(core, 0.0, 1)
+    second = only_order(core, 0.0)
     assert (first.join, second.join) == ([suspect], [runs]) and first.place != second.place
-    assert not pipeline.worker_lost(1.0, 0, first.place)
+    assert not core.worker_lost(1.0, 0, first.place)
 
-    order = only_order(pipeline, 1.0)
+    order = only_order(core, 1.0)
     assert (order.join, order.pause) == ([], [runs.id])
-    pipeline.reported(1.5, SetReport(0, second.place, 1, False, columns([Said(runs.id, 0)]), 1, 1.0))
-    assert pipeline.poll(1.5).orders == []
-    pipeline.reported(1.5, SetReport(0, second.place, 2, True))
-    order = only_order(pipeline, 1.5)
+    core.reported(1.5, SetReport(0, second.place, 1, False, columns([Said(runs.id, 0)]), 1, 1.0))
+    assert core.poll(1.5).orders == []
+    core.reported(1.5, SetReport(0, second.place, 2, True))
+    order = only_order(core, 1.5)
     assert order.join == [suspect] and order.ask == EVERY_STEP
 
-    assert pipeline.worker_lost(2.0, 0, second.place)
+    assert core.worker_lost(2.0, 0, second.place)
     assert code_of(suspect) == "request_crashed_worker"
     assert runs.state == QUEUED and runs.losses == 0
 
@@ -716,23 +716,23 @@ def cleared_for_a_suspect() -> tuple[Core, Request, Request, int]:
     """A pipeline whose only stream that runs rests, so that the suspect which waits may join its set, and the place of
     that set; no other request waits.
     """
-    pipeline = Core([stepper(rows=4, resumable=True)])
-    pipeline.worker_ready(0, 0)
-    pipeline.worker_ready(0, 1)
-    (suspect,) = submitted(pipeline, 0.0, 1)
-    lost = only_order(pipeline, 0.0).place
-    (runs,) = submitted(pipeline, 0.0, 1)
-    place = only_order(pipeline, 0.0).place
-    pipeline.worker_lost(1.0, 0, lost)
-    assert only_order(pipeline, 1.0).pause == [runs.id]
-    return pipeline, suspect, runs, place
+    core = Core([stepper(rows=4, resumable=True)])
+    core.worker_ready(0, 0)
+    core.worker_ready(0, 1)
+    (suspect,) = submitted(core, 0.0, 1)
+    lost = only_order(core, 0.0).place
+    (runs,) = submitted(core, 0.0, 1)
+    place = only_order(core, 0.0).place
+    core.worker_lost(1.0, 0, lost)
+    assert only_order(core, 1.0).pause == [runs.id]
+    return core, suspect, runs, place
 
 
 def test_a_set_that_was_cleared_for_a_suspect_goes_on_when_another_worker_takes_it() -> None:
     """Even if nothing else waits then, and no other request ever comes."""
-    pipeline, suspect, runs, place = cleared_for_a_suspect()
-    pipeline.worker_ready(0, 2)
-    orders = {order.place: order for order in pipeline.poll(1.5).orders}
+    core, suspect, runs, place = cleared_for_a_suspect()
+    core.worker_ready(0, 2)
+    orders = {order.place: order for order in core.poll(1.5).orders}
 
     assert orders[2].join == [suspect]
     assert orders[place].resume == [runs.id]
@@ -740,9 +740,9 @@ def test_a_set_that_was_cleared_for_a_suspect_goes_on_when_another_worker_takes_
 
 def test_a_set_that_was_cleared_for_a_suspect_goes_on_when_the_caller_of_it_leaves() -> None:
     """Even if nothing else waits then, and no other request ever comes."""
-    pipeline, suspect, runs, place = cleared_for_a_suspect()
-    pipeline.cancel(1.5, suspect)
-    order = only_order(pipeline, 1.5)
+    core, suspect, runs, place = cleared_for_a_suspect()
+    core.cancel(1.5, suspect)
+    order = only_order(core, 1.5)
 
     assert (order.place, order.resume) == (place, [runs.id])
 
@@ -750,21 +750,21 @@ def test_a_set_that_was_cleared_for_a_suspect_goes_on_when_the_caller_of_it_leav
 def test_a_suspect_joins_no_set_that_would_run_out_of_memory() -> None:
     """Those that rest hold memory, too: it waits for a set with room, as all others do."""
     stage = stepper(rows=4, resumable=True)
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    pipeline.worker_ready(0, 1)
-    (suspect,) = submitted(pipeline, 0.0, 1)
-    lost = only_order(pipeline, 0.0).place
-    runs = submitted(pipeline, 0.0, 2)
-    other = only_order(pipeline, 0.0)
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    core.worker_ready(0, 1)
+    (suspect,) = submitted(core, 0.0, 1)
+    lost = only_order(core, 0.0).place
+    runs = submitted(core, 0.0, 2)
+    other = only_order(core, 0.0)
     stage.safe_size.ran_out(3, 2)
-    pipeline.worker_lost(1.0, 0, lost)
-    assert only_order(pipeline, 1.0) == Order(0, other.place, 2, [], [], [], [], ON_LEAVING)
+    core.worker_lost(1.0, 0, lost)
+    assert only_order(core, 1.0) == Order(0, other.place, 2, [], [], [], [], ON_LEAVING)
     assert suspect.state == QUEUED
     ended = columns([Said(request.id, 0, last=True) for request in runs[:1]])
-    pipeline.reported(2.0, SetReport(0, other.place, 1, False, ended, 2, 1.0))
+    core.reported(2.0, SetReport(0, other.place, 1, False, ended, 2, 1.0))
 
-    assert only_order(pipeline, 2.0).pause == [runs[1].id]
+    assert only_order(core, 2.0).pause == [runs[1].id]
 
 
 def test_where_requests_must_not_run_twice_a_lost_worker_ends_its_streams() -> None:
@@ -780,11 +780,11 @@ def test_where_requests_must_not_run_twice_a_lost_worker_ends_its_streams() -> N
 
 def test_streams_of_which_a_lost_worker_had_not_heard_are_not_blamed() -> None:
     """They wait again as if they had not been taken, even where requests must not run twice."""
-    pipeline = Core([stepper(idempotent=False)])
-    pipeline.worker_ready(0, 0)
-    told, untold = submitted(pipeline, 0.0, 2)
-    pipeline.poll(0.0)
-    pipeline.worker_lost(1.0, 0, 0, unsent=[untold.id])
+    core = Core([stepper(idempotent=False)])
+    core.worker_ready(0, 0)
+    told, untold = submitted(core, 0.0, 2)
+    core.poll(0.0)
+    core.worker_lost(1.0, 0, 0, unsent=[untold.id])
 
     assert code_of(told) == "worker_lost" and told.losses == 1
     assert untold.state == QUEUED and untold.losses == 0
@@ -793,35 +793,35 @@ def test_streams_of_which_a_lost_worker_had_not_heard_are_not_blamed() -> None:
 def test_when_memory_runs_out_the_newest_go_back_and_what_fits_is_remembered() -> None:
     """It is nobody's fault; with `resume` they go on from their parts, once there is room by the new limit."""
     stage = stepper(rows=4, resumable=True)
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    requests = submitted(pipeline, 0.0, 4)
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    requests = submitted(core, 0.0, 4)
     ids = [request.id for request in requests]
-    pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(id, 0) for id in ids]), 4, 1.0))
-    pipeline.reported(2.0, SetReport(0, 0, 1, False, columns([Said(id, 1) for id in ids[:2]], ids[2:]), 2, 1.0))
-    todo = pipeline.poll(2.0)
+    core.poll(0.0)
+    core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(id, 0) for id in ids]), 4, 1.0))
+    core.reported(2.0, SetReport(0, 0, 1, False, columns([Said(id, 1) for id in ids[:2]], ids[2:]), 2, 1.0))
+    todo = core.poll(2.0)
 
     assert stage.safe_size.limit == 2 and [order.join for order in todo.orders] in ([], [[]])
     assert [request.state for request in requests] == [RUNNING, RUNNING, QUEUED, QUEUED]
     assert [request.losses for request in requests] == [0] * 4
-    pipeline.reported(
+    core.reported(
         3.0, SetReport(0, 0, stage.sets[0].number, True, columns([Said(id, 2, last=True) for id in ids[:2]]), 2, 1.0)
     )
-    order = only_order(pipeline, 3.0)
+    order = only_order(core, 3.0)
     assert order.join == requests[2:] and [stream_of(request).kept for request in order.join] == [[0], [0]]
 
 
 def test_without_resume_those_with_parts_fail_when_memory_runs_out() -> None:
     """A worker sends back those without parts first; those start again."""
-    pipeline = Core([stepper(rows=4)])
-    pipeline.worker_ready(0, 0)
-    (old,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(old.id, 0)]), 1, 1.0))
-    (new,) = submitted(pipeline, 1.0, 1)
-    pipeline.poll(1.0)
-    pipeline.reported(2.0, SetReport(0, 0, 2, True, columns([], [old.id, new.id])))
+    core = Core([stepper(rows=4)])
+    core.worker_ready(0, 0)
+    (old,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
+    core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(old.id, 0)]), 1, 1.0))
+    (new,) = submitted(core, 1.0, 1)
+    core.poll(1.0)
+    core.reported(2.0, SetReport(0, 0, 2, True, columns([], [old.id, new.id])))
 
     assert isinstance(old.error, ModelError) and old.error.type_name == "MemoryError" and new.state == QUEUED
 
@@ -835,22 +835,22 @@ def test_a_set_that_has_grown_beyond_what_was_known_to_fit_raises_the_limit() ->
         ask(driver, 2, i / 100)
     driver.run()
 
-    assert stage.safe_size.limit > 2 and driver.pipeline.unanswered == 0
+    assert stage.safe_size.limit > 2 and driver.core.unanswered == 0
 
 
 def test_a_worker_that_should_step_and_says_nothing_hangs() -> None:
     """It is given up after `max_batch_time_s`; one whose streams all rest says nothing rightly."""
     stage = stepper(max_batch_time_s=5.0)
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    (request,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
-    assert pipeline.poll(4.0).kill == []
-    pipeline.reported(4.5, SetReport(0, 0, 1, False, columns([Said(request.id, 0)]), 1, 1.0))
-    assert pipeline.poll(9.0).kill == []
-    todo = pipeline.poll(9.5)
-    assert todo.kill == [(0, 0)] and pipeline.poll(9.6).kill == []  # it is being killed
-    assert not pipeline.worker_lost(10.0, 0, 0)
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    (request,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
+    assert core.poll(4.0).kill == []
+    core.reported(4.5, SetReport(0, 0, 1, False, columns([Said(request.id, 0)]), 1, 1.0))
+    assert core.poll(9.0).kill == []
+    todo = core.poll(9.5)
+    assert todo.kill == [(0, 0)] and core.poll(9.6).kill == []  # it is being killed
+    assert not core.worker_lost(10.0, 0, 0)
     assert "longer than max_batch_time_s" in str(request.error)
 
 
@@ -858,8 +858,8 @@ def test_a_worker_that_waits_does_not_hang() -> None:
     """Neither with all streams at rest nor without any."""
     driver = drive(stepper(max_batch_time_s=5.0))
     request = ask(driver, 3)
-    driver.at(1.5, lambda: driver.pipeline.pause(1.5, request, True))
-    driver.at(50.5, lambda: driver.pipeline.pause(50.5, request, False))
+    driver.at(1.5, lambda: driver.core.pause(1.5, request, True))
+    driver.at(50.5, lambda: driver.core.pause(50.5, request, False))
     driver.run()
 
     assert reader(request).times == [1, 2, 51.5]
@@ -868,13 +868,13 @@ def test_a_worker_that_waits_does_not_hang() -> None:
 def test_a_step_that_nobody_waits_for_is_given_up_after_a_while() -> None:
     """Without `max_batch_time_s`: all callers have left, and the worker has not come to the order that says so."""
     stage = stepper(patience_s=4.0)
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    (request,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
-    pipeline.cancel(10.0, request)
-    assert pipeline.poll(10.0).kill == [] and pipeline.poll(13.9).kill == []
-    assert pipeline.poll(14.0).kill == [(0, 0)]
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    (request,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
+    core.cancel(10.0, request)
+    assert core.poll(10.0).kill == [] and core.poll(13.9).kill == []
+    assert core.poll(14.0).kill == [(0, 0)]
 
 
 def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
@@ -882,36 +882,36 @@ def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
     and a worker that speaks again is kept.
     """
     stage = stepper(patience_s=4.0)
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    (first,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
-    (second,) = submitted(pipeline, 9.0, 1)
-    pipeline.poll(9.0)
-    pipeline.cancel(10.0, first)
-    (third,) = submitted(pipeline, 11.0, 1)
-    assert pipeline.poll(11.0).kill == []
-    pipeline.cancel(12.0, second)
-    assert pipeline.poll(13.9).kill == []
-    assert pipeline.poll(14.0).kill == [(0, 0)]
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    (first,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
+    (second,) = submitted(core, 9.0, 1)
+    core.poll(9.0)
+    core.cancel(10.0, first)
+    (third,) = submitted(core, 11.0, 1)
+    assert core.poll(11.0).kill == []
+    core.cancel(12.0, second)
+    assert core.poll(13.9).kill == []
+    assert core.poll(14.0).kill == [(0, 0)]
     stage.spare(14.1, 0)
-    pipeline.reported(14.2, SetReport(0, 0, stage.sets[0].number, False, columns([Said(third.id, 0)]), 1, 1.0))
-    assert pipeline.poll(60.0).kill == []
+    core.reported(14.2, SetReport(0, 0, stage.sets[0].number, False, columns([Said(third.id, 0)]), 1, 1.0))
+    assert core.poll(60.0).kill == []
 
 
 @pytest.mark.parametrize("kind", [LAST, END, FAILED])
 def test_a_part_and_the_end_of_its_stream_may_come_in_one_report(kind: int) -> None:
     """The part is handed on, and then the request ends: with its whole answer where its caller takes that."""
     stage = stepper()
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    (request,) = submitted(pipeline, 0.0, 1)
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    (request,) = submitted(core, 0.0, 1)
     stream_of(request).is_told_both = kind == LAST
-    pipeline.poll(0.0)
+    core.poll(0.0)
     value = {LAST: "whole", END: b"", FAILED: ModelError("bad end")}[kind]
     said = Parts([request.id] * 2, bytes([MORE, kind]), ["x", value])
-    pipeline.reported(1.0, SetReport(0, 0, 1, True, said, 1, 1.0))
-    todo = pipeline.poll(1.0)
+    core.reported(1.0, SetReport(0, 0, 1, True, said, 1, 1.0))
+    todo = core.poll(1.0)
     assert list(todo.parts) == [(request, "x")] and todo.answer == [request]
     assert request.result == ("whole" if kind == LAST else None)
     assert request.error is (value if kind == FAILED else None)
@@ -935,42 +935,40 @@ def test_a_part_and_the_end_of_its_stream_may_come_in_one_report(kind: int) -> N
 )
 def test_a_worker_that_breaks_the_protocol_is_found_out(report: SetReport) -> None:
     """An order not sent, a worker or a stage not there, a stream that it never had: nothing is done."""
-    pipeline = Core([stepper()])
-    pipeline.worker_ready(0, 0)
-    (request,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
+    core = Core([stepper()])
+    core.worker_ready(0, 0)
+    (request,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
     with pytest.raises(ValueError, match=r"worker|stage"):
-        pipeline.reported(1.0, report)
-    assert request.state == RUNNING and list(pipeline.poll(1.0).parts) == []
+        core.reported(1.0, report)
+    assert request.state == RUNNING and list(core.poll(1.0).parts) == []
 
 
 def test_nothing_comes_after_an_end() -> None:
     """A part of a stream that has ended breaks the protocol."""
-    pipeline = Core([stepper()])
-    pipeline.worker_ready(0, 0)
-    first, second = submitted(pipeline, 0.0, 2)
-    pipeline.poll(0.0)
-    pipeline.reported(
-        1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0, last=True), Said(second.id, 0)]), 2, 1.0)
-    )
+    core = Core([stepper()])
+    core.worker_ready(0, 0)
+    first, second = submitted(core, 0.0, 2)
+    core.poll(0.0)
+    core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0, last=True), Said(second.id, 0)]), 2, 1.0))
     with pytest.raises(ValueError, match="has no streams"):
-        pipeline.reported(2.0, SetReport(0, 0, 1, False, columns([Said(first.id, 1)]), 1, 1.0))
+        core.reported(2.0, SetReport(0, 0, 1, False, columns([Said(first.id, 1)]), 1, 1.0))
 
 
 def test_parts_of_a_stream_that_has_left_are_dropped_until_the_worker_has_heard() -> None:
     """Then they break the protocol, too."""
     stage = stepper()
-    pipeline = Core([stage])
-    pipeline.worker_ready(0, 0)
-    gone, stays = submitted(pipeline, 0.0, 2)
-    pipeline.poll(0.0)
-    pipeline.cancel(0.5, gone)
-    assert only_order(pipeline, 0.5).leave == [gone.id]
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(gone.id, 0), Said(stays.id, 0)]), 2, 1.0))
-    assert list(pipeline.poll(1.0).parts) == [(stays, 0)] and stage.stray_parts == 1
-    pipeline.reported(2.0, SetReport(0, 0, 2, False, columns([Said(stays.id, 1)]), 1, 1.0))
+    core = Core([stage])
+    core.worker_ready(0, 0)
+    gone, stays = submitted(core, 0.0, 2)
+    core.poll(0.0)
+    core.cancel(0.5, gone)
+    assert only_order(core, 0.5).leave == [gone.id]
+    core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(gone.id, 0), Said(stays.id, 0)]), 2, 1.0))
+    assert list(core.poll(1.0).parts) == [(stays, 0)] and stage.stray_parts == 1
+    core.reported(2.0, SetReport(0, 0, 2, False, columns([Said(stays.id, 1)]), 1, 1.0))
     with pytest.raises(ValueError, match="has no streams"):
-        pipeline.reported(3.0, SetReport(0, 0, 2, False, columns([Said(gone.id, 1)]), 1, 1.0))
+        core.reported(3.0, SetReport(0, 0, 2, False, columns([Said(gone.id, 1)]), 1, 1.0))
 
 
 # -- draining and recycling
@@ -1010,13 +1008,13 @@ def test_streams_move_when_their_worker_is_replaced(resumable: bool) -> None:
 
 def test_a_stage_of_steps_is_the_last_one_of_a_pipeline() -> None:
     """Requests come from the stage before, and their item is its result."""
-    pipeline = Core([batch_stage(4), stepper(rows=2)])
+    core = Core([batch_stage(4), stepper(rows=2)])
     costs = StepCosts(lambda length: 0.0, lambda n: 1.0)
-    driver = VirtualDriver(pipeline, [lambda n: 1.0], steps=costs, computes=[lambda xs: [x + 1 for x in xs]])
+    driver = VirtualDriver(core, [lambda n: 1.0], steps=costs, computes=[lambda xs: [x + 1 for x in xs]])
     request = driver.submit(2, timeout_s=60.0)
     driver.run()
 
-    assert request.result == [0, 1, 2] and pipeline.unanswered == 0
+    assert request.result == [0, 1, 2] and core.unanswered == 0
 
 
 def test_a_story_tells_joins_pauses_and_what_became_of_it() -> None:
@@ -1024,8 +1022,8 @@ def test_a_story_tells_joins_pauses_and_what_became_of_it() -> None:
     journal = Journal()
     driver = drive(stepper(resumable=True), journal=journal)
     request = ask(driver, 5)
-    driver.at(1.5, lambda: driver.pipeline.pause(1.5, request, True))
-    driver.at(1.6, lambda: driver.pipeline.pause(1.6, request, False))
+    driver.at(1.5, lambda: driver.core.pause(1.5, request, True))
+    driver.at(1.6, lambda: driver.core.pause(1.6, request, False))
     driver.at(2.5, lambda: driver.lose(0, 0))
     driver.run()
 
@@ -1047,16 +1045,16 @@ def test_a_story_tells_joins_pauses_and_what_became_of_it() -> None:
 def test_a_story_tells_of_parts_and_of_memory_that_ran_out() -> None:
     """The first part has an entry of its own; the end, and a way back into the queue, say how many there were."""
     journal = Journal()
-    pipeline = Core([stepper(resumable=True)], journal=journal)
-    pipeline.worker_ready(0, 0)
-    (kept, back, gone) = submitted(pipeline, 0.0, 3)
-    pipeline.poll(0.0)
-    pipeline.reported(
+    core = Core([stepper(resumable=True)], journal=journal)
+    core.worker_ready(0, 0)
+    (kept, back, gone) = submitted(core, 0.0, 3)
+    core.poll(0.0)
+    core.reported(
         1.0, SetReport(0, 0, 1, False, columns([Said(kept.id, 0), Said(back.id, 0), Said(gone.id, 0)]), 3, 1.0)
     )
-    pipeline.reported(2.0, SetReport(0, 0, 1, False, columns([Said(kept.id, 1), Said(gone.id, 1)], [back.id]), 2, 1.0))
-    pipeline.cancel(2.5, gone)
-    pipeline.reported(3.0, SetReport(0, 0, 1, False, columns([Said(kept.id, error=ModelError("bad row"))]), 1, 1.0))
+    core.reported(2.0, SetReport(0, 0, 1, False, columns([Said(kept.id, 1), Said(gone.id, 1)], [back.id]), 2, 1.0))
+    core.cancel(2.5, gone)
+    core.reported(3.0, SetReport(0, 0, 1, False, columns([Said(kept.id, error=ModelError("bad row"))]), 1, 1.0))
 
     def told(request: Request) -> list[str]:
         return [str(entry) for entry in journal.story(request.id)[2:]]
@@ -1070,15 +1068,15 @@ def test_a_story_tells_of_parts_and_of_memory_that_ran_out() -> None:
 
 def test_a_stream_that_has_begun_gives_no_place_to_a_higher_priority() -> None:
     """Its caller has parts already; a newcomer that finds only such streams in a full queue is refused."""
-    pipeline = Core([stepper(rows=1, resumable=True, max_size=1)])
-    pipeline.worker_ready(0, 0)
-    (begun,) = submitted(pipeline, 0.0, 1)
-    pipeline.poll(0.0)
-    pipeline.reported(1.0, SetReport(0, 0, 1, False, columns([Said(begun.id, 0)]), 1, 1.0))
-    pipeline.worker_left(1.0, 0, 0)
+    core = Core([stepper(rows=1, resumable=True, max_size=1)])
+    core.worker_ready(0, 0)
+    (begun,) = submitted(core, 0.0, 1)
+    core.poll(0.0)
+    core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(begun.id, 0)]), 1, 1.0))
+    core.worker_left(1.0, 0, 0)
     newcomer = Request("x", inf)
     newcomer.lane = Lane(5, None, 0)
-    pipeline.flow.submit(1.0, [newcomer])
+    core.flow.submit(1.0, [newcomer])
 
     assert begun.state == QUEUED and isinstance(newcomer.error, Overloaded)
 
@@ -1089,7 +1087,7 @@ def test_kept_parts_count_among_the_queue_s_bytes_until_the_end() -> None:
     driver = drive(stage)
     ask(driver, 3)
     gone = ask(driver, 9)
-    driver.at(4.5, lambda: driver.pipeline.cancel(4.5, gone))
+    driver.at(4.5, lambda: driver.core.cancel(4.5, gone))
     driver.run(until=2.5)
     assert stage.queue.nbytes == 40
     driver.run()

@@ -17,19 +17,19 @@ def chain(**settings: int) -> Core:
     return pipeline_of(stage(1, name="embed", **settings), stage(1, name="rank"), stage(1, name="sort"))
 
 
-def told(pipeline: Core, now: float) -> str:
+def told(core: Core, now: float) -> str:
     """The error of the only one that is answered at `now`."""
-    (request,) = pipeline.poll(now).answer
+    (request,) = core.poll(now).answer
     assert isinstance(request.error, DeadlineExceeded)
     return str(request.error)
 
 
-def to_stage(pipeline: Core, stage: int, request: Request) -> None:
+def to_stage(core: Core, stage: int, request: Request) -> None:
     """At times 0 to 1, 2 and so on it waits, a quarter of each longer, and then is worked on."""
-    pipeline.flow.submit(0, [request])
+    core.flow.submit(0, [request])
     for index in range(stage):
-        (batch,) = pipeline.poll(index + 0.25 * (index + 1)).run
-        reply(pipeline, index + 1, batch)
+        (batch,) = core.poll(index + 0.25 * (index + 1)).run
+        reply(core, index + 1, batch)
 
 
 NAMES = ("embed", "rank", "sort")
@@ -45,80 +45,80 @@ def test_in_a_queue(at: int) -> None:
     """A request that expires in a queue is told its time in all stages before, and its wait for
     this one.
     """
-    pipeline = chain()
-    to_stage(pipeline, at, ask("a", at + 0.125))
+    core = chain()
+    to_stage(core, at, ask("a", at + 0.125))
 
     spent = ", ".join([*WAYS[:at], f"0.125 s waiting for {NAMES[at]}"])
-    assert told(pipeline, at + 0.125) == f"no answer within {at}.125 s: {spent}"
+    assert told(core, at + 0.125) == f"no answer within {at}.125 s: {spent}"
 
 
 def test_a_time_out_of_less_than_a_millisecond_is_told_in_milliseconds() -> None:
     """A caller with a very short time-out reads how short it was, and not that it was 0.000 s."""
-    pipeline = chain()
-    pipeline.flow.submit(0, [ask("a", 0.0005)])
+    core = chain()
+    core.flow.submit(0, [ask("a", 0.0005)])
 
-    assert told(pipeline, 0.0005) == "no answer within 0.500 ms: 0.500 ms waiting for embed"
+    assert told(core, 0.0005) == "no answer within 0.500 ms: 0.500 ms waiting for embed"
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_in_a_worker(at: int) -> None:
     """A request that expires in a worker is told its wait for the worker and its time in it."""
-    pipeline = chain()
-    to_stage(pipeline, at, ask("a", at + 1))
-    assert pipeline.poll(at + 0.25 * (at + 1)).run
+    core = chain()
+    to_stage(core, at, ask("a", at + 1))
+    assert core.poll(at + 0.25 * (at + 1)).run
 
-    assert told(pipeline, at + 1) == f"no answer within {at + 1}.000 s: {', '.join(WAYS[: at + 1])}"
+    assert told(core, at + 1) == f"no answer within {at + 1}.000 s: {', '.join(WAYS[: at + 1])}"
 
 
 def test_a_result_that_comes_too_late_for_the_next_stage() -> None:
     """A result that comes too late for the next stage has spent all of its time in stages that it
     has left, and is told so.
     """
-    pipeline = chain()
-    to_stage(pipeline, 1, ask("a", 2))
-    (batch,) = pipeline.poll(1.5).run
-    reply(pipeline, 2, batch)
+    core = chain()
+    to_stage(core, 1, ask("a", 2))
+    (batch,) = core.poll(1.5).run
+    reply(core, 2, batch)
 
-    assert told(pipeline, 2) == f"no answer within 2.000 s: {', '.join(WAYS[:2])}"
+    assert told(core, 2) == f"no answer within 2.000 s: {', '.join(WAYS[:2])}"
 
 
 def test_what_a_worker_refuses_as_too_late() -> None:
     """When a worker refuses an item as too late, the caller is told how the time was spent, which
     only the pipeline knows.
     """
-    pipeline = chain()
-    to_stage(pipeline, 2, ask("a", 3))
-    (batch,) = pipeline.poll(2.75).run
-    reply(pipeline, 3, batch, errors={0: DeadlineExceeded("expired")})
+    core = chain()
+    to_stage(core, 2, ask("a", 3))
+    (batch,) = core.poll(2.75).run
+    reply(core, 3, batch, errors={0: DeadlineExceeded("expired")})
 
-    assert told(pipeline, 3) == f"no answer within 3.000 s: {', '.join(WAYS)}"
+    assert told(core, 3) == f"no answer within 3.000 s: {', '.join(WAYS)}"
 
 
 def test_at_the_door() -> None:
     """A request that expires at the door is told how long it waited for room."""
-    pipeline = chain(max_size=1)
-    pipeline.flow.submit(0, asks("ab"))
-    pipeline.poll(0)
-    pipeline.flow.submit(0, asks("c"))
-    pipeline.flow.submit(1, [ask("d", 3, patient=True)])
+    core = chain(max_size=1)
+    core.flow.submit(0, asks("ab"))
+    core.poll(0)
+    core.flow.submit(0, asks("c"))
+    core.flow.submit(1, [ask("d", 3, patient=True)])
 
-    assert told(pipeline, 3) == "no answer within 2.000 s: 2.000 s waiting for room in the queue"
+    assert told(core, 3) == "no answer within 2.000 s: 2.000 s waiting for room in the queue"
 
 
 def test_through_the_door() -> None:
     """A request that came through the door is told its wait for room as well."""
-    pipeline = chain(max_size=1)
-    pipeline.flow.submit(0, asks("a"))
-    (batch,) = pipeline.poll(0).run
-    pipeline.flow.submit(0, asks("b", 50))
-    pipeline.flow.submit(1, [ask("c", 4.5, patient=True)])
-    pipeline.poll(1)
-    pipeline.worker_ready(0, 7)
-    pipeline.poll(2)
-    reply(pipeline, 4, batch)
-    pipeline.poll(4)
+    core = chain(max_size=1)
+    core.flow.submit(0, asks("a"))
+    (batch,) = core.poll(0).run
+    core.flow.submit(0, asks("b", 50))
+    core.flow.submit(1, [ask("c", 4.5, patient=True)])
+    core.poll(1)
+    core.worker_ready(0, 7)
+    core.poll(2)
+    reply(core, 4, batch)
+    core.poll(4)
 
-    assert told(pipeline, 4.5) == (
+    assert told(core, 4.5) == (
         "no answer within 3.500 s: 1.000 s waiting for room in the queue, 2.000 s waiting for embed, 0.500 s in embed"
     )
 
@@ -127,32 +127,32 @@ def test_through_the_door_and_on() -> None:
     """For a request that has left the first stage, the wait for room is told as part of the wait
     for that stage.
     """
-    pipeline = chain(max_size=1)
-    pipeline.flow.submit(0, asks("a"))
-    (batch,) = pipeline.poll(0).run
-    pipeline.flow.submit(0, asks("b", 50))
-    pipeline.flow.submit(1, [ask("c", 4.5, patient=True)])
-    pipeline.cancel(2, pipeline.batchers[0].queue.peek(1)[0])
-    pipeline.poll(2)
-    reply(pipeline, 3, batch)
-    batches = {batch.stage: batch for batch in pipeline.poll(3).run}
-    reply(pipeline, 4, batches[0])
+    core = chain(max_size=1)
+    core.flow.submit(0, asks("a"))
+    (batch,) = core.poll(0).run
+    core.flow.submit(0, asks("b", 50))
+    core.flow.submit(1, [ask("c", 4.5, patient=True)])
+    core.cancel(2, core.batchers[0].queue.peek(1)[0])
+    core.poll(2)
+    reply(core, 3, batch)
+    batches = {batch.stage: batch for batch in core.poll(3).run}
+    reply(core, 4, batches[0])
 
-    assert told(pipeline, 4.5) == (
+    assert told(core, 4.5) == (
         "no answer within 3.500 s: 2.000 s waiting for embed, 1.000 s in embed, 0.500 s waiting for rank"
     )
 
 
 def test_after_a_worker_was_lost() -> None:
     """Time with a worker that was lost is told as waiting, with the reason."""
-    pipeline = chain()
-    pipeline.flow.submit(0, [ask("a", 3)])
-    (batch,) = pipeline.poll(0).run
-    pipeline.worker_lost(1, 0, batch.place)
-    pipeline.worker_ready(0, 0)
-    pipeline.poll(2)
+    core = chain()
+    core.flow.submit(0, [ask("a", 3)])
+    (batch,) = core.poll(0).run
+    core.worker_lost(1, 0, batch.place)
+    core.worker_ready(0, 0)
+    core.poll(2)
 
-    text = told(pipeline, 3)
+    text = told(core, 3)
     assert text == "no answer within 3.000 s: 2.000 s waiting for embed after a worker was lost, 1.000 s in embed"
 
 
@@ -160,13 +160,13 @@ def test_who_may_have_killed_a_worker_is_told_so() -> None:
     """The error of an expired request says whether a worker was lost with it."""
     found = []
     for is_lost in (False, True):
-        pipeline = chain()
+        core = chain()
         request = ask("a", 3)
-        pipeline.flow.submit(0, [request])
-        (batch,) = pipeline.poll(0).run
+        core.flow.submit(0, [request])
+        (batch,) = core.poll(0).run
         if is_lost:
-            pipeline.worker_lost(1, 0, batch.place)
-        pipeline.poll(3)
+            core.worker_lost(1, 0, batch.place)
+        core.poll(3)
         assert isinstance(request.error, DeadlineExceeded)
         found.append(request.error.worker_lost)
     assert found == [False, True]
@@ -179,8 +179,8 @@ def test_expired_work_reaches_no_worker(policy: type[Policy], patient: bool) -> 
     """With three stages, 50 ms and twice the load that can be served, no batch starts with an
     expired item, all requests are answered, and those whose time is up hear where it went.
     """
-    pipeline = pipeline_of(*[stage(policy=policy(8), name=name, max_size=256) for name in NAMES], workers=0)
-    run = VirtualDriver(pipeline, [lambda n: 0.004 + 0.001 * n] * 3, [1] * 3)
+    core = pipeline_of(*[stage(policy=policy(8), name=name, max_size=256) for name in NAMES], workers=0)
+    run = VirtualDriver(core, [lambda n: 0.004 + 0.001 * n] * 3, [1] * 3)
     capacity = 8 / 0.012
     for i in range(4000):
         run.arrive(i / (2 * capacity), i, 0.05, patient=patient)

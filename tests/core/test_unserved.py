@@ -34,10 +34,10 @@ def is_refused(request: Request) -> bool:
     return isinstance(request.error, Overloaded) and request.error.reason == "slo"
 
 
-def submitted(pipeline: Core, now: float, *requests: Request) -> float:
+def submitted(core: Core, now: float, *requests: Request) -> float:
     """When the pipeline wants to be asked again, after new requests."""
-    pipeline.flow.submit(now, requests)
-    return pipeline.poll(now).wake_at
+    core.flow.submit(now, requests)
+    return core.poll(now).wake_at
 
 
 @pytest.mark.parametrize("patient", [False, True])
@@ -47,42 +47,42 @@ def test_what_is_late_is_refused_when_it_is_due_and_what_comes_later_at_once(pol
     one that comes when there has been none for as long as the SLO is refused at once. Once a worker
     is back, requests are served.
     """
-    pipeline = pipeline_of(stage(policy=policy()), workers=0, slo_s=SLO_S)
+    core = pipeline_of(stage(policy=policy()), workers=0, slo_s=SLO_S)
     first, second = ask(patient=patient), ask(patient=patient)
-    assert submitted(pipeline, 0, first) == 10
-    assert submitted(pipeline, 5, second) == 10
-    assert not pipeline.poll(9).answer
-    todo = pipeline.poll(10)
+    assert submitted(core, 0, first) == 10
+    assert submitted(core, 5, second) == 10
+    assert not core.poll(9).answer
+    todo = core.poll(10)
     assert todo.answer == [first] and is_refused(first) and todo.wake_at == 15
     third = ask(patient=patient)
-    submitted(pipeline, 10, third)
+    submitted(core, 10, third)
     assert is_refused(third) and second.state == QUEUED
-    pipeline.worker_ready(0, 0)
+    core.worker_ready(0, 0)
     fourth = ask(patient=patient)
-    assert submitted(pipeline, 14, fourth) > 14
+    assert submitted(core, 14, fourth) > 14
     assert not is_refused(second) and not is_refused(fourth)
 
 
 def test_the_time_without_a_worker_begins_anew_with_each_loss() -> None:
     """A request waits for its SLO once more where a worker has been there in the meantime."""
-    pipeline = pipeline_of(stage(), workers=0, slo_s=SLO_S)
-    pipeline.poll(0)
-    pipeline.worker_ready(0, 0)
-    pipeline.poll(20)
-    pipeline.worker_lost(21, 0, 0)
+    core = pipeline_of(stage(), workers=0, slo_s=SLO_S)
+    core.poll(0)
+    core.worker_ready(0, 0)
+    core.poll(20)
+    core.worker_lost(21, 0, 0)
     request = ask()
-    assert submitted(pipeline, 21, request) == 31
+    assert submitted(core, 21, request) == 31
     assert request.state == QUEUED
 
 
 def test_a_request_of_a_lost_worker_is_refused_when_it_is_due() -> None:
     """What the lost worker had waits for a successor until it is late for its SLO."""
-    pipeline = pipeline_of(stage(), slo_s=SLO_S)
+    core = pipeline_of(stage(), slo_s=SLO_S)
     request = ask()
-    submitted(pipeline, 0, request)
-    pipeline.worker_lost(2, 0, 0)
-    assert pipeline.poll(2).wake_at == 10
-    assert pipeline.poll(10).answer == [request] and is_refused(request)
+    submitted(core, 0, request)
+    core.worker_lost(2, 0, 0)
+    assert core.poll(2).wake_at == 10
+    assert core.poll(10).answer == [request] and is_refused(request)
 
 
 def test_what_has_no_slo_waits_for_a_worker() -> None:
@@ -90,93 +90,93 @@ def test_what_has_no_slo_waits_for_a_worker() -> None:
     mass = ask(deadline=100.0)
     mass.bulk = True
     for request, slo_s in ((mass, SLO_S), (ask(deadline=100.0), None), (ask(), None)):
-        pipeline = pipeline_of(stage(), workers=0, slo_s=slo_s)
-        assert submitted(pipeline, 0, request) == request.deadline
-        assert not pipeline.poll(50).answer and request.state == QUEUED
+        core = pipeline_of(stage(), workers=0, slo_s=slo_s)
+        assert submitted(core, 0, request) == request.deadline
+        assert not core.poll(50).answer and request.state == QUEUED
 
 
 def test_what_a_busy_worker_keeps_waiting_is_the_policys_affair() -> None:
     """Where a worker is there, a policy that refuses nothing keeps what is late."""
-    pipeline = pipeline_of(stage(), slo_s=SLO_S)
-    submitted(pipeline, 0, *asks("abcd"))
+    core = pipeline_of(stage(), slo_s=SLO_S)
+    submitted(core, 0, *asks("abcd"))
     late = ask()
-    submitted(pipeline, 0, late)
-    pipeline.poll(50)
+    submitted(core, 0, late)
+    core.poll(50)
     assert late.state == QUEUED
 
 
 def test_a_later_stage_without_a_worker_refuses_for_those_before_it() -> None:
     """Requests are refused in each queue from which they have yet to pass a stage without a worker."""
-    pipeline = pipeline_of(stage(1), stage(1, max_size=1), workers=[1, 0], slo_s=SLO_S)
+    core = pipeline_of(stage(1), stage(1, max_size=1), workers=[1, 0], slo_s=SLO_S)
     requests = asks("abc")
-    pipeline.flow.submit(0, requests)
-    (batch,) = pipeline.poll(0).run
-    reply(pipeline, 1, batch)
+    core.flow.submit(0, requests)
+    (batch,) = core.poll(0).run
+    reply(core, 1, batch)
     assert [(request.state, request.node.crew) for request in requests[:2]] == [
-        (QUEUED, pipeline.batchers[1]),
-        (QUEUED, pipeline.batchers[0]),
+        (QUEUED, core.batchers[1]),
+        (QUEUED, core.batchers[0]),
     ]
-    assert pipeline.poll(1).wake_at == 10
-    assert set(pipeline.poll(10).answer) == set(requests) and all(map(is_refused, requests))
-    assert submitted(pipeline, 11, last := ask()) == inf
+    assert core.poll(1).wake_at == 10
+    assert set(core.poll(10).answer) == set(requests) and all(map(is_refused, requests))
+    assert submitted(core, 11, last := ask()) == inf
     assert is_refused(last)
 
 
 def test_those_at_the_door_are_refused_like_the_others() -> None:
     """A patient request that waits for room is refused when it is late, or at once."""
     journal = Journal()
-    pipeline = pipeline_of(stage(max_size=1), workers=0, slo_s=SLO_S, journal=journal)
+    core = pipeline_of(stage(max_size=1), workers=0, slo_s=SLO_S, journal=journal)
     requests = asks("ab", patient=True)
-    assert submitted(pipeline, 0, *requests) == 10
-    assert pipeline.flow.door.count == 1
+    assert submitted(core, 0, *requests) == 10
+    assert core.flow.door.count == 1
     mass = asks("cd", patient=True)
     for request in mass:
         request.bulk = True
-    pipeline.flow.submit(1, mass)
-    pipeline.poll(10)
+    core.flow.submit(1, mass)
+    core.poll(10)
     assert all(map(is_refused, requests)) and [request.state for request in mass] == [QUEUED, QUEUED]
     last = ask(patient=True)
-    submitted(pipeline, 12, last)
-    assert is_refused(last) and pipeline.flow.door.count == 1
+    submitted(core, 12, last)
+    assert is_refused(last) and core.flow.door.count == 1
 
 
 def test_a_policy_is_asked_all_the_same() -> None:
     """What is not late the policy may still drop while no worker is there."""
-    pipeline = pipeline_of(stage(policy=RefusesWhatIsDue(4)), workers=0, slo_s=SLO_S)
+    core = pipeline_of(stage(policy=RefusesWhatIsDue(4)), workers=0, slo_s=SLO_S)
     request = ask()
-    submitted(pipeline, 0, request)
+    submitted(core, 0, request)
     assert isinstance(request.error, Overloaded)
 
 
 def test_the_policy_is_told_of_what_is_refused() -> None:
     """A policy that keeps accounts of its queue learns of each request that leaves it so."""
     policy: Policy = Scripted(Decision())
-    pipeline = pipeline_of(stage(policy=policy), workers=0, slo_s=SLO_S)
-    submitted(pipeline, 0, ask("a"))
-    pipeline.poll(10)
+    core = pipeline_of(stage(policy=policy), workers=0, slo_s=SLO_S)
+    submitted(core, 0, ask("a"))
+    core.poll(10)
     assert isinstance(policy, Scripted)
     assert policy.heard == [("arrived", 0, "a"), ("left", 10, "a")]
 
 
 def test_streams_are_refused_until_they_have_had_a_part() -> None:
     """In a stage of steps a request is refused likewise; a stream that has had parts waits for a worker."""
-    pipeline = Core([stepper(resumable=True)], slo_s=SLO_S)
-    pipeline.worker_ready(0, 0)
+    core = Core([stepper(resumable=True)], slo_s=SLO_S)
+    core.worker_ready(0, 0)
     going, new, last = requests = [Request(i, inf) for i in range(3)]
     for request in requests:
         request.stream = Stream()
-    pipeline.flow.submit(0, [going])
-    pipeline.poll(0)
+    core.flow.submit(0, [going])
+    core.poll(0)
     said = columns([Said(going.id, "part")])
-    pipeline.reported(1, SetReport(0, 0, seen=1, stopped=False, parts=said, rows=1, step_s=1.0))
-    pipeline.poll(1)
+    core.reported(1, SetReport(0, 0, seen=1, stopped=False, parts=said, rows=1, step_s=1.0))
+    core.poll(1)
     assert going.state == RUNNING
-    pipeline.worker_left(2, 0, 0)
-    pipeline.flow.submit(2, [new])
-    assert pipeline.poll(2).wake_at == 10
-    todo = pipeline.poll(10)
+    core.worker_left(2, 0, 0)
+    core.flow.submit(2, [new])
+    assert core.poll(2).wake_at == 10
+    todo = core.poll(10)
     assert (todo.answer, todo.wake_at) == ([], 12)
-    assert pipeline.poll(12).answer == [new] and is_refused(new)
-    pipeline.flow.submit(13, [last])
-    assert pipeline.poll(13).wake_at == inf
+    assert core.poll(12).answer == [new] and is_refused(new)
+    core.flow.submit(13, [last])
+    assert core.poll(13).wake_at == inf
     assert is_refused(last) and going.state == QUEUED

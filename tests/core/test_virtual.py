@@ -274,14 +274,14 @@ def test_a_long_run_decides_once_per_moment() -> None:
     """Twenty thousand requests take no more polls than there are moments at which something happens."""
     run = driver(lambda n: 2**-9 + 2**-14 * n, max_batch_size=64)
     polls = 0
-    poll = run.pipeline.poll
+    poll = run.core.poll
 
     def counted(now: float) -> Any:
         nonlocal polls
         polls += 1
         return poll(now)
 
-    run.pipeline.poll = counted  # type: ignore[method-assign]
+    run.core.poll = counted  # type: ignore[method-assign]
     for i in range(20_000):
         run.arrive(i * 2**-13, i, 1.0)
 
@@ -342,7 +342,7 @@ def test_the_hop_is_no_part_of_the_busy_time() -> None:
 
     assert [batch.started for batch in run.batches] == [0, 5]
     assert run.clock.now == 10
-    assert run.pipeline.batchers[0].times.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
+    assert run.core.batchers[0].times.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
 
 
 def test_wake_ups_are_counted() -> None:

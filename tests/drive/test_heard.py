@@ -104,9 +104,9 @@ async def listen(heard: list[Frame], accepts: Sequence[int] = (OBJECT,) * N) -> 
     """A stage whose only worker has a batch and then says all this; the requests, what was taken of it, the driver."""
     service = Service(Stage(models.scale, max_batch_size=N, policy="greedy"))
     batcher = assemble._crew(service, service.stages[0], None)
-    pipeline = Core([batcher])
+    core = Core([batcher])
     roster = Roster(1, lambda: 0.0)
-    driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)
+    driver = Driver(core, Stats("fuzz", core, [roster], [False]), clock=lambda: 0.0)
     stage = BatchPool(0, assemble.launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
     driver.executors = [stage]
     stage.start()
@@ -152,7 +152,7 @@ def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
         if request.answers and request.error is None:
             payload = [p for f in replies for id, p in zip(f.ids, f.payloads, strict=True) if id == request.id]
             assert [request.result] == payload
-    batcher = driver.pipeline.batchers[0]
+    batcher = driver.core.batchers[0]
     assert (batcher.stray_replies, batcher.late_results) == (0, 0)
     assert 0 <= batcher.times.usual_s < float("inf")
     assert not {frame.kind for frame in taken} & {FrameKind.SETUP, FrameKind.BATCH, FrameKind.STATE, FrameKind.FAILED}

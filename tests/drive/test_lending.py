@@ -131,7 +131,7 @@ def test_company_that_another_worker_can_serve_leaves_the_worker_lent(tmp_path: 
 def test_those_in_a_hurry_or_with_a_priority_go_by_the_loop(
     service: Handle, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What takes thought is decided by the pipeline."""
+    """What takes thought is decided by the core."""
     loan = lent(service)
     monkeypatch.setattr(lending, "_LEAST_TIME", 6.0)
     service.predict(0, **how)
@@ -402,11 +402,11 @@ def test_a_thread_whose_answer_the_loop_has_read_is_woken(service: Handle, monke
     driver, thread = service._inner.driver, service._thread
     assert driver is not None
     assert thread is not None
-    before = driver.pipeline.flow.answered + len(loan.done)
+    before = driver.core.flow.answered + len(loan.done)
 
     def act() -> None:
         thread.ask(driver.recall, 5.0)
-        wait_until(lambda: driver.pipeline.flow.answered == before + 1)
+        wait_until(lambda: driver.core.flow.answered == before + 1)
 
     arm(loan, "sent", act, monkeypatch)
     began = time.monotonic()
@@ -441,29 +441,29 @@ class Side:
 
     def __init__(self, policy: Policy, slo_s: float | None) -> None:
         self.batcher = stage(policy=policy, runs_ahead=True, patience_s=3.0)
-        self.pipeline = Core([self.batcher], slo_s=slo_s)
-        self.pipeline.worker_ready(0, 0)
-        self.stats = Stats("service", self.pipeline, [None], [isinstance(policy, OneByOne)], slo_s)
+        self.core = Core([self.batcher], slo_s=slo_s)
+        self.core.worker_ready(0, 0)
+        self.stats = Stats("service", self.core, [None], [isinstance(policy, OneByOne)], slo_s)
 
     def step_by_step(self, began: float, ended: float, busy_s: float) -> None:
         request = Request(b"x", began + 5.0, nbytes=1)
         request.patient = True
-        self.pipeline.flow.submit(began, [request])
-        (batch,) = self.pipeline.poll(began).run
+        self.core.flow.submit(began, [request])
+        (batch,) = self.core.poll(began).run
         self.stats.stages[0].started(batch)
-        self.pipeline.completed(ended, Reply(0, 0, batch.id, batch.ids, [b"y"], None, busy_s))
+        self.core.completed(ended, Reply(0, 0, batch.id, batch.ids, [b"y"], None, busy_s))
         self.stats.stages[0].completed(0, 1, busy_s, 0.001)
-        self.stats.answered(self.pipeline.poll(ended).answer, ended)
+        self.stats.answered(self.core.poll(ended).answer, ended)
 
     def afterwards(self, began: float, ended: float, busy_s: float) -> None:
         call = LentCall(Request(b"x", began + 5.0, nbytes=1), began)
         call.ended, call.busy_s, call.waited_s = ended, busy_s, 0.001
         lender: Any = Lending.__new__(Lending)
-        lender._pipeline, lender._batcher, lender._driver, lender._pool = self.pipeline, self.batcher, self, self
+        lender._core, lender._batcher, lender._driver, lender._pool = self.core, self.batcher, self, self
         self.roster, self.count_calls = self, None
-        assert self.batcher.lend(began, began + 5.0, self.pipeline.flow.slo_s) == 0
+        assert self.batcher.lend(began, began + 5.0, self.core.flow.slo_s) == 0
         lender._account_for(0, [call])
-        self.pipeline.take_back(self.batcher, 0)
+        self.core.take_back(self.batcher, 0)
 
     def finished_batch(self) -> None:
         """The roster's."""
@@ -471,9 +471,9 @@ class Side:
     def state(self) -> Any:
         batcher, stats = self.batcher, self.stats
         counts = [
-            self.pipeline.flow.admitted,
-            self.pipeline.flow.answered,
-            self.pipeline.unanswered,
+            self.core.flow.admitted,
+            self.core.flow.answered,
+            self.core.unanswered,
             batcher._batch_ids,
         ]
         times = [getattr(batcher.times, name) for name in batcher.times.__slots__]
@@ -518,7 +518,7 @@ def test_accounts_made_up_afterwards_are_the_same(policy: str, calls: list[Any],
         for _ in range(times):
             now += pause_s
             ended = now + hop_s + busy_s
-            if quick.batcher.lets_go(now, now + 5.0, quick.pipeline.flow.slo_s):
+            if quick.batcher.lets_go(now, now + 5.0, quick.core.flow.slo_s):
                 quick.afterwards(now, ended, busy_s)
             else:
                 quick.step_by_step(now, ended, busy_s)
@@ -576,7 +576,7 @@ def test_what_has_gone_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None
         driver, thread = s._inner.driver, s._thread
         assert driver is not None
         assert thread is not None
-        policy = driver.pipeline.batchers[0].lobby.policy
+        policy = driver.core.batchers[0].lobby.policy
 
         def act() -> None:
             policy.holds = True  # type: ignore[attr-defined]

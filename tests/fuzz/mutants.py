@@ -114,7 +114,7 @@ def bare_error() -> None:
     """A service that is closed raises what happens to come."""
 
     def bare(new_request: Any, self: Any, *arguments: Any) -> Any:
-        if self.driver is not None and self.driver.pipeline.flow.closed_because is not None:
+        if self.driver is not None and self.driver.core.flow.closed_because is not None:
             raise AttributeError("no driver")
         return new_request(self, *arguments)
 

@@ -1,4 +1,4 @@
-"""The items of a bulk request, without sockets: a pipeline, and turns of a loop that are numbers."""
+"""The items of a bulk request, without sockets: a core, and turns of a loop that are numbers."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class World:
     timed: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.pipeline = pipeline_of(stage(self.limit, max_size=self.max_size), workers=self.workers)
-        self.pipeline.batchers[0].times.learn_usual(self.batch_s)
+        self.core = pipeline_of(stage(self.limit, max_size=self.max_size), workers=self.workers)
+        self.core.batchers[0].times.learn_usual(self.batch_s)
         exchange: Any = SimpleNamespace(
             head=None,
             stream=None,
@@ -67,11 +67,11 @@ class World:
         )
         loop = SimpleNamespace(call_later=lambda after_s, what: self.timed.append(what))
         driver: Any = SimpleNamespace(
-            pipeline=self.pipeline,
+            core=self.core,
             loop=loop,
             clock=lambda: self.now,
-            submit_all=lambda requests, alike: self.pipeline.flow.submit(self.now, requests, alike),
-            cancel=lambda request: self.pipeline.cancel(self.now, request),
+            submit_all=lambda requests, alike: self.core.flow.submit(self.now, requests, alike),
+            cancel=lambda request: self.core.cancel(self.now, request),
         )
         self.items = BulkItems(exchange, ask, driver, StreamWindow(8, 8), 1000, self.due.append)
         made = self.items._new_item
@@ -95,7 +95,7 @@ class World:
         Returns:
             Whether there was a flush, which may have submitted items for the next poll.
         """
-        todo = self.pipeline.poll(self.now)
+        todo = self.core.poll(self.now)
         self.running += todo.run
         for request in todo.answer:
             request.tell()
@@ -109,7 +109,7 @@ class World:
         batch = self.running.pop(which % len(self.running))
         errors = {i: ModelError("no") for i, request in enumerate(batch.requests) if number(request) in guilty}
         self.now += self.batch_s
-        reply(self.pipeline, self.now, batch, compute=lambda line: b"<%b>" % line.strip(), errors=errors or None)
+        reply(self.core, self.now, batch, compute=lambda line: b"<%b>" % line.strip(), errors=errors or None)
 
     def finish(self, guilty: frozenset[int] = frozenset()) -> None:
         """Answer all that is still inside."""
@@ -171,7 +171,7 @@ def test_each_line_has_its_answer_in_its_place(
 
     assert world.written == expected(body, guilty) and world.is_ended
     assert not world.items._spare and not world.items.inside  # which would refer to it in a circle
-    assert (world.pipeline.flow.answered, world.pipeline.unanswered) == (len(expected(body).split(b"\n")) - 1, 0)
+    assert (world.core.flow.answered, world.core.unanswered) == (len(expected(body).split(b"\n")) - 1, 0)
 
 
 @PROPERTY
@@ -220,7 +220,7 @@ def test_an_answer_that_was_not_told_yet_keeps_its_item() -> None:
     world.due.pop()()  # before the poll that tells
     world.items.feed(b"3\n")
 
-    assert [number(request) for request in world.pipeline.poll(world.now).answer] == [1, 2]
+    assert [number(request) for request in world.core.poll(world.now).answer] == [1, 2]
     assert all(item.state != DONE for item in world.items.inside)
 
 
@@ -229,8 +229,8 @@ def test_a_line_that_has_cost_a_worker_leaves_no_trace() -> None:
     world = World(limit=1)
     world.items.feed(b"1\n")
     world.turn()
-    world.pipeline.worker_lost(world.now, 0, world.running.pop().place)
-    world.pipeline.worker_ready(0, 0)
+    world.core.worker_lost(world.now, 0, world.running.pop().place)
+    world.core.worker_ready(0, 0)
     world.finish()
     world.items.feed(b"2\n")
 
@@ -274,9 +274,9 @@ def test_answers_that_a_timer_has_written_are_told_in_vain() -> None:
     while not world.timed:  # the answers of the first batch wait for those of the next one
         world.answer(0)
         world.turn()
-    while world.running or world.pipeline.waiting:
+    while world.running or world.core.waiting:
         world.answer(0)
-        if world.pipeline.waiting:
+        if world.core.waiting:
             world.turn()
     world.timed.pop()()
     world.turn()
@@ -296,4 +296,4 @@ def test_a_client_that_has_left_is_told_nothing() -> None:
     world.items.cancel()
     world.turn()
     assert not world.written
-    assert not world.pipeline.unanswered
+    assert not world.core.unanswered

@@ -97,7 +97,7 @@ async def survive(front: Front, wire: Wire) -> None:
     await asyncio.sleep(5.0)
     assert [a.status for a in other.answers()] == [200]
     assert front.state.bodies.held == 0
-    assert front.driver.pipeline.unanswered == 0
+    assert front.driver.core.unanswered == 0
 
 
 def check_answers(wire: Wire) -> None:
@@ -167,7 +167,7 @@ async def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bo
     await asyncio.sleep(5.0)
     assert front.state.connections == set()
     assert front.state.bodies.held == 0
-    assert front.driver.pipeline.unanswered == 0
+    assert front.driver.core.unanswered == 0
 
 
 _REQUESTS: dict[str, Callable[[int], bytes]] = {

@@ -123,7 +123,7 @@ async def test_a_reset_while_it_runs(when: str) -> None:
     await turns()
     assert bytes(gone.received) == b""
     assert [a.body for a in stays.answers()] == [b"<3>", b"<4>"]
-    assert front.driver.pipeline.unanswered == 0
+    assert front.driver.core.unanswered == 0
 
 
 @on_a_jumping_loop

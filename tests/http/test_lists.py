@@ -184,11 +184,11 @@ def test_a_client_that_leaves_takes_its_items_along(when_full: str) -> None:
             gone = [Client(running.port) for _ in range(2 if when_full == "wait" else 1)]
             for client in gone:
                 client.send(post(json.dumps([{"value": n} for n in (1, 2, 3)]).encode(), "/predict/many"))
-            pipeline = running.app.endpoints[0].driver.pipeline
-            running.wait_until(lambda: pipeline.waiting == 3 * len(gone))
+            core = running.app.endpoints[0].driver.core
+            running.wait_until(lambda: core.waiting == 3 * len(gone))
             for client in gone:
                 client.reset()
-            running.wait_until(lambda: pipeline.waiting == 0)
+            running.wait_until(lambda: core.waiting == 0)
             gate.open()
             assert first.answer().status == 200
         assert running.app.endpoints[0].driver.stats.cancelled == 3 * len(gone)

@@ -226,8 +226,8 @@ def test_what_a_policy_explains_is_exported() -> None:
                 "mood": "good",
             }
 
-    pipeline = Core([Batcher("one", Wise(64), Queue()), Batcher("two", Greedy(8), Queue())])
-    stats = Stats("both", pipeline, [None, None], [False, False])
+    core = Core([Batcher("one", Wise(64), Queue()), Batcher("two", Greedy(8), Queue())])
+    stats = Stats("both", core, [None, None], [False, False])
     metrics = parse(*render([stats], 0.0))
 
     assert {s.labels["n"]: s.value for s in metrics["carpool_policy_batch_cost_seconds"].samples} == {
@@ -253,8 +253,8 @@ def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture)
     """A change of the policy's rule is reported at most every ten seconds, and only to those who
     ask for it.
     """
-    pipeline = Core([Batcher("one", Greedy(64), Queue())])
-    stats = Stats("both", pipeline, [None], [False]).stages[0]
+    core = Core([Batcher("one", Greedy(64), Queue())])
+    stats = Stats("both", core, [None], [False]).stages[0]
 
     def batch(now: float, reason: str) -> Batch:
         return Batch(1, 0, 0, [ask("x", 100.0)], 1, reason, now)

@@ -60,13 +60,13 @@ async def test_only_so_many_are_inside(known: bool) -> None:
     for n in range(1, 8):
         wire.send(post(b"%d" % n))
     await turns()
-    assert front.driver.pipeline.unanswered == 4
+    assert front.driver.core.unanswered == 4
     assert wire.reading_paused
     for _ in range(7):
-        if front.driver.pipeline.unanswered:
+        if front.driver.core.unanswered:
             front.worker.finish()
         await turns()
-        assert front.driver.pipeline.unanswered <= 4
+        assert front.driver.core.unanswered <= 4
     assert [a.body for a in wire.answers()] == [b"<%d>" % n for n in range(1, 8)]
     assert not wire.reading_paused
 

@@ -115,7 +115,7 @@ async def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) ->
     call = Call(fail, b"2")
     with pytest.raises(RuntimeError if kind is StopIteration else kind):  # Python's, of coroutines
         await call.of(front.app, "/predict", "POST")
-    assert front.driver.pipeline.unanswered == 1
+    assert front.driver.core.unanswered == 1
     front.worker.finish()
     await turns()
     assert front.worker.seen == [b"1"]
@@ -138,7 +138,7 @@ async def test_an_asgi_server_whose_send_raises(kind: type[BaseException]) -> No
     front = Front()
     with pytest.raises(kind):
         await Failing(body=b"1").of(front.app, "/predict", "POST")
-    assert front.driver.pipeline.unanswered == 0
+    assert front.driver.core.unanswered == 0
     assert front.outcomes == {"ok": 1}
 
 

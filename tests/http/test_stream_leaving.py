@@ -60,11 +60,11 @@ class Front:
         loop = asyncio.get_running_loop()
         self.app = App(Service(Stage(Counts, name="counts", run_in="thread"), timeout_s=30.0))
         self.stage = stepper(rows=1)
-        pipeline = Core([self.stage])
+        core = Core([self.stage])
         roster = Roster(1, lambda: 0.5)
         self.driver = Driver(
-            pipeline,
-            Stats("counts", pipeline, [roster], [False], streams=StreamStats(self.stage, None, None)),
+            core,
+            Stats("counts", core, [roster], [False], streams=StreamStats(self.stage, None, None)),
             clock=loop.time,
         )
         self.driver.executors = [Worker(self.driver)]  # type: ignore[list-item]

@@ -67,9 +67,9 @@ class World:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.journal = Journal()
-        self.pipeline = Core([stage], journal=self.journal)
-        self.stats = Stats("chat", self.pipeline, [None], [False], slo_s, StreamStats(stage, slo_s, part_slo_s))
-        self.driver = Driver(self.pipeline, self.stats, self.loop.time)
+        self.core = Core([stage], journal=self.journal)
+        self.stats = Stats("chat", self.core, [None], [False], slo_s, StreamStats(stage, slo_s, part_slo_s))
+        self.driver = Driver(self.core, self.stats, self.loop.time)
         self.driver.executors = [Pool(self)]
         self.stage = stage
         self._costs = StepCosts(start_s, step_s, answer)

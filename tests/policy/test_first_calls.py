@@ -154,7 +154,7 @@ def test_what_a_worker_has_run_is_forgotten_with_it() -> None:
     run_batch(driver, 2)
     run_batch(driver, 2)
     assert policy.firsts == [True, False, True, True, False]
-    assert set(driver.pipeline.batchers[0]._places._made) == {place}
+    assert set(driver.core.batchers[0]._places._made) == {place}
 
 
 def test_where_each_batch_is_a_first_one_it_is_better_than_nothing() -> None:
@@ -171,19 +171,19 @@ def test_where_each_batch_is_a_first_one_it_is_better_than_nothing() -> None:
 def test_starts_and_steps_that_are_slow_once_on_each_worker_are_not_believed() -> None:
     """Of streams, too, each worker's first start of about a length, and its first step of so many, teach nothing."""
     policy = GreedySteps(1)
-    pipeline = Core([stepper(rows=1, policy=policy)])
+    core = Core([stepper(rows=1, policy=policy)])
     workers = range(4)
     for place in workers:
-        pipeline.worker_ready(0, place)
+        core.worker_ready(0, place)
     requests = [Request(i, inf) for i in workers]
     for request in requests:
         request.stream = Stream()
-    pipeline.flow.submit(0.0, requests)
-    pipeline.poll(0.0)
+    core.flow.submit(0.0, requests)
+    core.poll(0.0)
     for place in workers:
         for i, factor in enumerate((20.0, 1.0)):
             start = {"length": 6 + i, "start_s": 0.01 * factor}
-            pipeline.reported(1.0, SetReport(0, place, 1, False, NOTHING, 1, 0.002 * factor, **start))
+            core.reported(1.0, SetReport(0, place, 1, False, NOTHING, 1, 0.002 * factor, **start))
     assert policy.step.seconds(1) == pytest.approx(0.002)
     assert policy.start.seconds(7) == pytest.approx(0.01)
 

@@ -203,8 +203,8 @@ def test_nobody_is_lost_where_workers_come_and_go() -> None:
 
 def test_a_worker_that_dies_loses_no_request() -> None:
     """What a worker had when it died is run once more, and the reply that it would have sent never comes."""
-    pipeline = Core([Batcher("stage", Greedy(4), Queue())])
-    driver = BusyDriver(pipeline, [lambda n: 1.0], [1], coordinator=FREE, dice=Random(0), between=(0.0, 9.0))
+    core = Core([Batcher("stage", Greedy(4), Queue())])
+    driver = BusyDriver(core, [lambda n: 1.0], [1], coordinator=FREE, dice=Random(0), between=(0.0, 9.0))
     request = driver.arrive(0.0, "a")
     driver.at(0.5, lambda: driver.lose(0, 0, 0.25))
     driver.run()

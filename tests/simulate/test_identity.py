@@ -66,7 +66,7 @@ class Setting:
     turn_s: float = 0.0
     runs_ahead: bool = False
 
-    def pipeline(self) -> Core:
+    def core(self) -> Core:
         limit = self.max_batch_size
         policy = policy_of(self.policy, max_batch_size=limit, slo_s=SLO_S, cost_s=lambda n: affine(round(n)))
         slo_s = None if self.runs_ahead else SLO_S
@@ -228,9 +228,9 @@ def request_of(index: int, entry: tuple[float, float, int], caller: Heard) -> Re
 def in_virtual_time(setting: Setting, recording: Recording, think_s: float | None = None) -> Decisions:
     """Through the simulator's driver. With `think_s` each client asks again so long after its answer."""
     decisions = Decisions()
-    pipeline = setting.pipeline()
+    core = setting.core()
     driver = VirtualDriver(
-        pipeline,
+        core,
         setting.costs(),
         [setting.workers],
         hop_s=setting.hop_s,
@@ -254,10 +254,10 @@ def on_a_loop(setting: Setting, recording: Recording, think_s: float | None = No
     """Play a setting through the asyncio driver, on a loop whose time jumps."""
     decisions = Decisions()
     loop = JumpingLoop(setting.turn_s)
-    pipeline = setting.pipeline()
+    core = setting.core()
     asyncio._set_running_loop(loop)
     try:
-        driver = Punctual(pipeline, Stats("replay", pipeline, [None], [False], SLO_S), loop.time)
+        driver = Punctual(core, Stats("replay", core, [None], [False], SLO_S), loop.time)
     finally:
         asyncio._set_running_loop(None)
     driver.executors = [Stub(driver, loop, setting, decisions)]

@@ -116,9 +116,9 @@ def outcome(request: Request) -> Any:
     return request.result if request.error is None else type(request.error)
 
 
-def assert_counts(pipeline: Core, **expected: int) -> None:
+def assert_counts(core: Core, **expected: int) -> None:
     """The pipeline's counters of these names (`admitted`, `answered`, ...) have these values."""
-    found = {name: getattr(pipeline if name in ("waiting", "unanswered") else pipeline.flow, name) for name in expected}
+    found = {name: getattr(core if name in ("waiting", "unanswered") else core.flow, name) for name in expected}
     assert found == expected
 
 

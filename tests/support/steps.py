@@ -178,8 +178,8 @@ def drive(
     **settings: Any,
 ) -> VirtualDriver:
     """A service of this stage alone, in virtual time; an item is how many parts its answer has, 0, 1, 2, …"""
-    pipeline = Core([stage], **settings)
-    return VirtualDriver(pipeline, [], [workers], steps=StepCosts(start_s, step_s, answer))
+    core = Core([stage], **settings)
+    return VirtualDriver(core, [], [workers], steps=StepCosts(start_s, step_s, answer))
 
 
 def ask(driver: VirtualDriver, item: Any, when: float = 0.0, *, collected: bool = False, **settings: Any) -> Request:

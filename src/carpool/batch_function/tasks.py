@@ -84,7 +84,7 @@ class _Drivers:
             if loop.is_closed():
                 gone = self.by_loop.pop(loop, None)  # another thread may have been faster
                 if gone is not None:
-                    lost += gone.pipeline.unanswered
+                    lost += gone.core.unanswered
                     self.gone = [together("", [*self.gone, _snapshot(gone)])]
         return lost
 
@@ -205,7 +205,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         driver = self._drivers.latest
         if driver is None:
             return explained(self._settings.new_policy(), monotonic())
-        (batcher,) = driver.pipeline.batchers
+        (batcher,) = driver.core.batchers
         return explained(batcher.lobby.policy, monotonic(), batcher)
 
     async def _run_all(self, items: list[Any], priority: int) -> list[Any]:
@@ -254,7 +254,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if here is not None:
             here.poll()  # calls that were made before this one are still served
         for driver in drivers.listed():
-            driver.pipeline.close(drivers.closed_because)
+            driver.core.close(drivers.closed_because)
             if driver is not here:
                 with contextlib.suppress(RuntimeError):  # its loop is closed
                     driver.loop.call_soon_threadsafe(driver.poll)  # its policy need not wait for more items
@@ -317,8 +317,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
         lost = drivers.drop_closed()
         if lost:
             logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
-        pipeline = Core([self._settings.new_batcher(self.__name__)], slo_s=self._settings.slo_s)
-        driver = TaskDriver(pipeline, FunctionStats(self.__name__, pipeline))
+        core = Core([self._settings.new_batcher(self.__name__)], slo_s=self._settings.slo_s)
+        driver = TaskDriver(core, FunctionStats(self.__name__, core))
         pool = TaskPool(driver, self._run_batch, self._settings.max_in_flight_batches)
         driver.executors = [pool]
         pool.start()
@@ -326,7 +326,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         # This comes last: another thread that closes the function has set `closed_because` before,
         # or it finds this driver.
         if drivers.closed_because is not None:
-            pipeline.close(drivers.closed_because)
+            core.close(drivers.closed_because)
         return driver
 
     def start_anew(self) -> None:
@@ -401,7 +401,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         try:
             if here is not None:
                 await here.stop(timeout_s=None)
-                here.pipeline.close(self._closed_error())  # instead of the text for a service, which `stop` has set
+                here.core.close(self._closed_error())  # instead of the text for a service, which `stop` has set
             if isinstance(self._function, type) and not self._needs_setup:
                 self._needs_setup = self._torn_down = True
                 await self._tear_down(loop)
@@ -449,7 +449,7 @@ def _set_shares(requests: Sequence[Request], shares: Shares) -> None:
 
 def _snapshot(driver: Driver) -> FunctionSnapshot:
     assert isinstance(driver.stats, FunctionStats)
-    return snapshot(driver.stats.name, driver.pipeline, driver.stats.counts)
+    return snapshot(driver.stats.name, driver.core, driver.stats.counts)
 
 
 async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | None:

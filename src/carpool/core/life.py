@@ -102,7 +102,7 @@ class Life:
 
     Attributes:
         state: Its present state.
-        takes_calls: Whether calls are let through; while it starts or drains, the pipeline decides
+        takes_calls: Whether calls are let through; while it starts or drains, the core decides
             what becomes of them.
     """
 

@@ -14,7 +14,7 @@ sleep. Three rules keep the line moving:
 A next leader that goes away, for whatever reason, passes the duty on. So as long as requests wait
 and a slot is free, some thread is awake or will wake up in time.
 
-A slot stands for a worker: in the pipeline, the worker at the slot's place exists only while a
+A slot stands for a worker: in the core, the worker at the slot's place exists only while a
 thread leads with it.
 
 Mostly a caller finds nobody else. Then it runs its one request *alone*: no request, batch or slot
@@ -123,7 +123,7 @@ class Line:
         slo_s: How many seconds after they join requests are due, if there is a goal.
 
     Attributes:
-        pipeline: The only stage's pipeline, which keeps the accounts.
+        core: The only stage's core, which keeps the accounts.
         wake: Waiters whose threads are to look now; the driver takes them out and wakes those that
             sleep.
         next_leader: The waiter whose thread is to look next, if there is one; a batch that another
@@ -132,7 +132,7 @@ class Line:
     """
 
     def __init__(self, batcher: Batcher, slots: int, slo_s: float | None = None) -> None:
-        self.pipeline = Core([batcher], slo_s=slo_s)
+        self.core = Core([batcher], slo_s=slo_s)
         self.wake: list[Waiter] = []
         self._batcher = batcher
         batcher.have_slots()
@@ -154,7 +154,7 @@ class Line:
         """Take new requests in. One that is refused has its answer at once."""
         if self.lone is not None:
             self._catch_up()
-        self.pipeline.flow.submit(now, requests)
+        self.core.flow.submit(now, requests)
         for request in requests:  # without a generator, whose making takes longer than most calls' loops
             if request.state == DONE:
                 self._poll(now)
@@ -189,7 +189,7 @@ class Line:
                 if leader == thread:
                     return LEADS
             return SLEEP
-        if not self.pipeline.waiting:
+        if not self.core.waiting:
             return SLEEP
         slot = 0
         while slot in leaders:
@@ -221,7 +221,7 @@ class Line:
         if self.lone is not None:
             self._catch_up()
         for request in waiter.requests:
-            self.pipeline.cancel(now, request)
+            self.core.cancel(now, request)
         for slot in self._slots_of(thread, waiter):
             self._release(now, slot)
         if waiter in self._closers:
@@ -240,7 +240,7 @@ class Line:
         `step` at once. A leader has no deadline from here on: it waits for what it runs itself.
         """
         leader, _ = self._leaders[slot]
-        self.pipeline.worker_ready(0, slot)
+        self.core.worker_ready(0, slot)
         todo = self._poll(now)
         if todo.run:
             (batch,) = todo.run
@@ -274,15 +274,15 @@ class Line:
             errors: By position in the batch, why a request failed; None if none did.
             busy_s: Seconds that the function took.
         """
-        self.pipeline.completed(now, Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
+        self.core.completed(now, Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
         self._release(now, batch.place)
         if self.next_leader is not None:
             self.wake.append(self.next_leader)  # the policy may decide otherwise now that the slot is free
         self._choose_next_leader()  # the next leader is woken first, before the threads that only return their results
-        if now >= self._batcher.lobby.attention_at or self.pipeline.flow.door.count:
+        if now >= self._batcher.lobby.attention_at or self.core.flow.door.count:
             self._poll(now)
         else:  # no batch can start before somebody claims the slot
-            self._deliver(self.pipeline.collect_answers())
+            self._deliver(self.core.collect_answers())
 
     # -- callers that find nobody else
 
@@ -291,14 +291,14 @@ class Line:
 
         A part of the fast path `lone_call`, as of `join`, `step` and `take_batch`.
         """
-        pipeline, batcher = self.pipeline, self._batcher
+        core, batcher = self.core, self._batcher
         if (
             self.lone is not None
             or self._leaders
             or batcher.queue.count
-            or pipeline.flow.door.count
-            or pipeline.flow.closed_because is not None
-            or not batcher.lets_go(lone.began, lone.deadline, pipeline.flow.slo_s)
+            or core.flow.door.count
+            or core.flow.closed_because is not None
+            or not batcher.lets_go(lone.began, lone.deadline, core.flow.slo_s)
         ):
             return False
         self.lone = lone
@@ -311,7 +311,7 @@ class Line:
         """
         lone, self.lone = self.lone, None
         assert lone is not None
-        self.pipeline.lone_done(self._batcher, 0, lone.began, now, busy_s, ok)
+        self.core.lone_done(self._batcher, 0, lone.began, now, busy_s, ok)
 
     # -- the end
 
@@ -319,17 +319,17 @@ class Line:
         """Refuse new requests with `error` from now on; those inside are run."""
         if self.lone is not None:
             self._catch_up()
-        self.pipeline.close(error)
+        self.core.close(error)
 
     def fail(self, now: float, error: CarpoolError, thread: object) -> None:
         """Fail all requests inside and all that come: the policy has raised in this thread."""
         if self.lone is not None:
             self._catch_up()
-        self.pipeline.abort(now, error)
+        self.core.abort(now, error)
         for slot in self._slots_of(thread):
             self._release(now, slot)
         self.next_leader = None
-        self._deliver(self.pipeline.collect_answers())
+        self._deliver(self.core.collect_answers())
         self._release_closers()
 
     def wait_for_end(self, waiter: Waiter) -> None:
@@ -357,7 +357,7 @@ class Line:
         request = Request(lone.item, lone.deadline, lone)
         request.patient = True
         lone.requests = (request,)
-        self.pipeline.flow.submit(lone.began, lone.requests)
+        self.core.flow.submit(lone.began, lone.requests)
         self._leaders[0] = lone, lone.thread
         lone.batch = self.take_batch(lone.began, 0)
         if lone.batch is None:
@@ -375,15 +375,15 @@ class Line:
 
     def _release_closers(self) -> None:
         """Let those that wait for the end of the line go, if it has come."""
-        if self._closers and not self._leaders and not self.pipeline.waiting:
+        if self._closers and not self._leaders and not self.core.waiting:
             for waiter in self._closers:
                 waiter.pending = 0
             self.wake += self._closers
             self._closers.clear()
 
     def _poll(self, now: float) -> Todo:
-        """Ask the pipeline what to do, and deliver the answers that are there."""
-        todo = self.pipeline.poll(now)
+        """Ask the core what to do, and deliver the answers that are there."""
+        todo = self.core.poll(now)
         self._deliver(todo.answer)
         if self._closers:
             self._release_closers()
@@ -404,9 +404,9 @@ class Line:
 
         It is needed only where requests wait, a slot is free and no other thread is going to look.
         """
-        if self.next_leader is not None or len(self._leaders) == self._slots or not self.pipeline.waiting:
+        if self.next_leader is not None or len(self._leaders) == self._slots or not self.core.waiting:
             return
-        for request in chain(self._batcher.queue, self.pipeline.flow.door):
+        for request in chain(self._batcher.queue, self.core.flow.door):
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is not None and waiter.asleep:
                 self._make_next_leader(waiter)
@@ -421,8 +421,8 @@ class Line:
         self.wake.append(waiter)
 
     def _release(self, now: float, slot: int) -> None:
-        """Free a slot: the pipeline loses the worker at its place."""
-        self.pipeline.worker_left(now, 0, slot)
+        """Free a slot: the core loses the worker at its place."""
+        self.core.worker_left(now, 0, slot)
         del self._leaders[slot]
         if self._closers:
             self._release_closers()

@@ -1,8 +1,8 @@
-"""The asyncio driver: feeds events to a pipeline and does what the pipeline decides.
+"""The asyncio driver: feeds events to a core and does what the core decides.
 
-Arrivals of one turn of the loop are only collected; one callback per turn polls the pipeline, so
+Arrivals of one turn of the loop are only collected; one callback per turn polls the core, so
 everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
-the pipeline's next deadline.
+the core's next deadline.
 
 A reply that finds a full batch waiting sends it at once. A shorter batch waits for the end of the
 present turn of the loop (microseconds), so that requests that were parsed in the same turn travel
@@ -42,10 +42,10 @@ _ASLEEP_S = 1.0  # a timer that fires later than this means that this process wa
 
 
 class Driver:
-    """Drives one service's pipeline on the running loop.
+    """Drives one service's core on the running loop.
 
     Args:
-        pipeline: Decides.
+        core: Decides.
         stats: Counts every batch and answer.
         clock: Monotonic seconds.
 
@@ -56,9 +56,9 @@ class Driver:
         loan: What callers' threads have of the worker that is lent; None if none is.
     """
 
-    def __init__(self, pipeline: Core, stats: Stats, clock: Clock = monotonic) -> None:
-        self.pipeline = pipeline
-        for batcher in pipeline.batchers:
+    def __init__(self, core: Core, stats: Stats, clock: Clock = monotonic) -> None:
+        self.core = core
+        for batcher in core.batchers:
             batcher.lobby.on_fault = self._policy_raised
         self.stats = stats
         self.clock = clock
@@ -67,13 +67,13 @@ class Driver:
         self.lender: Lender | None = None
         self.loan: Any = None
 
-        # what has come in this turn of the loop, and when the pipeline is polled
+        # what has come in this turn of the loop, and when the core is polled
         self._arrivals: list[Request] = []
         self._is_poll_due = False  # at the end of this turn
         self._is_handing_over = False  # batches go out in their order; what happens meanwhile is polled for afterwards
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
-        self._meter = WorkMeter(pipeline)
+        self._meter = WorkMeter(core)
         self._refusal_log = RefusalLog(stats.refusals, f"service {stats.name}", {"model": stats.name}, clock, self.loop)
 
         # the service's life: each of these happens once, in whatever order
@@ -114,10 +114,10 @@ class Driver:
         """
         if self._arrivals:
             self.poll()  # these came before
-        if self.pipeline.flow.closed_because is None:
-            self.pipeline.close(Unavailable("the service is stopping", code="draining"))
+        if self.core.flow.closed_because is None:
+            self.core.close(Unavailable("the service is stopping", code="draining"))
         self.recall()  # a call under way is one of those inside
-        if drain and self.pipeline.unanswered and not self.loop.is_closed():
+        if drain and self.core.unanswered and not self.loop.is_closed():
             if self._drained is None:
                 self._drained = self.loop.create_future()
             self.poll()  # what was held back for company goes now
@@ -133,7 +133,7 @@ class Driver:
     def abort(self) -> None:
         """Fail all requests inside, and refuse all that come."""
         self.recall()
-        self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
+        self.core.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
         self.poll()
 
     @property
@@ -146,7 +146,7 @@ class Driver:
         await asyncio.shield(self._failed)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is true of the pipeline, which is asked after each poll."""
+        """Wait until something is true of the core, which is asked after each poll."""
         if condition():
             return
         awaited = condition, self.loop.create_future()
@@ -165,7 +165,7 @@ class Driver:
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from the next turn on, and hold no batch back."""
-        self.pipeline.close(error)
+        self.core.close(error)
         if not self.loop.is_closed():
             self._poll_soon()
 
@@ -194,7 +194,7 @@ class Driver:
         Fast path of `poll`: the same outcome, see tests/core/test_fast_paths.py.
         """
         try:
-            self.pipeline.flow.submit(self.clock(), requests, alike=True)
+            self.core.flow.submit(self.clock(), requests, alike=True)
         except BaseException as error:
             self._fail(error)
         return True
@@ -203,21 +203,21 @@ class Driver:
         """Cancel a request, whose caller has gone."""
         if request.state == NEW:  # perhaps a thread was interrupted in its lone call
             self.recall()
-        before = self.pipeline.flow.cancelled
-        self.pipeline.cancel(self.clock(), request)
-        if self.pipeline.flow.cancelled > before:
+        before = self.core.flow.cancelled
+        self.core.cancel(self.clock(), request)
+        if self.core.flow.cancelled > before:
             self.stats.cancelled_by_caller(request, self.clock())
         self._poll_soon()
 
     def suffice(self, request: Request) -> None:
         """End a stream of which the caller has all that it wants; it is told, as of any end."""
-        self.pipeline.suffice(self.clock(), request)
+        self.core.suffice(self.clock(), request)
         self._poll_soon()
 
     def pause(self, request: Request, is_paused: bool) -> None:
         """Take note that a caller wants no more parts for now, or wants them again."""
         now = self.clock()
-        self.pipeline.pause(now, request, is_paused)
+        self.core.pause(now, request, is_paused)
         self.stats.paused(now, request, is_paused)
         self._poll_soon()
 
@@ -236,7 +236,7 @@ class Driver:
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Take note that a worker can take batches."""
-        self.pipeline.worker_ready(stage, place)
+        self.core.worker_ready(stage, place)
         self._missing.discard((stage, place))
         if not self._missing and not self._started.done():
             self._started.set_result(None)
@@ -244,12 +244,12 @@ class Driver:
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more; its executor is told once it has nothing left."""
-        self.pipeline.drain(stage, place)
+        self.core.drain(stage, place)
         self.poll()
 
     def hold(self, is_held: bool) -> None:
         """Have the first of several stages start no batch for now, or go on."""
-        self.pipeline.hold(is_held)
+        self.core.hold(is_held)
         self.poll()
 
     def worker_lost(self, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
@@ -258,23 +258,23 @@ class Driver:
         Returns:
             Whether a request is to blame (see `Core.worker_lost`).
         """
-        blamed = self.pipeline.worker_lost(self.clock(), stage, place, unsent)
+        blamed = self.core.worker_lost(self.clock(), stage, place, unsent)
         self.poll()
         return blamed
 
     def worker_left(self, stage: int, place: int) -> None:
         """Take note that a worker that was ready is gone, for which no request is to blame."""
-        self.pipeline.worker_left(self.clock(), stage, place)
+        self.core.worker_left(self.clock(), stage, place)
         self.poll()
 
     def spare(self, stage: int, place: int) -> None:
         """Give a worker that seemed to hang, but has sent something, its time anew."""
-        self.pipeline.batchers[stage].spare(self.clock(), place)
+        self.core.batchers[stage].spare(self.clock(), place)
         self.poll()
 
     def call_started(self, stage: int, place: int, batch_id: int) -> None:
         """Take note that a worker has begun another call for the same batch."""
-        self.pipeline.call_started(self.clock(), stage, place, batch_id)
+        self.core.call_started(self.clock(), stage, place, batch_id)
 
     # -- what the workers teach
 
@@ -303,7 +303,7 @@ class Driver:
     # -- the turn
 
     def poll(self) -> None:
-        """Ask the pipeline what to do, and do it."""
+        """Ask the core what to do, and do it."""
         self._is_poll_due = False
         self._settle()
         now = self.clock()
@@ -311,8 +311,8 @@ class Driver:
         try:
             if self._arrivals:
                 arrivals, self._arrivals = self._arrivals, arrivals
-                self.pipeline.flow.submit(now, arrivals)
-            todo = self.pipeline.poll(now)
+                self.core.flow.submit(now, arrivals)
+            todo = self.core.poll(now)
         except BaseException as error:
             self._arrivals = [request for request in arrivals if request.state == NEW] + self._arrivals
             self._fail(error)
@@ -321,7 +321,7 @@ class Driver:
         self._set_timer(todo.wake_at)
         if now >= self._meter.next_at:
             self._meter.measure(now)
-        if self._drained is not None and not self._drained.done() and not self.pipeline.unanswered:
+        if self._drained is not None and not self._drained.done() and not self.core.unanswered:
             self._drained.set_result(None)
         if self._awaited:
             self._tell_awaited()
@@ -389,11 +389,11 @@ class Driver:
             return
         text, about = "this process did not run for %.1f s, so worker %s gets its time again", self._about(stage, place)
         logger.warning(text, late_s, about["worker"], extra=about)
-        self.pipeline.batchers[stage].spare(self.clock(), place)
+        self.core.batchers[stage].spare(self.clock(), place)
         self._poll_soon()
 
     def _tell_awaited(self) -> None:
-        """Wake those that wait for something to become true of the pipeline."""
+        """Wake those that wait for something to become true of the core."""
         for condition, future in self._awaited:
             if not future.done() and condition():
                 future.set_result(None)
@@ -411,7 +411,7 @@ class Driver:
         return {"model": self.stats.name, "stage": stats.name, "worker": stats.worker_name(place)}
 
     def _poll_soon(self) -> None:
-        """Have the pipeline polled at the end of this turn, or now if no further turn may come."""
+        """Have the core polled at the end of this turn, or now if no further turn may come."""
         if self._is_poll_due:
             return
         if self._has_stopped:
@@ -446,11 +446,11 @@ class Driver:
         It goes at once if it is full, and else at the end of this turn, so that what arrives in the
         turn shares it. If no request waits, the answers are delivered at once.
         """
-        batcher, stats, place = self.pipeline.batchers[reply.stage], self.stats.stages[reply.stage], reply.place
+        batcher, stats, place = self.core.batchers[reply.stage], self.stats.stages[reply.stage], reply.place
         before = batcher.in_flight.get(place)
         self._settle()
         try:
-            self.pipeline.completed(self.clock(), reply)
+            self.core.completed(self.clock(), reply)
         except BaseException as error:
             self._fail(error)
             return
@@ -463,7 +463,7 @@ class Driver:
         elif batcher.queue.size >= batcher.lobby.batch_limit:
             self.poll()
         elif not self._is_poll_due:
-            if self.pipeline.waiting:
+            if self.core.waiting:
                 self._poll_soon()
             else:
                 self.poll()
@@ -475,7 +475,7 @@ class Driver:
             ValueError: The worker breaks the protocol. What came before that in its report counts.
         """
         try:
-            self.pipeline.reported(self.clock(), report)
+            self.core.reported(self.clock(), report)
         except ValueError:
             self._poll_soon()
             raise
@@ -497,7 +497,7 @@ class Driver:
             self.lender.recall()
 
     def _settle(self) -> None:
-        """Have the pipeline know of the calls that are done before it learns of what came later."""
+        """Have the core know of the calls that are done before it learns of what came later."""
         if self.loan is not None:
             assert self.lender is not None
             self.lender.settle()
@@ -522,13 +522,13 @@ class Driver:
         self.start_failed(StartupError(str(error)))
         if not self._failed.done():
             self._failed.set_result(None)
-        self.pipeline.abort(self.clock(), error)
+        self.core.abort(self.clock(), error)
         self.poll()
 
     def _policy_raised(self, stage: str, error: BaseException) -> None:
         """Have the service fail, as the policy of a stage has raised.
 
-        That is not done at once, since the pipeline is in the midst of something.
+        That is not done at once, since the core is in the midst of something.
         """
         failure = self._failure(f"stage {stage} has failed: its policy raised", stage, error)
         self.start_failed(StartupError(str(failure)))
@@ -536,8 +536,8 @@ class Driver:
             self.loop.call_soon(self._fail_once, failure)
 
     def _fail(self, error: BaseException) -> None:
-        """Fail the service, as its pipeline has raised."""
-        self._fail_once(self._failure("the service has failed: its pipeline raised", None, error))
+        """Fail the service, as its core has raised."""
+        self._fail_once(self._failure("the service has failed: its core raised", None, error))
 
     def _failure(self, what: str, stage: str | None, error: BaseException) -> Unavailable:
         """Log what was raised, and return the error of all requests inside."""

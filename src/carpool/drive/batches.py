@@ -199,7 +199,7 @@ class BatchPool(WorkerPool):
 
     @property
     def _is_last(self) -> bool:
-        return self.stage == len(self._driver.pipeline.batchers) - 1
+        return self.stage == len(self._driver.core.batchers) - 1
 
     def _troubled(self, place: int, frame: Frame) -> None:
         """Learn from what happened during a batch, or during the warm-up, besides the results."""

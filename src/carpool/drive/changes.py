@@ -251,8 +251,8 @@ class Changes:
         driver.hold(True)
         try:
             async with asyncio.timeout(grace_s):
-                pipeline = driver.pipeline
-                await driver.until(lambda: pipeline.is_empty_behind_queue or pipeline.flow.closed_because is not None)
+                core = driver.core
+                await driver.until(lambda: core.is_empty_behind_queue or core.flow.closed_because is not None)
             self._switch(successors)
         except TimeoutError:
             text = f"requests behind the first stage were not finished within {grace_s:g} s, so nothing was changed"
@@ -309,7 +309,7 @@ class Changes:
         """Raise Unavailable if the service has failed or is stopping."""
         if self._driver.has_failed:
             raise Unavailable("the service has failed: start it anew", code="stage_failed")
-        if self._driver.pipeline.flow.closed_because is not None:
+        if self._driver.core.flow.closed_because is not None:
             raise Unavailable("the service is stopping", code="draining")
 
     def _about(self, pool: WorkerPool) -> dict[str, str]:
@@ -360,7 +360,7 @@ class StageUpkeep:
         self._driver = driver
         self._changes = changes
         self._recycling = recycling
-        self._batcher = driver.pipeline.batchers[pool.stage]
+        self._batcher = driver.core.batchers[pool.stage]
         self._is_single = isinstance(self._batcher.lobby.policy, OneByOne)
         self._coming: set[asyncio.Task[None]] = set()  # which each add a worker
         self._going: asyncio.Task[None] | None = None
@@ -373,7 +373,7 @@ class StageUpkeep:
 
     def scale_between(self, least: int, most: int) -> None:
         """Have the number of workers follow the load from now on."""
-        slo_s = self._driver.pipeline.flow.slo_s
+        slo_s = self._driver.core.flow.slo_s
         batcher = cast(Batcher, self._batcher)  # the number of workers of a stage of steps is fixed
         batcher.learn_costs()
         self.scaler = Scaler(least, most, batcher.lobby.batch_limit, slo_s, batcher.cost_s)
@@ -412,7 +412,7 @@ class StageUpkeep:
         """Have workers added or taken away as the load asks for it."""
         have = len(self._pool.roster.established) + len(self._coming)
         wait_s = self._batcher.predicted_wait_s(now, self._batcher.queue.size)
-        offered, unit = self._driver.pipeline.offered(self._pool.stage), self._batcher.times.unit
+        offered, unit = self._driver.core.offered(self._pool.stage), self._batcher.times.unit
         wanted = scaler.wanted(now, offered, unit, wait_s, have)
         if wanted == have or (now < self._resume_at if wanted > have else self._is_busy_scaling):
             return

@@ -6,16 +6,16 @@ watching that worker's socket, and a caller's thread writes its request there an
 itself. Two wake-ups are left, and no decision: that a lone request would go at once is asked before
 (`Batcher.lend`).
 
-For the pipeline a worker that is lent is away, and all else goes on without it. Once something
+For the core a worker that is lent is away, and all else goes on without it. Once something
 waits that no other worker is free for, or the service closes, `Todo.recall` names it, and the loop
 takes it back (`Lending.recall`). A call under way is then made into what it would have been: a
 request in a batch that the worker has. From there it has its deadline, hang limit, crash and
 cancellation like any other. A call that takes long, or is answered by anything but a plain result,
 has the worker taken back for it, and so has the death of the worker.
 
-Nothing of the pipeline is touched by callers' threads. They leave behind what has become of their
+Nothing of the core is touched by callers' threads. They leave behind what has become of their
 calls, and the loop makes up the accounts, several calls at a time, and in any case before the
-pipeline learns of what came later.
+core learns of what came later.
 
 No lock is held by anybody, since threads may be interrupted at any point, and the loop must not
 wait for them. What caller and loop could both do is a token in a list or a dict, which one of
@@ -281,7 +281,7 @@ class Lending:
     def __init__(self, driver: Driver, pool: BatchPool, post: Post) -> None:
         self._driver = driver
         self._pool = pool
-        self._pipeline = driver.pipeline
+        self._core = driver.core
         self._batcher = pool.batcher
         self._post = post
         self._longest_s = min(_LONGEST_S, self._batcher.times.least_s)
@@ -293,7 +293,7 @@ class Lending:
         n = len(todo.answer)
         if not n or self._driver.loan is not None:
             return
-        if n > 1 or self._pipeline.unanswered:
+        if n > 1 or self._core.unanswered:
             self._in_a_row = 0
             return
         self._in_a_row += 1
@@ -309,19 +309,19 @@ class Lending:
         tests/drive/test_lending.py.
         """
         driver = self._driver
-        if not hasattr(os, "eventfd") or self._pipeline.flow.closed_because is not None or self._is_slow:
+        if not hasattr(os, "eventfd") or self._core.flow.closed_because is not None or self._is_slow:
             return False
         try:
             bell = _Bell()
         except OSError:  # no descriptor is left
             return False
         now = driver.clock()
-        place = self._batcher.lend(now, now + _LEAST_TIME, self._pipeline.flow.slo_s)
+        place = self._batcher.lend(now, now + _LEAST_TIME, self._core.flow.slo_s)
         if place is None:
             return False
         lent = self._pool.lend(place, self.recall)
         if lent is None:
-            self._pipeline.take_back(self._batcher, place)
+            self._core.take_back(self._batcher, place)
             return False
         driver.loan = Loan(
             *lent,
@@ -353,7 +353,7 @@ class Lending:
         del loan.done[: len(done)]
         self._account_for(loan.place, done)
         now = driver.clock()
-        if self._is_slow or not self._batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.flow.slo_s):
+        if self._is_slow or not self._batcher.lets_go(now, now + _LEAST_TIME, self._core.flow.slo_s):
             self.recall()
 
     def recall(self) -> None:
@@ -371,21 +371,21 @@ class Lending:
         self._account_for(loan.place, done)
         if is_under_way:
             loan.bell.ring()
-            batch = self._pipeline.take_back(self._batcher, loan.place, call.request, call.began, call.id)
+            batch = self._core.take_back(self._batcher, loan.place, call.request, call.began, call.id)
         else:
-            batch = self._pipeline.take_back(self._batcher, loan.place)
+            batch = self._core.take_back(self._batcher, loan.place)
         loan.worker.take_back(unread)
         driver.took_back(batch)
 
     def _account_for(self, place: int, calls: Sequence[LentCall]) -> None:
         """Make up for all that was left out for calls that are done, as of the time of each."""
-        pipeline, stats = self._pipeline, self._driver.stats
+        core, stats = self._core, self._driver.stats
         stage = stats.stages[0]
         for call in calls:
             request = call.request
             request.state = DONE
             request.admitted = call.began
-            pipeline.lone_done(self._batcher, place, call.began, call.ended, call.busy_s, True)
+            core.lone_done(self._batcher, place, call.began, call.ended, call.busy_s, True)
             stage.went_alone(place, call.busy_s, call.waited_s)
             stats.answered((request,), call.ended)
         if calls:

@@ -97,7 +97,7 @@ class TaskPool:
         outcome.busy_s = monotonic() - started
         try:
             if outcome.trouble:
-                batcher = cast(Batcher, self._driver.pipeline.batchers[0])
+                batcher = cast(Batcher, self._driver.core.batchers[0])
                 self._driver.troubled(batcher, batch.place, batch.id, outcome.trouble)
         finally:
             self._answered(batch, outcome)
@@ -204,17 +204,17 @@ class InnerRequest(AwaitedRequest):
 
 
 class TaskDriver(Driver):
-    """Drives the pipeline of a batch function whose callers are tasks.
+    """Drives the core of a batch function whose callers are tasks.
 
     Its attributes are those of `Driver`; its requests are all `AwaitedRequest`s.
 
     Args:
-        pipeline: Decides.
+        core: Decides.
         stats: Counts every batch and answer.
     """
 
-    def __init__(self, pipeline: Core, stats: Stats) -> None:
-        super().__init__(pipeline, stats)
+    def __init__(self, core: Core, stats: Stats) -> None:
+        super().__init__(core, stats)
         self._done = self.loop.create_future()  # what tasks that are woken take for what they have waited for
         self._done.set_result(None)
 

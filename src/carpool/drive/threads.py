@@ -122,7 +122,7 @@ class LineDriver:
     def snapshot(self) -> FunctionSnapshot:
         """Return what has been done so far. It takes no lock, so a call may be missing from it."""
         line = self._line
-        return snapshot(self._name, line.pipeline, self._counts, int(line.lone is not None))
+        return snapshot(self._name, line.core, self._counts, int(line.lone is not None))
 
     def explain(self) -> dict[str, Any]:
         """Return why the policy decides as it does."""
@@ -134,7 +134,7 @@ class LineDriver:
 
     def start_anew(self, batcher: Batcher) -> None:
         """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
-        closed = self._line.pipeline.flow.closed_because
+        closed = self._line.core.flow.closed_because
         self._batcher = batcher
         batcher.lobby.on_fault = self._policy_raised
         self._fault = None

@@ -42,7 +42,7 @@ class Turnover:
     """Has workers of one stage come and go.
 
     Args:
-        stage: The position of the stage in the pipeline.
+        stage: The position of the stage in the core.
         roster: The stage's.
         driver: Is told which workers can take batches, and which get no more.
         workers: Those of the stage that live, by place.

@@ -1,4 +1,4 @@
-"""The virtual driver: the same pipeline under a clock that jumps, with stub workers of given costs.
+"""The virtual driver: the same core under a clock that jumps, with stub workers of given costs.
 
 It has a heap of events instead of a loop, so a minute of traffic takes no longer than its
 decisions. All events of one moment are delivered before anything is decided, as in one turn of a
@@ -51,10 +51,10 @@ class Watcher(Protocol):
 
 
 class VirtualDriver:
-    """Drives a pipeline in virtual time.
+    """Drives a core in virtual time.
 
     Args:
-        pipeline: Decides.
+        core: Decides.
         costs: Per stage the seconds of a batch of n; or one function of the batch and the time, for
             all stages.
         workers: Per stage how many there are; all are ready at once. One each if not given.
@@ -70,11 +70,11 @@ class VirtualDriver:
             those of the stages before it.
 
     Attributes:
-        pipeline: Decides.
+        core: Decides.
         clock: The virtual time.
         batches: Every batch that was run, in order.
         answers: Every request that was answered, in order.
-        wake_ups: How often the pipeline was asked only because time had passed.
+        wake_ups: How often the core was asked only because time had passed.
         step_workers: The workers of a stage of steps, by place.
         drained: Called with the stage and the place of a worker that was to go and has gone.
         completed: Called with each batch that is done and the seconds that it took.
@@ -82,7 +82,7 @@ class VirtualDriver:
 
     def __init__(
         self,
-        pipeline: Core,
+        core: Core,
         costs: Sequence[Cost] | BatchCost,
         workers: Sequence[int] | None = None,
         computes: Sequence[Compute] | None = None,
@@ -93,8 +93,8 @@ class VirtualDriver:
         watcher: Watcher | None = None,
         steps: StepCosts | None = None,
     ) -> None:
-        stages = range(len(pipeline.batchers))
-        self.pipeline = pipeline
+        stages = range(len(core.batchers))
+        self.core = core
         self.clock = VirtualClock()
         self.batches: list[Batch] = []
         self.answers: list[Request] = []
@@ -176,7 +176,7 @@ class VirtualDriver:
         self._ahead.pop((stage, place), None)
         if stage == self._stage_of_steps:
             self.step_workers.pop(place).lose()
-        self.pipeline.worker_lost(self.clock.now, stage, place)
+        self.core.worker_lost(self.clock.now, stage, place)
         self._notice()
         self.at(self.clock.now + back_after_s, lambda: self._make_ready(stage, place))
 
@@ -193,7 +193,7 @@ class VirtualDriver:
             self._coming.remove((stage, place))
             self.drained(stage, place)
             return
-        self.pipeline.drain(stage, place)
+        self.core.drain(stage, place)
         self._notice()
 
     def _has_come(self, stage: int, place: int) -> None:
@@ -204,9 +204,9 @@ class VirtualDriver:
 
     def recycle(self, place: int) -> None:
         """Replace a worker of the stage of steps now, in the midst of its streams."""
-        stage = len(self.pipeline.batchers) - 1
+        stage = len(self.core.batchers) - 1
         self.step_workers.pop(place).lose()
-        self.pipeline.worker_left(self.clock.now, stage, place)
+        self.core.worker_left(self.clock.now, stage, place)
         self._make_ready(stage, place)
         self._notice()
 
@@ -232,16 +232,16 @@ class VirtualDriver:
 
     def _make_ready(self, stage: int, place: int) -> None:
         """Add a worker that can take batches, or orders."""
-        if isinstance(self.pipeline.batchers[stage], Stepper):
+        if isinstance(self.core.batchers[stage], Stepper):
             self._stage_of_steps = stage
             if self._steps is None:
                 raise ValueError("the last stage is one of steps: give its costs as `steps`")
             self.step_workers[place] = VirtualStepWorker(stage, place, self._steps, self._at, self._reported)
-        self.pipeline.worker_ready(stage, place)
+        self.core.worker_ready(stage, place)
 
     def _reported(self, report: SetReport) -> None:
         """Pass on what a worker of steps says; one that has stopped gets its order at once."""
-        self.pipeline.reported(self.clock.now, report)
+        self.core.reported(self.clock.now, report)
         self._notice()
         if report.stopped and self._turn_s:
             self._poll(self.clock.now)
@@ -250,7 +250,7 @@ class VirtualDriver:
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def _notice(self) -> None:
-        """Have the pipeline polled when this turn ends, since something has happened."""
+        """Have the core polled when this turn ends, since something has happened."""
         self._has_news = True
         end = self.clock.now + self._turn_s
         if end < self._wake_at:
@@ -265,15 +265,15 @@ class VirtualDriver:
         self._notice()
 
     def _poll(self, now: float) -> None:
-        pipeline = self.pipeline
+        core = self.core
         if self._has_news:
             self._has_news = False
             if self._arrivals:
-                pipeline.flow.submit(now, self._arrivals)
+                core.flow.submit(now, self._arrivals)
                 self._arrivals.clear()
         else:
             self.wake_ups += 1
-        todo = pipeline.poll(now)
+        todo = core.poll(now)
         self._wake_at = todo.wake_at if todo.wake_at > now else now + TICK_S
         for batch in todo.run:
             if batch.ahead:
@@ -313,18 +313,18 @@ class VirtualDriver:
             errors = {i: _shown(y) for i, y in enumerate(results) if isinstance(y, BaseException)} or None
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s)
         self.completed(batch, busy_s)
-        self.pipeline.completed(self.clock.now, reply)
+        self.core.completed(self.clock.now, reply)
         if lying := self._ahead.get((batch.stage, batch.place)):
             following = lying.pop(0)  # it lay with the worker before the reply left
             self._run(self.clock.now, following, 0.5 * self._hop_item_s * following.size)
-        self._replied(self.pipeline.batchers[batch.stage])
+        self._replied(self.core.batchers[batch.stage])
 
     def _replied(self, crew: Crew) -> None:
         """Poll as `Driver.completed` does after a reply.
 
         That is at once if a full batch waits, or no request at all; else at the end of the turn.
         """
-        is_idle = not self._has_news and not self.pipeline.waiting
+        is_idle = not self._has_news and not self.core.waiting
         self._notice()
         if self._turn_s and (is_idle or crew.queue.size >= crew.lobby.batch_limit):
             self._poll(self.clock.now)

@@ -75,15 +75,15 @@ class WorkMeter:
     """Measures the thread that drives a core, and gives the core what it works.
 
     Args:
-        pipeline: The core. Where it counts no batches, nothing is measured.
+        core: The core. Where it counts no batches, nothing is measured.
 
     Attributes:
         next_at: When `measure` is to be called next; infinity for never.
     """
 
-    def __init__(self, pipeline: Core) -> None:
-        self.next_at = -inf if pipeline.requests_and_batches is not None else inf
-        self._pipeline = pipeline
+    def __init__(self, core: Core) -> None:
+        self.next_at = -inf if core.requests_and_batches is not None else inf
+        self._core = core
         self._work = OwnWork()
         self._thread = 0
         self._since = -inf
@@ -93,7 +93,7 @@ class WorkMeter:
     def measure(self, now: float) -> None:
         """Learn from what the calling thread has done since the last time, if it was enough."""
         self.next_at = now + _EVERY_S
-        counted = self._pipeline.requests_and_batches
+        counted = self._core.requests_and_batches
         assert counted is not None  # else this is not called
         requests, batches = counted
         came, went = requests - self._requests, batches - self._batches
@@ -108,7 +108,7 @@ class WorkMeter:
         if not is_new:
             work = self._work
             work.learn(self._worked_s - before_s, came, went)
-            self._pipeline.note_work(work.request_s, work.batch_s)
+            self._core.note_work(work.request_s, work.batch_s)
         self._thread, self._since, self._requests, self._batches = get_ident(), now, requests, batches
 
 

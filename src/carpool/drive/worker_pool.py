@@ -52,7 +52,7 @@ class WorkerPool:
     `BatchPool` sends them batches, and `StepPool` orders.
 
     Args:
-        stage: The position of the stage in the pipeline.
+        stage: The position of the stage in the core.
         launch: How to start its workers.
         driver: Takes readiness, losses and results.
         roster: Decides which workers are to be started, and when.
@@ -60,7 +60,7 @@ class WorkerPool:
         sink: Where the workers' output goes.
 
     Attributes:
-        stage: The position of the stage in the pipeline.
+        stage: The position of the stage in the core.
         name: The stage's.
         roster: The stage's.
         turnover: Has workers of the stage come and go.
@@ -77,7 +77,7 @@ class WorkerPool:
         self._starts = starts
         self._launch = launch
         self._driver = driver
-        self._crew = driver.pipeline.batchers[stage]
+        self._crew = driver.core.batchers[stage]
         self._sink = guarded(sink)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # for the next start that is due

@@ -97,7 +97,7 @@ class BulkItems(ExchangeItems):
         self._ask = ask
         self._driver = driver
         self._window = window
-        self._first = driver.pipeline.batchers[0]
+        self._first = driver.core.batchers[0]
         self._most = max(1, int(min(self._first.queue.max_size, 2**30)) // 2)
         self._longest = longest
         self._usual_length = min(longest, window.small // _WIDENED)
@@ -113,7 +113,7 @@ class BulkItems(ExchangeItems):
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
         # the items: where a service has one stage, and does not weigh, they can be used again
-        self._are_used_again = ask.endpoint.weigher is None and len(driver.pipeline.batchers) == 1
+        self._are_used_again = ask.endpoint.weigher is None and len(driver.core.batchers) == 1
         self._spare: list[BulkItem] = []  # what has been answered, and is to be a later line
 
         # the answers
@@ -189,7 +189,7 @@ class BulkItems(ExchangeItems):
 
     def _submit(self) -> None:
         """Submit lines that wait, as far as there is room."""
-        closed = self._driver.pipeline.flow.closed_because
+        closed = self._driver.core.flow.closed_because
         if self._lines and closed is not None:
             self.break_off(closed)
             return
@@ -240,7 +240,7 @@ class BulkItems(ExchangeItems):
     @property
     def _room_bytes(self) -> float:
         """How many bytes the lines may have that are taken now; anything fits while none waits."""
-        queue, door = self._first.queue, self._driver.pipeline.flow.door
+        queue, door = self._first.queue, self._driver.core.flow.door
         waiting = queue.nbytes + door.nbytes
         return queue.max_bytes - waiting if waiting else inf
 
@@ -431,7 +431,7 @@ class BulkItems(ExchangeItems):
             head = self._exchange.head
             lines = b"".join([entry_of(item, ask, head) + b"\n" for item in answered])
             answered = [item for item in answered if type(item.result) is bytes]
-        may_use_again = self._are_used_again and not self._driver.pipeline.has_untold_answers
+        may_use_again = self._are_used_again and not self._driver.core.has_untold_answers
         if may_use_again and answered and answered[0].stream is None:  # all have streams, of one answer each, or none
             self._spare += answered
         return lines

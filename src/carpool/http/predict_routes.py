@@ -58,7 +58,7 @@ class PredictRoutes:
     def predict(self, exchange: Exchange, is_weighed: bool = False) -> None:
         """Hand a request to its model's driver, once it is noted on it what it counts for.
 
-        Only the deadline is set here. By when the SLO wants it answered, the pipeline says.
+        Only the deadline is set here. By when the SLO wants it answered, the core says.
         """
         ask = exchange.head.ask
         assert ask is not None

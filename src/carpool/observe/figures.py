@@ -49,7 +49,7 @@ def _service(stats: Stats, now: float) -> dict[str, Any]:
         "name": stats.name,
         "run": stats.run,
         "outcomes": {**stats.outcomes, "cancelled": stats.cancelled},
-        "in_flight": stats.pipeline.unanswered,
+        "in_flight": stats.core.unanswered,
         "latency": _histogram(stats.latency),
         "slo_s": stats.slo_s,
         "within_slo": stats.within_slo,

@@ -130,26 +130,26 @@ class FunctionSnapshot:
         return "\n".join([self.name, *[f"  {what:<14}{text}" for what, text in rows.items()]])
 
 
-def snapshot(name: str, pipeline: Core, counts: CallCounts, lone_running: int = 0) -> FunctionSnapshot:
+def snapshot(name: str, core: Core, counts: CallCounts, lone_running: int = 0) -> FunctionSnapshot:
     """Return the numbers of one driver.
 
     Args:
         name: The name of the function.
-        pipeline: The driver's pipeline, of one stage.
+        core: The driver's core, of one stage.
         counts: What the driver has counted.
-        lone_running: How many calls run alone now, of which the pipeline does not know.
+        lone_running: How many calls run alone now, of which the core does not know.
     """
     sizes = dict(counts.batch_sizes)
-    if pipeline.flow.alone:
-        sizes[1] = sizes.get(1, 0) + pipeline.flow.alone
+    if core.flow.alone:
+        sizes[1] = sizes.get(1, 0) + core.flow.alone
     return FunctionSnapshot(
         name=name,
-        calls=pipeline.flow.admitted + pipeline.flow.refused + lone_running,
-        ok=max(0, pipeline.flow.admitted - pipeline.flow.failed - pipeline.flow.cancelled - pipeline.unanswered),
-        errors=pipeline.flow.failed + pipeline.flow.refused,
-        cancelled=pipeline.flow.cancelled,
-        waiting=pipeline.waiting,
-        running=pipeline.unanswered - pipeline.waiting + lone_running,
+        calls=core.flow.admitted + core.flow.refused + lone_running,
+        ok=max(0, core.flow.admitted - core.flow.failed - core.flow.cancelled - core.unanswered),
+        errors=core.flow.failed + core.flow.refused,
+        cancelled=core.flow.cancelled,
+        waiting=core.waiting,
+        running=core.unanswered - core.waiting + lone_running,
         batch_sizes=dict(sorted(sizes.items())),
         latency_s=counts.latency_s + counts.alone_s - counts.alone_failed_s,
         queue_s=counts.queue_s,
@@ -203,15 +203,15 @@ class FunctionStats(Stats):
 
     stage_stats = _FunctionStage
 
-    def __init__(self, name: str, pipeline: Core) -> None:
-        super().__init__(name, pipeline, [None], [False])
+    def __init__(self, name: str, core: Core) -> None:
+        super().__init__(name, core, [None], [False])
         self.counts = CallCounts()
         (stage,) = self.stages
         assert isinstance(stage, _FunctionStage)
         stage.counts = self.counts
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Count the latency of answers; the pipeline counts the answers themselves."""
+        """Count the latency of answers; the core counts the answers themselves."""
         self.counts.answered(requests, now)
 
 

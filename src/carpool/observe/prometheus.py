@@ -153,7 +153,7 @@ def _requests(services: Sequence[Stats]) -> Iterator[Metric]:
         for reason, count in stats.overloads.items():
             overloads.add_metric((stats.name, reason), count)
         latency.add_metric((stats.name,), _buckets(stats.latency), stats.latency.sum_s)
-        in_flight.add_metric((stats.name,), stats.pipeline.unanswered)
+        in_flight.add_metric((stats.name,), stats.core.unanswered)
         if stats.slo_s is not None:
             on_time.add_metric((stats.name,), stats.within_slo)
     yield from (outcomes, overloads, latency, in_flight, on_time)

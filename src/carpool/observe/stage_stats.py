@@ -61,8 +61,8 @@ class StageStats:
 
     Args:
         name: The name of the stage.
-        pipeline: The pipeline to which the stage belongs.
-        index: The position of the stage in the pipeline.
+        core: The core to which the stage belongs.
+        index: The position of the stage in the core.
         roster: The roster of the stage's workers; None for a stage that has none.
         single: Whether its model takes single items. Then each item is a batch of its own in all
             counts and times, however many of them travel to the worker together.
@@ -90,7 +90,7 @@ class StageStats:
         watcher: Is told of each batch; None unless requests are logged or traced one by one.
     """
 
-    def __init__(self, name: str, pipeline: Core, index: int, roster: Roster | None, single: bool) -> None:
+    def __init__(self, name: str, core: Core, index: int, roster: Roster | None, single: bool) -> None:
         self.name = name
         self.batch_sizes: dict[int, int] = {}
         self.reasons = dict.fromkeys(REASONS, 0)
@@ -98,7 +98,7 @@ class StageStats:
         self.compute_time = Durations()
         self.idle_gap = Durations()
         self.roster = roster
-        self.batcher = pipeline.batchers[index]
+        self.batcher = core.batchers[index]
         self.items = self.padding = self.positions = self.length_padding = 0
         self.split_batches = self.unsplit_batches = self.out_of_memory = self.protocol_errors = 0
         self._single = single

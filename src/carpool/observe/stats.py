@@ -30,7 +30,7 @@ class Stats:
 
     Args:
         name: The name of the service.
-        pipeline: The pipeline with the requests to count.
+        core: The core with the requests to count.
         rosters: The roster of each stage; None for a stage that has none.
         singles: Whether the model of each stage takes single items.
         slo_s: The SLO in seconds, if there is one.
@@ -38,7 +38,7 @@ class Stats:
 
     Attributes:
         name: The name of the service.
-        pipeline: The pipeline with the requests to count.
+        core: The core with the requests to count.
         slo_s: The SLO in seconds, if there is one.
         streams: The counters of answers in parts; None where the last stage answers whole.
         outcomes: How many requests had each of `OUTCOMES`.
@@ -59,14 +59,14 @@ class Stats:
     def __init__(
         self,
         name: str,
-        pipeline: Core,
+        core: Core,
         rosters: Sequence[Roster | None],
         singles: Sequence[bool],
         slo_s: float | None = None,
         streams: StreamStats | None = None,
     ) -> None:
         self.name = name
-        self.pipeline = pipeline
+        self.core = core
         self.slo_s = slo_s
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.overloads = dict.fromkeys(OVERLOAD_REASONS, 0)
@@ -77,8 +77,8 @@ class Stats:
         self.last_ok_at = -inf
         self.run = next(_runs)
         self.stages = [
-            self.stage_stats(stage.name, pipeline, i, roster, single)
-            for i, (stage, roster, single) in enumerate(zip(pipeline.batchers, rosters, singles, strict=True))
+            self.stage_stats(stage.name, core, i, roster, single)
+            for i, (stage, roster, single) in enumerate(zip(core.batchers, rosters, singles, strict=True))
         ]
         self.streams = streams
 
@@ -165,7 +165,7 @@ class Stats:
             name=self.name,
             outcomes={**self.outcomes, "cancelled": self.cancelled},
             overloads={reason: count for reason, count in self.overloads.items() if count},
-            in_flight=self.pipeline.unanswered,
+            in_flight=self.core.unanswered,
             mean_latency_s=self.latency.mean_s,
             slo_attainment=None if self.slo_s is None or not total else self.within_slo / total,
             stages=tuple(stage.snapshot(now) for stage in self.stages),

@@ -1,4 +1,4 @@
-"""The assembly of a running service: pipeline, statistics, driver and pools, made and connected.
+"""The assembly of a running service: core, statistics, driver and pools, made and connected.
 
 Nothing is started here.
 """
@@ -67,7 +67,7 @@ class Assembly:
     """The parts of one run of a service.
 
     Attributes:
-        driver: Drives the pipeline, and holds its statistics.
+        driver: Drives the core, and holds its statistics.
         pools: The workers of each stage, first to last.
         guard: Ends the worker processes if this process is killed; None if there are none.
         changes: Has workers come and go as the user says.
@@ -99,12 +99,12 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
     batchers = [_crew(service, *each) for each in zip(service.stages, [None, *service.stages], strict=False)]
-    pipeline = Core(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
+    core = Core(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     singles = [isinstance(batcher.lobby.policy, OneByOne) for batcher in batchers]
     last = batchers[-1]
     streams = StreamStats(last, service.slo_s, service.part_slo_s) if isinstance(last, Stepper) else None
-    stats = Stats(service.name, pipeline, rosters, singles, service.slo_s, streams)
-    driver = Driver(pipeline, stats)
+    stats = Stats(service.name, core, rosters, singles, service.slo_s, streams)
+    driver = Driver(core, stats)
     most_starts = max(_LEAST_STARTS, available_cores())
     if site is not None:  # workers that wait for room are the demand by which a cluster grows
         most_starts = sum(stage.most_workers for stage in service.stages)

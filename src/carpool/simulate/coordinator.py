@@ -1,7 +1,7 @@
 """A coordinator whose own work takes time: the loop of a real service, in virtual time.
 
 It is one server that works in turns. A turn takes what has come by then, in order: requests, and
-workers' replies. At its end the pipeline is polled, batches are written, then answers. It is polled
+workers' replies. At its end the core is polled, batches are written, then answers. It is polled
 at once, too, after a reply that finds a full batch waiting, or no request. All of this takes time,
 and whatever comes meanwhile waits for the next turn. A worker begins with a batch that lies ahead
 by itself, at its own time; the reply is seen when the coordinator comes to it.
@@ -162,8 +162,8 @@ class BusyDriver(VirtualDriver):
         super().__init__(*args, hop_s=hop_s, hop_item_s=hop_item_s, **kwargs)
         self._wake_at = inf  # nothing has come yet
         longer = coordinator.times_longer
-        self.pipeline.note_work(longer * coordinator.request_s, longer * coordinator.batch_s)
-        for batcher in self.pipeline.batchers:
+        self.core.note_work(longer * coordinator.request_s, longer * coordinator.batch_s)
+        for batcher in self.core.batchers:
             policy: Any = batcher.lobby.policy
             policy.decide = self._counted(policy.decide)
 
@@ -245,24 +245,24 @@ class BusyDriver(VirtualDriver):
 
     def _heard(self, batch: Batch, busy_s: float) -> None:
         """Take a reply, and poll as `Driver.completed` does."""
-        coordinator, pipeline = self._coordinator, self.pipeline
+        coordinator, core = self._coordinator, self.core
         results: Sequence[Any] = [request.item for request in batch.requests]
         self._work((_REPLY + _LEARN) * coordinator.batch_s + 0.5 * _ITEM * coordinator.request_s * batch.n)
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, None, busy_s)
         self.completed(batch, busy_s)
-        pipeline.completed(self._time, reply)
-        batcher = pipeline.batchers[batch.stage]
-        if batcher.queue.size >= batcher.lobby.batch_limit or not (self._arrivals or pipeline.waiting):
+        core.completed(self._time, reply)
+        batcher = core.batchers[batch.stage]
+        if batcher.queue.size >= batcher.lobby.batch_limit or not (self._arrivals or core.waiting):
             self._ask()
 
     def _ask(self) -> None:
-        """Poll the pipeline, write its batches, then its answers."""
-        coordinator, pipeline = self._coordinator, self.pipeline
+        """Poll the core, write its batches, then its answers."""
+        coordinator, core = self._coordinator, self.core
         if self._arrivals:
-            pipeline.flow.submit(self._time, self._arrivals)
+            core.flow.submit(self._time, self._arrivals)
             self._arrivals.clear()
         asked = self._decisions
-        todo = pipeline.poll(self._time)
+        todo = core.poll(self._time)
         self._work((self._decisions - asked) * _DECIDE * coordinator.batch_s)
         for batch in todo.run:
             self._work(_WRITE * coordinator.batch_s + 0.5 * _ITEM * coordinator.request_s * batch.n)

@@ -1,4 +1,4 @@
-"""One run: arrivals go into the pipeline, batches cost what the user says, and a report comes out.
+"""One run: arrivals go into the core, batches cost what the user says, and a report comes out.
 
 Core, batcher, queue and policy are the same classes that a service uses; only the driver is
 another one.
@@ -147,16 +147,16 @@ def run(
             processes, servers, slos=slos, duration_s=duration_s, features=features, settle_s=settle_s, seed=seed
         )
         policies = _policies(templates, servers, traffic, max(slos), max_padded_size, allowed_lengths)
-        pipeline = _pipeline(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=ahead)
+        core = _core(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=ahead)
         costs = BatchCosts(servers, policies, traffic, switch_s, seed)
         workers_at_first = [each.least for each in servers.ranges]
         ways: dict[str, Any] = {"hop_s": hop_s, "hop_item_s": hop_item_s, "watcher": traffic.record}
         if busy is None:
-            driver = VirtualDriver(pipeline, costs, workers_at_first, turn_s=turn_s, **ways)
+            driver = VirtualDriver(core, costs, workers_at_first, turn_s=turn_s, **ways)
         else:
             dice, between = Random(f"{seed}/coordinator"), (settle_s, traffic.duration_s)
             own: dict[str, Any] = {"coordinator": busy, "dice": dice, "between": between}
-            driver = BusyDriver(pipeline, costs, workers_at_first, **own, **ways)
+            driver = BusyDriver(core, costs, workers_at_first, **own, **ways)
         scaled = Scaling(
             driver,
             servers.ranges,
@@ -227,10 +227,10 @@ def _policies(
     return policies
 
 
-def _pipeline(
+def _core(
     policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, max_workers_per_key: float, *, runs_ahead: bool
 ) -> Core:
-    """Make a pipeline with a stage for each policy; only the first stage refuses requests."""
+    """Make a core with a stage for each policy; only the first stage refuses requests."""
     return Core(
         [
             Batcher(

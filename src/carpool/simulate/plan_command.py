@@ -63,7 +63,7 @@ def plan(
     goal:
         The share of the requests that should be.
     workers:
-        The numbers of workers to try: 3,4,5 or 1-8. In a pipeline they are those of the slowest
+        The numbers of workers to try: 3,4,5 or 1-8. In a core they are those of the slowest
         stage, and the others get as many as they need beside it. If not given, from the least that
         can serve the load on, until they are enough.
     max_batch_size:

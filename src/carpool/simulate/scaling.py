@@ -96,7 +96,7 @@ class StageScaling:
         self._stage = stage
         self._rule = rule
         self._start_s = start_s
-        self._batcher = cast(Batcher, driver.pipeline.batchers[stage])  # the workers of steps are not scaled
+        self._batcher = cast(Batcher, driver.core.batchers[stage])  # the workers of steps are not scaled
         self._places = list(range(workers.least))  # of those that are there or on their way, and are to stay
         self._leaving: set[int] = set()
         self._batcher.learn_costs()
@@ -139,7 +139,7 @@ class StageScaling:
         rule, batcher = self._rule, self._batcher
         if isinstance(rule, Load):
             wait_s = batcher.predicted_wait_s(now, batcher.queue.size)
-            offered, unit = self._driver.pipeline.offered(self._stage), batcher.times.unit
+            offered, unit = self._driver.core.offered(self._stage), batcher.times.unit
             return self._scaler.wanted(now, offered, unit, wait_s, have)
         if isinstance(rule, Ongoing):
             return self._steady.settled(now, math.ceil((batcher.queue.count + batcher.running) / rule.target), have)

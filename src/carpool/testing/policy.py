@@ -136,21 +136,21 @@ def play(make: MakePolicy, schedule: Schedule) -> Played:
     made = make(schedule.limit, schedule.max_queue_delay_s)
     warn_if_former(made)
     policy = _examine(adapted(made))
-    pipeline = Core([Batcher("stage", policy, Queue(), runs_ahead=True)])
+    core = Core([Batcher("stage", policy, Queue(), runs_ahead=True)])
     batches = count()
 
     def cost(n: int) -> float:
         factor = schedule.factors[next(batches) % len(schedule.factors)]
         return (schedule.fixed_s + schedule.item_s * n) * factor
 
-    driver = VirtualDriver(pipeline, [cost], [schedule.workers])
+    driver = VirtualDriver(core, [cost], [schedule.workers])
     requests = []
     now = 0.0
     for i, arrival in enumerate(schedule.arrivals):
         now += arrival.after_s
         requests.append(_arrive(driver, now, i, arrival))
     driver.run()
-    _require(not pipeline.waiting and not pipeline.batchers[0].in_flight, "requests are left over")
+    _require(not core.waiting and not core.batchers[0].in_flight, "requests are left over")
     return Played(driver, policy, requests)
 
 
@@ -185,14 +185,14 @@ def _random_arrival(dice: random.Random) -> Arrival:
 
 def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> Request:
     """Let a request arrive at `now`, with all that will happen to it."""
-    pipeline = driver.pipeline
+    core = driver.core
     due = now + min(arrival.slo_s, arrival.timeout_s)
     lane = Lane(arrival.priority, arrival.key, 0)
     request = driver.arrive(now, item, arrival.timeout_s, size=arrival.size, lane=lane, due=due)
     if arrival.cancelled_after_s is not None:
-        driver.at(now + arrival.cancelled_after_s, lambda: pipeline.cancel(driver.clock.now, request))
+        driver.at(now + arrival.cancelled_after_s, lambda: core.cancel(driver.clock.now, request))
     if arrival.worker_dies:
-        driver.at(now, lambda: driver.lose(0, 0) if 0 in pipeline.batchers[0].in_flight else None)
+        driver.at(now, lambda: driver.lose(0, 0) if 0 in core.batchers[0].in_flight else None)
     return request
 
 

@@ -95,9 +95,9 @@ class Front:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.app = app(Service(Stage(nothing, name="echo", max_batch_size=64), timeout_s=timeout_s), **settings)
-        pipeline = Core([Batcher("echo", Greedy(64), Queue(queue))])
-        stats = Stats("echo", pipeline, [Roster(1, lambda: 0.5)], [False])
-        self.driver = Driver(pipeline, stats, clock=loop.time)
+        core = Core([Batcher("echo", Greedy(64), Queue(queue))])
+        stats = Stats("echo", core, [Roster(1, lambda: 0.5)], [False])
+        self.driver = Driver(core, stats, clock=loop.time)
         self.worker = StubWorker(self.driver, cost_s, answer)
         self.driver.executors = [self.worker]
         self.worker.start()

@@ -101,7 +101,7 @@ def waiting(app: App, service: int = 0) -> int:
     """How many requests wait in a service's queues; to be asked on the app's loop."""
     driver = app.endpoints[service].driver
     assert driver is not None
-    return driver.pipeline.waiting
+    return driver.core.waiting
 
 
 @contextmanager
