@@ -233,7 +233,7 @@ def test_a_host_that_is_not_ours_is_one_line() -> None:
 @pytest.mark.slow
 def test_two_services_of_one_name_are_refused() -> None:
     """Two services of one name are refused, since they would answer at one address."""
-    done = run("serve", "examples.digits:service", "examples.core:service")
+    done = run("serve", "examples.digits:service", "examples.pipeline:service")
 
     assert done.returncode == 2
     assert "two services are called 'digits'" in done.stderr

@@ -45,7 +45,7 @@ def test_digits() -> None:
 @pytest.mark.slow
 def test_pipeline_as_a_program() -> None:
     """The example runs three pinned stages, for single items and for batches."""
-    out = run_module("examples.core")
+    out = run_module("examples.pipeline")
 
     right, of = map(int, re.findall(r"(\d+) of (\d+) right", out)[0])
     assert right > 0.95 * of
@@ -55,12 +55,12 @@ def test_pipeline_as_a_program() -> None:
 @pytest.mark.slow
 def test_pipeline_over_http() -> None:
     """The example takes a file and answers with a digit, and refuses one that is no image alone."""
-    from examples.core import as_pgm
+    from examples.pipeline import as_pgm
 
     from examples.digits import halves
 
     _, _, images, _ = halves()
-    with serve("examples.core:service") as served:
+    with serve("examples.pipeline:service") as served:
         status, body, _ = served.ask("POST", "/predict", as_pgm(images[0]), content_type="image/x-portable-graymap")
         refused, why, _ = served.ask("POST", "/predict", b"P6\n1 1\n1\n.", content_type="image/x-portable-graymap")
 

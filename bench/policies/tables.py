@@ -159,7 +159,7 @@ def best_of(workload: str, rivals: Sequence[str], results: Results) -> Duel:
     """Ours beside the rivals' best goodput, and beside the least mean latency near that goodput."""
     ours = results[workload, OURS]
     theirs = [results[workload, rival] for rival in rivals]
-    best = max(their.goodput for their in theirs)
+    best = max([their.goodput for their in theirs], default=ours.goodput)
     ratio = goodput_ratio(ours.goodput, best)
     most = max(best, ours.goodput)
     level = [their.mean_s for their in theirs if their.goodput >= (1 - EQUAL) * most]
