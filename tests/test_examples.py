@@ -55,9 +55,8 @@ def test_pipeline_as_a_program() -> None:
 @pytest.mark.slow
 def test_pipeline_over_http() -> None:
     """The example takes a file and answers with a digit, and refuses one that is no image alone."""
-    from examples.pipeline import as_pgm
-
     from examples.digits import halves
+    from examples.pipeline import as_pgm
 
     _, _, images, _ = halves()
     with serve("examples.pipeline:service") as served:
