@@ -239,6 +239,20 @@ def test_where_much_waits_a_worker_has_several_short_batches_ahead(took_s: float
     assert what(runs(core, now + took_s))[0] == ([2 + 2 * lying], 0, True)
 
 
+@pytest.mark.parametrize(("took_s", "lying"), [(U / 4, 4), (U, 1)])
+def test_where_requests_differ_several_batches_go_only_if_they_end_soon(took_s: float, lying: int) -> None:
+    """Where requests may differ in urgency, no more lies with a worker than ends within two milliseconds or so: that
+    long is what is more urgent overtaken at most.
+    """
+    core = pipeline_of(stage(1, runs_ahead=True))
+    core.flow.submit(0, [ask("urgent", priority=1)])
+    (first,) = core.poll(0).run
+    reply(core, took_s, first, busy_s=took_s)
+    now = saturated(core, now=1, took_s=took_s)
+    core.flow.submit(now, asks(range(40)))
+    assert what(runs(core, now)) == [([0], 0, False), *[([1 + i], 0, True) for i in range(lying)]]
+
+
 class Counting(Greedy):
     """Counts how often it is asked."""
 
