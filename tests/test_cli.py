@@ -551,8 +551,10 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
         "import carpool\ndef f(x: int) -> int: return x\n"
         "try: carpool.Service(carpool.Stage(f)).run().__enter__()\nexcept carpool.StartupError as error: print(error)"
     )
+    script = tmp_path / "served.py"  # in a deleted folder Python 3.13.0 cannot import socket for a program of `-c`
+    script.write_text(served)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for arguments in (["-m", "carpool", "config"], ["-c", served]):
+    for arguments in (["-m", "carpool", "config"], [str(script)]):
         command = [sys.executable, "-c", program, *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
         (line,) = (done.stdout + done.stderr).splitlines()
