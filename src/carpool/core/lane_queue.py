@@ -117,6 +117,8 @@ class LaneQueue:
     def put_back(self, request: Request) -> None:
         """Put in a request that was taken before: ahead of those that came after it or with it."""
         insort_left(self.entries, request, lo=self.head, key=_due_and_arrival)
+        if self.levels is not None:
+            self.levels.put_back(request)
         self.live += 1
         self.more += request.size - 1
         self.head_is_oldest = False
@@ -149,6 +151,8 @@ class LaneQueue:
         self.live -= len(taken)
         if self.more:
             self.more -= sum([request.size for request in taken]) - len(taken)
+        if self.levels is not None:
+            self.levels.discard(taken)
         self._compact()
         return taken
 
@@ -233,6 +237,8 @@ class LaneQueue:
 
         Its entry stays until the head passes it or most entries have left.
         """
+        if self.levels is not None:
+            self.levels.discard([request])
         self.live -= 1
         self.more -= request.size - 1
         self.dead += 1
@@ -259,6 +265,8 @@ class LaneQueue:
         while self.entries[i] is not request:
             i -= 1
         del self.entries[i]
+        if self.levels is not None:
+            self.levels.discard([request])
         self.live -= 1
         self.more -= request.size - 1
 
@@ -269,6 +277,8 @@ class LaneQueue:
         another stage.
         """
         self.entries = [request for request in self.entries[self.head :] if request.state == QUEUED]
+        if self.levels is not None:
+            self.levels.discard(taken)
         self.head = self.dead = 0
         self.live -= len(taken)
         if self.more:

@@ -245,8 +245,6 @@ class Queue:
             self._note_earlier(lane_queue)
             if self._order.is_watched:
                 self._order.note(lane_queue)
-            if lane_queue.levels is not None:
-                lane_queue.levels.put_back(request)
             request.state = QUEUED
             self.count += 1
             self.nbytes += request.nbytes
@@ -318,8 +316,6 @@ class Queue:
         only = self._only
         if only is not None and not self.suspect_lanes:
             taken = only.take(n)
-            if only.levels is not None:
-                only.levels.discard(taken)
             only.ages_from = max(only.ages_from, now)
             if self._order.is_watched:
                 self._order.note(only)
@@ -332,10 +328,7 @@ class Queue:
         if self.suspect_lanes and self.next_is_suspect:
             n = 1
         for _, _, lane_queue in self._order.alike(first.lane):
-            of_lane = lane_queue.take(n - len(taken))
-            taken += of_lane
-            if lane_queue.levels is not None:
-                lane_queue.levels.discard(of_lane)
+            taken += lane_queue.take(n - len(taken))
             served.append(lane_queue)
             if len(taken) >= n:
                 break
@@ -353,10 +346,7 @@ class Queue:
             request.state = RUNNING  # a lane tells by it which of its entries are gone
             by_lane.setdefault(request.lane, []).append(request)
         for lane, of_lane in by_lane.items():
-            lane_queue = self._lanes[lane]
-            lane_queue.cut_out_taken(of_lane)
-            if lane_queue.levels is not None:
-                lane_queue.levels.discard(of_lane)
+            self._lanes[lane].cut_out_taken(of_lane)
         self._served([self._lanes[lane] for lane in by_lane], now)
         self._set_running(requests)
         return list(requests)
@@ -391,8 +381,6 @@ class Queue:
             raise ValueError(f"{request!r} is not queued")
         lane_queue = self._lanes[request.lane]
         self._discount(request)
-        if lane_queue.levels is not None:
-            lane_queue.levels.discard([request])
         lane_queue.mark_dead(request)
         self._has_less(lane_queue)
 
@@ -403,8 +391,6 @@ class Queue:
         """
         lane_queue = self._lanes[request.lane]
         lane_queue.cut_out(request)
-        if lane_queue.levels is not None:
-            lane_queue.levels.discard([request])
         self._discount(request)
         self._has_less(lane_queue)
 
