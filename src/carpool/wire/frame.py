@@ -187,12 +187,11 @@ def encode(frame: Frame) -> list[Buffer]:
         block, buffers = _as_block_behind(payloads)
     elif type(payloads) is list and payloads and type(payloads[0]) is bytes:
         block, buffers = _NOT_A_BLOCK
-        are_bytes = set(map(type, payloads)) == {bytes}
+        if are_bytes := set(map(type, payloads)) == {bytes}:
+            buffers = payloads
     else:
         block, buffers = _as_block(payloads)
-    if are_bytes:
-        counts, buffers, has_counts = payloads, payloads, False  # type: ignore[assignment]
-    elif block:
+    if are_bytes or block:
         counts, has_counts = range(len(payloads)), False
     else:
         counts, buffers = parts_of(payloads)
