@@ -35,7 +35,6 @@ from bench import ROOT
 from bench.peers.contestants import MODELS, Launch, serving
 from bench.protocols import bulk
 from bench.steps import sse
-from bench.steps.client import Client
 from bench.tools import closed_loop, options, stopwatch, wrk
 from bench.tools.comparison import compare, one_table, take_turns
 from bench.tools.figures import Facts, Spread, median_ratio, short
@@ -132,27 +131,16 @@ def turn_of_server(server: Server, case: str, seconds: float) -> Turn:
         lines = [b'{"x": 1.5}\n'] * bulk.SENT_AT_ONCE
         found = bulk.in_bulk(server, lines, bulk.MOST_AHEAD["trivial"], seconds)
         return Turn(1 / found.items_per_s, found.cpu_s)
+    connections = int(case.partition(":")[2])
     if case in SSE:
-        return turn_of_events(server, int(case.partition(":")[2]), seconds)
-    run = wrk.run(server, connections=int(case.partition(":")[2]), seconds=max(1, round(seconds)))
+        events = sse.load(server, sse.OURS, connections, seconds, warm_up_s=0.2)
+        if events.wrong:
+            raise NotServing(f"{events.wrong} answers are wrong")
+        return Turn(1 / events.events_per_s, events.cpu_per_event_s)
+    run = wrk.run(server, connections=connections, seconds=max(1, round(seconds)))
     if run.failed:
         raise NotServing(f"{run.failed} requests have failed")
     return Turn(1 / run.requests_per_s, run.cpu_per_request_s)
-
-
-def turn_of_events(server: Server, connections: int, seconds: float) -> Turn:
-    """Ask a server that is up for answers in parts."""
-    client = Client(server.port, sse.OURS, connections)
-    try:
-        client.run(0.2)
-        cpu_s = server.cpu_s()
-        run = client.measured(0, seconds)
-        cpu_s = server.cpu_s() - cpu_s
-    finally:
-        client.close()
-    if run.wrong:
-        raise NotServing(f"{run.wrong} answers are wrong")
-    return Turn(1 / run.events_per_s, cpu_s / run.events)
 
 
 def launch_of(tree: Path, case: str) -> Launch:

@@ -35,7 +35,7 @@ from bench.steps.client import Client, Dialect, Run
 from bench.tools import options
 from bench.tools.comparison import compare, one_table, say
 from bench.tools.figures import Facts, Spread, median_ratio, short
-from bench.tools.server import NotServing, running
+from bench.tools.server import NotServing, Server, running
 from bench.tools.side import SideFailed
 
 SERVERS = Path(__file__).parent / "servers"
@@ -102,16 +102,21 @@ def one_turn(side: str, case: Case, seconds: float, warm_up_s: float, seed: int)
     """Start one server, load it, and end it."""
     try:
         with running(launch(side, case.step_s)) as server:
-            client = Client(server.port, dialect(side), case.connections, seed)
-            try:
-                client.run(warm_up_s)
-                before = server.cpu_s()
-                run = client.measured(0, seconds)
-                return replace(run, cpu_s=server.cpu_s() - before)
-            finally:
-                client.close()
+            return load(server, dialect(side), case.connections, seconds, warm_up_s, seed)
     except NotServing as problem:
         raise SideFailed(f"{side}, {case}: {problem}") from None
+
+
+def load(server: Server, dialect: Dialect, connections: int, seconds: float, warm_up_s: float, seed: int = 0) -> Run:
+    """Ask a server that is up."""
+    client = Client(server.port, dialect, connections, seed)
+    try:
+        client.run(warm_up_s)
+        before = server.cpu_s()
+        run = client.measured(0, seconds)
+        return replace(run, cpu_s=server.cpu_s() - before)
+    finally:
+        client.close()
 
 
 def measure(case: Case, sides: list[str], rounds: int, seconds: float, warm_up_s: float) -> Iterator[Row]:
