@@ -63,9 +63,9 @@ def plan(
     goal:
         The share of the requests that should be.
     workers:
-        The numbers of workers to try: 3,4,5 or 1-8. In a core they are those of the slowest
-        stage, and the others get as many as they need beside it. If not given, from the least that
-        can serve the load on, until they are enough.
+        The numbers of workers to try: 3,4,5 or 1-8. With several stages they are those of the
+        slowest one, and the others get as many as they need beside it. If not given, from the least
+        that can serve the load on, until they are enough.
     max_batch_size:
         The batch limits to try: 8,64. If not given, the one of the service that was profiled, or
         64.
