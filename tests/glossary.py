@@ -110,7 +110,7 @@ GLOSSARY: Final = (
     Word(
         "newcomer",
         "",
-        "a worker that was added while its service runs, until it is admitted: its death harms nobody",
+        "a worker that was added while its service runs, until it is admitted: its death fails no request",
     ),
     Word("turnover", "Turnover", "has the workers of one stage come and go while the service runs"),
     Word("roster", "Roster", "decides when the workers of a stage are started, replaced and given up"),

@@ -30,9 +30,9 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 379,
-    "lines of code": 46_150,
-    "bases with a single subclass": 23,
+    "files": 375,
+    "lines of code": 45_990,
+    "bases with a single subclass": 22,
     "protocol classes": 71,
     "words of the glossary": 60,
     "words of the docs": 89_760,

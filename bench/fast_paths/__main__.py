@@ -1,4 +1,4 @@
-"""What each fast path gains: small pieces of work with it and without it, in turns, in one process.
+"""The gain of each fast path: small pieces of work with and without it, in turns, in one process.
 
     python -m bench fast_paths
     python -m bench fast_paths known_heads answer_now --rounds 15

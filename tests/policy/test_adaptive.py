@@ -621,7 +621,7 @@ def test_a_batch_ends_at_the_knee() -> None:
 
 
 def test_a_size_that_nobody_knows_is_tried() -> None:
-    """A size that nobody knows is tried where it may be better, and only with requests that have
+    """An unknown size is tried where it may be better, and only with requests that have
     the time.
     """
     policy = Adaptive(64)

@@ -191,7 +191,7 @@ def backlogged(cost: Cost, size: Sizes, model: CostModel, batches: int, slack_s:
 
 
 def test_what_may_be_better_is_tried_while_it_has_time() -> None:
-    """A size that nobody knows is tried where it would be better by what it may take, but not with
+    """An unknown size is tried where it would be better by what it may take, but not with
     requests that lack the time.
     """
     cost = learned(Affine(0.02, 0.0001), sizes=(4, 8, 16), batches=400)

@@ -50,7 +50,7 @@ class Order(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a worker says of its streams after a step, in columns of one length.
+    """A worker's report of its streams after a step, in columns of one length.
 
     A stream is in them once, or twice: with a part, and then with its end.
 

@@ -469,7 +469,7 @@ class Driver:
                 self.poll()
 
     def reported(self, report: SetReport) -> None:
-        """Take what a worker says after a step. Orders that follow go out before parts are told.
+        """Take what a worker says after a step. Orders that follow go out before the parts.
 
         Raises:
             ValueError: The worker breaks the protocol. What came before that in its report counts.

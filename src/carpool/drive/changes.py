@@ -531,7 +531,7 @@ class Upkeep:
 
 
 def _resident_mb(pid: int) -> float:
-    """Return how much memory a process holds, in MiB; 0 where that cannot be told."""
+    """Return how much memory a process holds, in MiB; 0 where that cannot be read."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / _MIB
     return 0.0

@@ -1,4 +1,4 @@
-"""What drivers do about failures of batches: the outcome of a batch of a batch function, with the
+"""Failures of batches in drivers: the outcome of a batch of a batch function, with the
 exceptions that its callers get, and smaller batches where memory ran out.
 
 An exception that several callers share goes to the first as it is and to the others as copies,

@@ -33,7 +33,7 @@ class Strangers(Generic[T]):
 
     Each has some time for sure. Once that is over, it makes room for one that comes later, if there
     are as many as there may be. The one that goes is the oldest of the source that has most, so
-    whoever keeps many connections open pushes out its own, and neither keeps others out.
+    a source that keeps many connections open pushes out its own, and neither keeps others out.
 
     Args:
         most: How many there may be.

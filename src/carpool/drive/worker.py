@@ -130,7 +130,7 @@ class WarmUpShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is needed to start the workers of one stage.
+    """All that the start of a worker of one stage takes.
 
     Attributes:
         run_in: "process", "thread" or "loop".

@@ -23,7 +23,7 @@ class ExchangeItem(Request):
 
     Attributes:
         whole: All of them.
-        index: Its position among them, where their answers are told in parts; else not set.
+        index: Its position among them, where their answers come in parts; else not set.
     """
 
     __slots__ = ("index", "whole")
@@ -83,7 +83,7 @@ class ExchangeItems:
             self._answer_and_let_go()
 
     def take_part(self, item: ExchangeItem, part: object) -> None:
-        """Take a part of an item's answer, where they are told as they come."""
+        """Take a part of an item's answer, where parts are delivered as they come."""
         raise NotImplementedError
 
     def _answer_and_let_go(self) -> None:

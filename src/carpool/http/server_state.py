@@ -1,4 +1,4 @@
-"""What all connections of one server share: limits, known heads, headers of the present second.
+"""State shared by all connections of one server: limits, known heads, headers of this second.
 
 Known heads: clients repeat their headers byte for byte, and equal bytes after a message boundary
 mean the same. So a head is parsed and judged once, and then looked up. Only heads whose every line

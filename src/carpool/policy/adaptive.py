@@ -18,7 +18,7 @@ which `decide` asks:
 Where requests have lengths and these vary, batches are composed by length (`policy/compose.py`),
 which takes the place of rules 3, 4 and 6, unless that saves little; then all is as above. A batch
 that cannot get better is sent ahead to a worker that is still busy, in an overload, too, as long as
-nobody is to be refused.
+none is to be refused.
 
 In rule 3: with the capacity μ and batches of t seconds, what waits beyond μ·(S - t) can never be
 served within the SLO S. So dropping the oldest of it costs nothing and makes room for requests that
@@ -106,7 +106,7 @@ class Adaptive(AdaptiveLengths):
     def _ahead(self, view: View, free_in_s: float) -> Decision:
         """Return what goes to a busy worker.
 
-        That is the best size for all that wait, if it is in time, and nobody is to be refused.
+        That is the best size for all that wait, if it is in time, and none is to be refused.
 
         What comes until the worker is free could not join the batch, or would save less than the
         worker loses while it is idle, so nothing is lost; in all other cases `decide` is to judge

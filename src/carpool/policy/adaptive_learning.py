@@ -1,4 +1,4 @@
-"""What the default policy learns of arrivals and batches, and what it says of that.
+"""The learning of the default policy, of arrivals and batches, and its explanations.
 
 A choice can keep its own reason from being measured again: who believes that large batches are slow
 makes none. So each figure has an age, and is measured whatever is chosen, within so many of the

@@ -1,4 +1,4 @@
-"""What a batch costs, learned while serving: t(n) = level · shape(n) in its worker, and its way.
+"""The cost of a batch, learned while serving: t(n) = level · shape(n) in its worker, and its way.
 
 The **shape** is a table of relative times by size. At a size that was run it is the mean of what
 was measured there, pulled toward a straight line as far as measurements are few and noisy; between

@@ -248,8 +248,8 @@ class Sizes:
     def share(self, waiting: int, rate: float, workers: int) -> int:
         """Return the most that one of several workers takes, while `rate` units come per second.
 
-        It is the m-th part of what waits as long as no batch was that small: nobody knows whether
-        smaller ones are shorter.
+        It is the m-th part of what waits as long as no batch was that small, as smaller ones
+        need not be shorter.
         """
         cost = self._cost
         even = -(-waiting // workers)

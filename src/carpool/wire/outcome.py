@@ -1,4 +1,4 @@
-"""What a worker says of an item: an outcome, and a report of a failure or the head of a `Response`.
+"""A worker's word on an item: an outcome, and a report of a failure or the head of a `Response`.
 Sans-IO.
 
 If the exception itself can be pickled, its pickle travels along. It is opened only when a Python

@@ -79,7 +79,7 @@ def can_pin() -> bool:
 
 
 def current_cores() -> Cores | None:
-    """Return the cores on which this thread may run; None where the system cannot tell."""
+    """Return the cores on which this thread may run; None where the system does not say."""
     return frozenset(os.sched_getaffinity(0)) if can_pin() else None
 
 
@@ -166,7 +166,7 @@ _COLONS = 2  # a line has three fields: a hierarchy's number, its controllers, a
 
 
 def cpu_limit(root: Path = _ROOT) -> float | None:
-    """Return how many cores' time there is; None if nothing limits it, or the system cannot tell.
+    """Return how many cores' time there is; None if nothing limits it, or the system does not say.
 
     Args:
         root: The folder of `proc` and `sys`.
@@ -240,7 +240,7 @@ cores that the service's own process needs, so they get the least value that Ope
 
 
 class Threads(NamedTuple):
-    """What the workers of a stage get.
+    """The threads that the workers of a stage get.
 
     Attributes:
         variables: For each worker, the environment variables to add.

@@ -1,5 +1,5 @@
-"""What a worker is told before it loads its model (pickled): how to call it, and what must be the
-same there for it to be found.
+"""The setup of a worker, which it gets before it loads its model (pickled): how to call it, and
+all that must be the same there for it to be found.
 
 A model travels as a reference (pickle: module and name), so the worker needs the parent's import
 path, and for models of `__main__` the parent's main file. The worker runs that file under the name

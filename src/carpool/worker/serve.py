@@ -297,7 +297,7 @@ async def _tear_down(answerer: BatchAnswerer, setup: Setup) -> None:
 @contextlib.contextmanager
 def hold_back_prints(stage: str) -> Iterator[None]:
     """Hold back what is printed in this process while the block runs: it goes to the log, at DEBUG.
-    If the block raises, it is printed after all, since it may tell why.
+    If the block raises, it is printed after all, since it may show why.
 
     Standard error is left alone, and so is what is not printed by way of `sys.stdout`.
 
