@@ -20,7 +20,7 @@ LAYERS: Final = (
     Layer(
         "engine",
         "process_one version settings clock details errors allowance foreign logger faults fast_paths request "
-        "http_request http_response type_hints rows batch_hints parts openai forms model",
+        "http_request http_response type_hints rows batch_hints parts turns openai forms model",
         "the nouns that all others share",
     ),
     Layer("engine", "hints", "the meaning of type hints: readers, writers, misfits"),

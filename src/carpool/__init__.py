@@ -32,8 +32,10 @@ from carpool.model import Model
 from carpool.parts import END, End, Last
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.elsewhere import PLACES
+from carpool.service.graph import ForEach, Parallel, Route
 from carpool.service.service import FRONTS, Service
 from carpool.service.stage import Stage
+from carpool.turns import Done, To
 from carpool.version import __version__ as __version__
 from carpool.worker.place import worker_index
 
@@ -64,7 +66,9 @@ __all__ = [
     "Cork",
     "Deadline",
     "DeadlineExceeded",
+    "Done",
     "End",
+    "ForEach",
     "Greedy",
     "HTTPError",
     "HTTPRequest",
@@ -76,13 +80,16 @@ __all__ = [
     "Model",
     "ModelError",
     "Overloaded",
+    "Parallel",
     "Policy",
     "Response",
+    "Route",
     "Service",
     "Stage",
     "StartupError",
     "Static",
     "Ticket",
+    "To",
     "Unavailable",
     "ValidationError",
     "batch",

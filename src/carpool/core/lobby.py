@@ -46,7 +46,8 @@ class Lobby:
         queue: Where requests wait.
         idempotent: Whether a request may be run once more when its worker is lost.
         weigh: Writes on a request what the result of the stage before counts for in this one: its
-            size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
+            size, if that is not 1, its length and its key. It may raise a `CarpoolError`. Of an
+            item that no stage has had before, it gets the format, too.
         substitute: Returns what takes the place of a policy that has raised; by default a greedy
             one with the same limit.
 
@@ -77,7 +78,7 @@ class Lobby:
         queue: Queue,
         *,
         idempotent: bool = True,
-        weigh: Callable[[Request, object], None] | None = None,
+        weigh: Callable[..., None] | None = None,
         substitute: Callable[[Policy], Policy] | None = None,
     ) -> None:
         self.name = name
@@ -386,5 +387,5 @@ def lost_with(request: Request, stage: str, given_up: str) -> CarpoolError:
     return ModelError(text, code="request_crashed_worker")
 
 
-def _counts_for_one(request: Request, result: object) -> None:
+def _counts_for_one(request: Request, result: object, format: int = 0) -> None:
     request.size = 1

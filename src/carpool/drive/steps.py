@@ -23,6 +23,7 @@ from carpool.wire import order as wire
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
+from carpool.worker.ways import SPOTS
 
 
 class _Sent(NamedTuple):
@@ -186,7 +187,8 @@ def _joining(request: Request) -> wire.Joining:
     """Return a request as it is sent to a worker whose running set it joins."""
     item: Any = request.item
     kept: Any = stream_of(request).kept
-    return wire.Joining(request.id, request.format, request.accept, _takes(request), request.deadline, item, kept)
+    accept = request.accept + SPOTS * request.node.spot
+    return wire.Joining(request.id, request.format, accept, _takes(request), request.deadline, item, kept)
 
 
 def _takes(request: Request) -> int:

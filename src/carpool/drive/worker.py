@@ -15,6 +15,7 @@ from carpool.wire.frame import Frame
 from carpool.wire.handshake import Hello
 from carpool.worker.place import INDEX_VARIABLE, Cores
 from carpool.worker.program import Setup
+from carpool.worker.ways import Spot
 
 
 class Worker(Protocol):
@@ -138,6 +139,7 @@ class Launch:
         model: For workers inside this process; a worker process finds its own by `setup`.
         kwargs: Those of the model, for the same workers.
         adapters: Those of its addresses, for the same workers.
+        spots: What becomes of its results, for the same workers.
         cores: By the index of a worker, the cores that it runs on; None for those of the parent
             before it was pinned.
         env: By the index of a worker, environment variables to add.
@@ -154,6 +156,7 @@ class Launch:
     model: AnyModel
     kwargs: Mapping[str, Any]
     adapters: Sequence[Adapter]
+    spots: Sequence[Spot]
     cores: tuple[Cores | None, ...]
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
