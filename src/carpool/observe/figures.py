@@ -12,6 +12,7 @@ from typing import Any
 
 from carpool.core.roster import PlaceRecord
 from carpool.observe.durations import DURATION_BOUNDS, Durations
+from carpool.observe.picture import Dot, Picture
 from carpool.observe.stage_stats import StageStats, explained
 from carpool.observe.stats import Stats
 from carpool.observe.stream_stats import StreamStats
@@ -55,7 +56,33 @@ def _service(stats: Stats, now: float) -> dict[str, Any]:
         "within_slo": stats.within_slo,
         "stages": [_stage(stage, now) for stage in stats.stages],
         "streams": None if stats.streams is None else _streams(stats.streams),
+        "graph": None if stats.picture is None else _graph(stats.picture, stats),
     }
+
+
+def _graph(picture: Picture, stats: Stats) -> dict[str, Any]:
+    """Return how a graph is drawn, with what is known of each place."""
+    return {
+        "width": picture.width,
+        "height": picture.height,
+        "dots": [_dot(dot, stats) for dot in picture.dots],
+        "links": [list(link) for link in picture.links],
+    }
+
+
+def _dot(dot: Dot, stats: Stats) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": dot.kind, "name": dot.name, "x": dot.x, "y": dot.y}
+    if dot.node is not None:
+        waited = stats.stages[dot.node.crew.lobby.stage].waited_at(dot.node)
+        found |= {
+            "stage": dot.node.crew.lobby.stage,
+            "place": stats.places[dot.node],
+            "queued": dot.node.queued,
+            "running": dot.node.running,
+            "entered": waited.count,
+            "waited_s": waited.sum_s,
+        }
+    return found
 
 
 def _stage(stage: StageStats, now: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ LATELY_S: Final = 10.0
 DEATHS_S: Final = 60.0
 """How many seconds a worker's death counts as a cause of that."""
 
-_OF_A_SERVICE = ("name", "run", "outcomes", "latency", "within_slo", "slo_s", "streams")
+_OF_A_SERVICE = ("name", "run", "outcomes", "latency", "within_slo", "slo_s", "streams", "graph")
 _OF_A_STAGE = ("name", "batch_sizes", "queue", "compute", "idle_gap", "queued")
 
 

@@ -20,6 +20,7 @@ from carpool.observe.stats import Stats
 from carpool.observe.stream_stats import StreamStats
 
 _STAGE = ("model", "stage")
+_PLACE = (*_STAGE, "place")
 
 
 class Callers(Protocol):
@@ -114,6 +115,8 @@ def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:
     yield from _requests(services)
     stages = [(stats.name, stage) for stats in services for stage in stats.stages]
     yield from _queues(stages)
+    if any(stage.places for _, stage in stages):
+        yield from _places(services)
     yield from _batches(stages)
     yield from _failures(stages)
     yield from _policies(stages, now)
@@ -174,6 +177,23 @@ def _queues(stages: _Stages) -> Iterator[Metric]:
         nbytes.add_metric(labels, stage.batcher.queue.nbytes)
         waited.add_metric(labels, _buckets(stage.queue_time), stage.queue_time.sum_s)
     yield from (length, nbytes, waited)
+
+
+def _places(services: Sequence[Stats]) -> Iterator[Metric]:
+    """Yield how requests waited at each place of stages that stand at several ones."""
+    length = GaugeMetricFamily("carpool_place_queue_length", "Requests waiting at a place of a stage.", labels=_PLACE)
+    waited = HistogramMetricFamily(
+        "carpool_place_queue_duration_seconds",
+        "Time from the arrival of a request at a place of a stage to the start of its batch.",
+        labels=_PLACE,
+    )
+    for stats in services:
+        for stage in stats.stages:
+            for node, durations in stage.places.items():
+                labels = (stats.name, stage.name, stats.places[node])
+                length.add_metric(labels, node.queued)
+                waited.add_metric(labels, _buckets(durations), durations.sum_s)
+    yield from (length, waited)
 
 
 def _batches(stages: _Stages) -> Iterator[Metric]:

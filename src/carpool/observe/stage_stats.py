@@ -14,6 +14,7 @@ from carpool.call.results import Trouble
 from carpool.call.retry import padded_size
 from carpool.core.batch import Batch
 from carpool.core.core import Core
+from carpool.core.graph import Node
 from carpool.core.roster import PlaceState, Roster
 from carpool.core.stepper import Crew
 from carpool.foreign import text_of
@@ -87,6 +88,8 @@ class StageStats:
         positions: In a stage with `length`, how many positions (tokens, frames, ...) the model has
             computed for the items, those included that it has padded them with.
         length_padding: How many of these were padding.
+        places: How long requests waited at each place of a stage that stands at several places of
+            its service; empty for others, as those have `queue_time`.
         watcher: Is told of each batch; None unless requests are logged or traced one by one.
     """
 
@@ -106,6 +109,8 @@ class StageStats:
         self._explain_at = -inf
         self.elsewhere: dict[int, Hello] = {}
         self.sent_metrics = SentMetrics()
+        nodes = self.batcher.lobby.nodes
+        self.places = {node: Durations() for node in nodes} if len(nodes) > 1 else {}
         self.watcher: BatchWatcher | None = None
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
 
@@ -124,6 +129,8 @@ class StageStats:
             self._log_reason(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += calls
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
+        if self.places:
+            self._count_places(batch.started, batch.requests)
         if self.watcher is not None:
             self.watcher.batch_started(self, batch)
 
@@ -175,6 +182,8 @@ class StageStats:
         arrivals = [r.arrived for r in requests if not (r.losses or (r.stream and r.stream.parts))]
         if arrivals:
             self.queue_time.add_since(now, arrivals)
+            if self.places:
+                self._count_places(now, requests)
 
     def stepped(self, rows: int, step_s: float) -> None:
         """Count a step of a running set, which is a call of the model with so many requests."""
@@ -186,6 +195,16 @@ class StageStats:
         self.split_batches += any(each.split for each in trouble)
         self.unsplit_batches += any(each.unsplit for each in trouble)
         self.out_of_memory += any(each.out_of_memory for each in trouble)
+
+    def _count_places(self, now: float, requests: Sequence[Request]) -> None:
+        """Count how long requests waited at their places."""
+        for request in requests:
+            if (waited := self.places.get(request.node)) is not None:  # else it has ended meanwhile
+                waited.add(now - request.arrived)
+
+    def waited_at(self, node: Node) -> Durations:
+        """Return how long requests waited at a place of the stage."""
+        return self.places.get(node, self.queue_time)
 
     def _count_positions(self, batch: Batch) -> None:
         """Count how much of the items' lengths is padding up to the longest, or an allowed one."""

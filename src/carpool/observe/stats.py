@@ -16,6 +16,7 @@ from carpool.core.running_set import Order, SetReport
 from carpool.errors import OVERLOAD_REASONS
 from carpool.observe.durations import Durations
 from carpool.observe.outcomes import OUTCOMES, outcome_of, reason_of
+from carpool.observe.picture import picture, places
 from carpool.observe.refusals import Refusals
 from carpool.observe.snapshot import ServiceSnapshot
 from carpool.observe.stage_stats import StageStats
@@ -51,6 +52,8 @@ class Stats:
         last_ok_at: When the last answer without an error was given.
         run: A number of these counters, which begin at 0, of their own in this process.
         stages: The counters of each stage.
+        places: The name of each place of a graph; empty where stages stand in a row.
+        picture: How a graph is drawn; None where stages stand in a row.
     """
 
     stage_stats = StageStats
@@ -81,6 +84,9 @@ class Stats:
             for i, (stage, roster, single) in enumerate(zip(core.batchers, rosters, singles, strict=True))
         ]
         self.streams = streams
+        graph = None if core.flow.is_line else core.flow.graph
+        self.places = {} if graph is None else places(graph)
+        self.picture = None if graph is None else picture(graph)
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
         """Count requests that have got their answers."""
