@@ -12,15 +12,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias, TypedDict, Union
 
-from carpool.core.graph import JOIN, After, Declared, Each, Fork, Graph, Node, Switch
-from carpool.hints import schema
+from carpool.engine.core.graph import JOIN, After, Declared, Each, Fork, Graph, Node, Switch
+from carpool.engine.hints import schema
+from carpool.engine.wire.outcome import MOST_WAYS
+from carpool.engine.worker.ways import SPOTS, Goes, Spot, Ways
 from carpool.model import AnyModel, Traits
 from carpool.service.checks import at_least, check_callable
 from carpool.service.fits import may_fit
 from carpool.service.key import header_of
 from carpool.service.stage import Stage
-from carpool.wire.outcome import MOST_WAYS
-from carpool.worker.ways import SPOTS, Goes, Spot, Ways
 
 MOST_ITEMS = 1024
 _MOST_SPOTS_OF_STEPS = 4  # an order has two bits for them
