@@ -1,5 +1,5 @@
 """Random graphs under faults, in threads, tasks and processes: every caller gets exactly one answer, its own, and
-nothing is left behind. In virtual time the worlds of `tests/core` do the same, with more kinds of faults.
+nothing is left behind. In virtual time the worlds of `tests/engine/core` do the same, with more kinds of faults.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import carpool
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
-from tests.core.shapes import Fate, Made, Shape, a_shape
+from tests.engine.core.shapes import Fate, Made, Shape, a_shape
 from tests.graphs.models import element_of, plain, stages_for
 
 EXAMPLES = {"thread": 12, "loop": 12, "process": 5}

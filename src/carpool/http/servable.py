@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from carpool.hints import schema
+from carpool.engine.hints import schema
 
 if TYPE_CHECKING:
     from carpool.service.service import Service

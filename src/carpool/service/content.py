@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from carpool.core.content import check_length, check_list
+from carpool.engine.core.content import check_length, check_list
+from carpool.engine.foreign import as_model_error, text_of
+from carpool.engine.hints import schema
+from carpool.engine.hints.plain import with_arrays
+from carpool.engine.wire import payload
+from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, OBJECTS, RAW
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
-from carpool.foreign import as_model_error, text_of
-from carpool.hints import schema
-from carpool.hints.plain import with_arrays
-from carpool.wire import payload
-from carpool.wire.payload import JSON, MSGPACK, OBJECT, OBJECTS, RAW
 
 _cut_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _cut_msgpack = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from carpool.engine.observe.shown import Row, as_html
+from carpool.engine.worker.place import Cores, parse_cores
 from carpool.model import Adapter, Traits
-from carpool.observe.shown import Row, as_html
 from carpool.service.checks import (
     at_least,
     check_lone_wait,
@@ -32,7 +33,6 @@ from carpool.service.graph import (
 )
 from carpool.service.routes import HttpRoute, routes_of
 from carpool.service.stage import Stage
-from carpool.worker.place import Cores, parse_cores
 
 _NAME = "service"
 """The name of a service that ends in branches, if it is given none."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
-from carpool.core.graph import JOIN, After, Declared, Each, Fork, Graph, Node, Switch
+from carpool.engine.core.graph import JOIN, After, Declared, Each, Fork, Graph, Node, Switch
+from carpool.engine.worker.ways import SPOTS, Goes, Spot, Ways
 from carpool.model import Traits
 from carpool.service.graph import Block, Line, Parallel, Route, branches_of, stages_in
 from carpool.service.stage import Stage
-from carpool.worker.ways import SPOTS, Goes, Spot, Ways
 
 _MOST_SPOTS_OF_STEPS: Final = 4  # an order has two bits for them
 
