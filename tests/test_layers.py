@@ -30,14 +30,14 @@ PURE = frozenset(
     }
 )
 WIRE = frozenset({"ctypes", "hmac", "msgspec", "numpy", "pickle", "re", "struct", "sys"})
-SANS_IO = {"policy": PURE, "core": PURE, "wire": PURE | WIRE}
+SANS_IO = {"engine.policy": PURE, "engine.core": PURE, "engine.wire": PURE | WIRE}
 """What may be imported where there is no clock, lock, log or socket, and by whatever of ours is imported there."""
 OUTSIDE_WORLD = frozenset({"open", "print", "input", "breakpoint", "__import__"})
 
 
 def folder_of(module: str) -> str:
-    """The part of the package that a module belongs to; for what lies in none, its own name."""
-    return module.removeprefix("carpool.").split(".")[0]
+    """The part of the package that a module belongs to, those of the engine apart; for what lies in none, its name."""
+    return ".".join(module.removeprefix("carpool.").split(".")[: 2 if module.startswith("carpool.engine.") else 1])
 
 
 LAYER_OF = {name: number for number, layer in enumerate(LAYERS) for name in layer.names.split()}
@@ -87,10 +87,16 @@ def test_a_narrow_folder_imports_little_of_the_folder_around_it(folder: str) -> 
 
 def test_declaring_a_service_imports_nothing_that_runs_one() -> None:
     """A worker process, which imports the module that declares a service, does not load asyncio and the drivers."""
-    program = "import sys, carpool, carpool.worker.main; carpool.Service(carpool.Stage(len)); print(*sys.modules)"
+    program = (
+        "import sys, carpool, carpool.engine.worker.main; carpool.Service(carpool.Stage(len)); print(*sys.modules)"
+    )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    heavy = {name for name in found if name.startswith(("carpool.drive", "carpool.core", "carpool.http.", "asyncio"))}
-    assert heavy <= {"carpool.core", "carpool.core.running_set"}  # what orders to workers are made of
+    heavy = {
+        name
+        for name in found
+        if name.startswith(("carpool.engine.drive", "carpool.engine.core", "carpool.http.", "asyncio"))
+    }
+    assert heavy <= {"carpool.engine.core", "carpool.engine.core.running_set"}  # what orders to workers are made of
 
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:
@@ -165,8 +171,8 @@ def test_hidden_imports_are_found() -> None:
     text = """
 from __future__ import annotations
 import time as clock, os.path
-from carpool.core import queue
-from carpool.core.queue import Queue
+from carpool.engine.core import queue
+from carpool.engine.core.queue import Queue
 from carpool import Service
 if TYPE_CHECKING:
     import never
@@ -183,9 +189,16 @@ class A:
                 import deep
         except ImportError:
             importlib.import_module("carpool.http")
-        return lambda: importlib.import_module("carpool.demo").run()
+        return lambda: importlib.import_module("carpool.cli.demo_command").run()
 from . import near
 from ..core import far
 """
-    expected = "__future__ time os.path carpool.core.queue carpool.core.queue carpool either other"
-    assert [*imports(ast.parse(text))] == [*expected.split(), "deep", "carpool.http", "carpool.demo", ".", "..core"]
+    expected = "__future__ time os.path carpool.engine.core.queue carpool.engine.core.queue carpool either other"
+    assert [*imports(ast.parse(text))] == [
+        *expected.split(),
+        "deep",
+        "carpool.http",
+        "carpool.cli.demo_command",
+        ".",
+        "..core",
+    ]
