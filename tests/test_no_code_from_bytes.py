@@ -53,8 +53,8 @@ READ_PAYLOADS = {
     "carpool.engine.wire.outcome",
 }
 """Who reads what `payload.dump` made: workers, of items, of parts from which an answer goes on, and of copies that
-they make themselves, `size=`, a `choose=` of the coordinator and lists that it takes apart, and Python callers, of results and, when they ask for it, of an error's `__cause__`.
-Nobody under `http`."""
+they make themselves, `size=`, a `choose=` in the coordinator and lists that it takes apart, and Python callers, of
+results and, when they ask for it, of an error's `__cause__`. Nobody under `http`."""
 
 DANGEROUS_MODULES = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}

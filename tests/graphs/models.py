@@ -1,4 +1,4 @@
-"""Models for graphs: small ones by hand, and those of random graphs, whose outcomes `tests/engine/core/shapes.py` foresees."""
+"""Models for graphs: small ones, and those of random graphs, whose outcomes `tests/engine/core/shapes.py` foresees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of a service for its core and its workers: nodes, and what becomes of results at each."""
+"""The graph of a service for its core and its workers: what becomes of results at each place."""
 
 from __future__ import annotations
 
