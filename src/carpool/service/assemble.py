@@ -54,7 +54,8 @@ from carpool.service.checks import why_never_held_back
 from carpool.service.content import Payloads
 from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Site
-from carpool.service.graph import declared, firsts_of, spots_of
+from carpool.service.graph import firsts_of
+from carpool.service.places import declared, spots_of
 from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_shapes, warm_up_sizes

@@ -9,7 +9,7 @@ are items for a `choose=` of the coordinator, and those that an empty branch han
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -50,7 +50,17 @@ class Payloads:
             {JSON: lambda: schema.json_reader(takes), MSGPACK: lambda: schema.msgpack_reader(takes)},
         )
 
-    def opened(self, item: Any, format: int) -> Any:
+    def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
+        """Return the name of an item's branch, by the user's function. Raises CarpoolError."""
+        x = self._opened(item, format)
+        try:
+            return choose(x)
+        except CarpoolError:
+            raise
+        except BaseException as error:
+            raise as_model_error(error, f"choose= of the Route to {known}") from error
+
+    def _opened(self, item: Any, format: int) -> Any:
         """Return an item as an object. Raises what a worker reports of one that cannot be read."""
         try:
             return self._readers[format](item)
@@ -63,10 +73,10 @@ class Payloads:
     def handed_on(self, item: Any, format: int, accept: int) -> Any:
         """Return an item as a payload, or as its caller wants the answer."""
         if accept in OBJECTS:
-            return item if format == OBJECT else self._written(self.opened(item, format), OBJECT)
-        return self._written(self.opened(item, format), accept)
+            return item if format == OBJECT else self._written(self._opened(item, format), OBJECT)
+        return self._written(self._opened(item, format), accept)
 
-    def items(self, item: Any, format: int, most: int) -> list[Any]:
+    def items(self, item: Any, format: int, most: float) -> list[Any]:
         """Return the items of a list, each in the format of the list. Raises CarpoolError."""
         if format in (JSON, MSGPACK):
             try:
@@ -79,7 +89,7 @@ class Payloads:
             raise InvalidRequest("this service takes a list: send it as JSON or msgpack")
         parts = payload.parts_in(item)
         if parts is None:
-            value = self.opened(item, OBJECT)
+            value = self._opened(item, OBJECT)
             check_list(value, most)
             parts = [self._written(each, OBJECT) for each in value]
         check_length(len(parts), most)

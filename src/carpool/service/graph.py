@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias, TypedDict, Union
 
-from carpool.engine.core.graph import JOIN, After, Declared, Each, Fork, Graph, Node, Switch
 from carpool.engine.hints import schema
 from carpool.engine.wire.outcome import MOST_WAYS
-from carpool.engine.worker.ways import SPOTS, Goes, Spot, Ways
 from carpool.model import AnyModel, Traits
 from carpool.service.checks import at_least, check_callable
 from carpool.service.fits import may_fit
@@ -23,7 +20,6 @@ from carpool.service.key import header_of
 from carpool.service.stage import Stage
 
 MOST_ITEMS = 1024
-_MOST_SPOTS_OF_STEPS = 4  # an order has two bits for them
 
 
 class Parallel:
@@ -221,94 +217,6 @@ def _with_stages(element: Stage | Block, stages: Mapping[int, Stage]) -> Stage |
     return ForEach(*inner, max_items=element.max_items)
 
 
-# -- for the core and the workers
-
-
-def declared(line: Line, crews: Mapping[int, Any]) -> Declared:
-    """Return what the core is told of a line.
-
-    Args:
-        line: The line.
-        crews: The batchers and steppers of its stages, by the ids of these.
-    """
-    return [_declared(each, crews) for each in line]
-
-
-def _declared(element: Stage | Block, crews: Mapping[int, Any]) -> Declared:
-    if isinstance(element, Stage):
-        return crews[id(element)]  # type: ignore[no-any-return]
-    inner = [declared(branch, crews) for branch in branches_of(element)]
-    if isinstance(element, Parallel):
-        return Fork(inner, element.names, keeps_errors=element.errors == "values")
-    if isinstance(element, Route):
-        ways = dict(zip(element.branches, inner, strict=True))
-        return Switch(ways, element.choose, refuses=element.when_full == "refuse")
-    return Each(inner[0], element.max_items)
-
-
-def outline(line: Line) -> Graph:
-    """Return the graph of a line without what runs it: each node's crew has its `stage`."""
-    crews = {
-        id(stage): SimpleNamespace(name=stage.name, stage=stage, queue=SimpleNamespace(max_size=stage.max_queue_size))
-        for stage in stages_in(line)
-    }
-    return Graph(declared(line, crews), None)
-
-
-def spots_of(line: Line, last: Traits) -> tuple[list[tuple[Spot, ...]], list[int]]:
-    """Return for each stage of a service what becomes of its results, and for each node of its
-    graph the number of its spot.
-
-    Those where results are answers come first.
-
-    Raises:
-        ValueError: A stage has too many spots.
-    """
-    graph = outline(line)
-    by_stage: dict[int, dict[Any, Spot]] = {id(stage): {} for stage in stages_in(line)}
-    keys: list[tuple[int, Any]] = []
-    for node in sorted(graph.nodes, key=lambda node: node.after is not None):
-        goes = tuple([_goes(way.after, node) for way in node.ways] or [_goes(node.after, node)])
-        key: Any = goes if not node.ways else id(node)
-        no_early = ""
-        if goes != (Goes.ANSWER,) and last.produces:
-            no_early = (
-                f"stage {node.name} returned Done, which would go past encode of {last.name}: let the last stage give"
-                " this answer, too"
-            )
-        ways = _ways(node.after, iter(range(len(goes)))) if isinstance(node.after, Switch) else None
-        by_stage[id(node.crew.stage)].setdefault(key, Spot(goes, ways, last.output_type, no_early))
-    for node in graph.nodes:
-        goes = tuple([_goes(way.after, node) for way in node.ways] or [_goes(node.after, node)])
-        keys.append((id(node.crew.stage), goes if not node.ways else id(node)))
-    for stage in stages_in(line):
-        most = _MOST_SPOTS_OF_STEPS if stage.traits.in_parts else SPOTS
-        if len(by_stage[id(stage)]) > most:
-            raise ValueError(
-                f"stage {stage.name} is before {len(by_stage[id(stage)])} different Routes or ends: at most {most} are"
-                " possible. Give some of its places a stage of their own"
-            )
-    numbers = {stage: {key: i for i, key in enumerate(spots)} for stage, spots in by_stage.items()}
-    return [tuple(spots.values()) for spots in by_stage.values()], [numbers[stage][key] for stage, key in keys]
-
-
-def _goes(after: After, node: Node) -> Goes:
-    """Return what becomes of a result of a node that takes a way."""
-    if after is None:
-        return Goes.ANSWER
-    if after is JOIN:
-        return Goes.PART if node.block is not None and node.block.ends else Goes.ON
-    return Goes.LIST if isinstance(after, Each) else Goes.ON
-
-
-def _ways(switch: Switch, numbers: Iterator[int]) -> Ways:
-    by_name = {
-        name: _ways(after, numbers) if isinstance(after, Switch) else next(numbers)
-        for name, after in switch.ways.items()
-    }
-    return Ways(switch.choose, by_name)
-
-
 # -- what a service takes and gives
 
 
@@ -409,27 +317,64 @@ def check_graph(line: Line) -> None:
             f"two stages are called {twice[0]!r}: give one of them another name with name=, or the same Stage object at"
             " both places"
         )
-    graph = outline(line)
-    for node in reversed(graph.nodes):
-        _check_node(node, line)
+    _check_places(line, (), ends=True)
+    for stage in stages:
+        if header_of(stage.key) is not None and (stage is not line[0] or _places(line, stage) > 1):
+            raise ValueError(f"key of stage {stage.name} is a header, which only the first stage can see")
     _check_borders(line)
     _check_types(line, Any, "")
     _check_early(line)
-    spots_of(line, traits_of_last(line, ""))
 
 
-def _check_node(node: Node, line: Line) -> None:
+def _check_places(line: Line, then: Sequence[Stage], *, ends: bool) -> None:
+    """Check each stage of a line against what follows it, and those inside of its elements.
+
+    Args:
+        line: The line.
+        then: Where what it comes to may wait.
+        ends: Whether nothing follows it but the end of a service, or a join.
+
+    Raises:
+        ValueError: A stage that answers in parts is not the last one, or a queue is too small.
+    """
+    for i, element in enumerate(line):
+        waits, is_last = waits_at(line[i + 1 :], then), ends and i == len(line) - 1
+        if isinstance(element, Stage):
+            _check_place(element, waits, is_last)
+        for branch in branches_of(element):
+            if isinstance(element, Route):
+                _check_places(branch, waits, ends=is_last)
+            else:
+                _check_places(branch, (), ends=True)
+
+
+def waits_at(line: Line, then: Sequence[Stage]) -> list[Stage]:
+    """Return the stages for which there must be room before something is made that goes to a line.
+
+    Args:
+        line: The line.
+        then: Those behind it.
+    """
+    if not line:
+        return list(then)
+    element, behind = line[0], waits_at(line[1:], then)
+    if isinstance(element, Stage):
+        return [element]
+    if isinstance(element, Route):
+        ways = [] if element.when_full == "refuse" else element.branches.values()
+        return [stage for branch in ways for stage in waits_at(branch, behind)]
+    heads = [] if isinstance(element, ForEach) else [waits_at(branch, ()) for branch in element.branches]
+    return [*behind, *[stage for of_branch in heads for stage in of_branch]]
+
+
+def _check_place(stage: Stage, waits: Sequence[Stage], is_last: bool) -> None:
     """Check one place of a stage against what follows it. Raises ValueError."""
-    stage: Stage = node.crew.stage
-    if stage.traits.in_parts and node.after is not None and node.after is not JOIN:
+    if stage.traits.in_parts and not is_last:
         raise ValueError(
             f"stage {stage.name} answers in parts, so it must be the last of its service, or of its branch: do what"
             f" follows it in postprocess of {stage.traits.name}, which gets each part"
         )
-    if header_of(stage.key) is not None and (stage is not line[0] or _places(line, stage) > 1):
-        raise ValueError(f"key of stage {stage.name} is a header, which only the first stage can see")
-    for other in node.needs:
-        after: Stage = other.crew.stage
+    for after in waits:
         if stage.size is None and after.max_queue_size < (stage.max_batch_size or 1):
             raise ValueError(
                 f"max_queue_size of stage {after.name} ({after.max_queue_size}) is smaller than the batches of"

@@ -19,7 +19,7 @@ from carpool.engine.worker.program import DUMP_SIGNAL, Program, Setup
 from carpool.engine.worker.serve import FindModel
 from carpool.errors import StartupError
 from carpool.service.declaration import Declaration
-from carpool.service.graph import spots_of
+from carpool.service.places import spots_of
 from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.version import __version__

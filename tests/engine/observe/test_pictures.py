@@ -17,7 +17,7 @@ from carpool import ForEach, Parallel, Route, Service, Stage
 from carpool.engine.core.graph import Graph
 from carpool.engine.observe.picture import Dot, branches, picture, places
 from carpool.http.app import App
-from carpool.service.graph import outline
+from carpool.service.places import outline
 from tests.engine.core.shapes import Made, a_shape, declared
 from tests.support import chromium
 from tests.support.http import models

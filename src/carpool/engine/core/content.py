@@ -7,10 +7,10 @@ are plain objects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from carpool.errors import ModelError
+from carpool.errors import CarpoolError, ModelError
 
 
 class Content(Protocol):
@@ -24,13 +24,13 @@ class Content(Protocol):
     def measure(self, result: Any) -> int:
         """Return how many bytes a result will hold while it waits."""
 
-    def opened(self, item: Any, format: int) -> Any:
-        """Return an item as `choose=` gets it."""
+    def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
+        """Return the name that a `choose=` of the user's returns for an item; `known` are all."""
 
     def handed_on(self, item: Any, format: int, accept: int) -> Any:
         """Return an item that no stage has been given in the form of a result."""
 
-    def items(self, item: Any, format: int, most: int) -> list[Any]:
+    def items(self, item: Any, format: int, most: float) -> list[Any]:
         """Return the items of a list, each in the format of the list; at most so many."""
 
     def joined(self, block: Any, results: Sequence[Any], accept: int) -> Any:
@@ -47,15 +47,21 @@ class Plain:
         """Return 0: it is not known."""
         return 0
 
-    def opened(self, item: Any, format: int) -> Any:
-        """Return the item."""
-        return item
+    def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
+        """Return the name of the item's branch. Raises ModelError."""
+        try:
+            return choose(item)
+        except CarpoolError:
+            raise
+        except BaseException as error:
+            kind = type(error).__name__
+            raise ModelError(f"choose= of the Route to {known} raised {kind}: {error}", type_name=kind) from error
 
     def handed_on(self, item: Any, format: int, accept: int) -> Any:
         """Return the item."""
         return item
 
-    def items(self, item: Any, format: int, most: int) -> list[Any]:
+    def items(self, item: Any, format: int, most: float) -> list[Any]:
         """Return the items of a list or tuple. Raises ModelError."""
         check_list(item, most)
         return list(item)
@@ -71,7 +77,7 @@ class Plain:
         return error
 
 
-def check_list(item: object, most: int) -> None:
+def check_list(item: object, most: float) -> None:
     """Raise ModelError unless an item is a list or a tuple of so many items at most."""
     if not isinstance(item, list | tuple):
         text = f"a stage before ForEach must return a list, and has returned {type(item).__name__}"
@@ -79,7 +85,7 @@ def check_list(item: object, most: int) -> None:
     check_length(len(item), most)
 
 
-def check_length(n: int, most: int) -> None:
+def check_length(n: int, most: float) -> None:
     """Raise ModelError if a list has too many items."""
     if n > most:
         text = f"a list for ForEach has {n} items, and max_items is {most}"

@@ -35,7 +35,6 @@ same argument; and a node before it waits while anyone is at that door.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, Union
@@ -315,7 +314,7 @@ class Each:
     is_tuple = ends = keeps_errors = False
     names = None
 
-    def __init__(self, body: Declared, most: int = sys.maxsize) -> None:
+    def __init__(self, body: Declared, most: float = inf) -> None:
         self.declared = body
         self.most = most
         self.body: After = None

@@ -18,7 +18,6 @@ from carpool.engine.core.graph import JOIN, After, Door, Each, Fork, Node, Switc
 from carpool.engine.core.journal import Journal, parts_so_far
 from carpool.engine.core.lobby import acquit
 from carpool.engine.fast_paths import fast_path
-from carpool.engine.foreign import as_model_error
 from carpool.engine.policy.base import FULL
 from carpool.engine.request import DONE, QUEUED, RUNNING, Request
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
@@ -513,7 +512,7 @@ def way_of(
         turn: The name of the way, if the item's maker has given it.
     """
     after: After = switch
-    refuses, is_open = False, False
+    refuses = False
     while isinstance(after, Switch):
         refuses = refuses or after.refuses
         known = ", ".join(map(repr, after.ways))
@@ -523,13 +522,9 @@ def way_of(
                 text = f"no branch was named, and Route has no choose=; there are {known}"
                 return _NO_WAY, ModelError(text, code="bad_result")
             try:
-                if not is_open:
-                    item, is_open = content.opened(item, format), True
-                name = after.choose(item)
+                name = content.choose(after.choose, item, format, known)
             except CarpoolError as error:
                 return _NO_WAY, error
-            except BaseException as error:
-                return _NO_WAY, as_model_error(error, f"choose= of the Route to {known}")
         ways: Mapping[Any, After] = after.ways
         try:
             after, turn = ways[name], None
