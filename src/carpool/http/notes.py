@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from carpool.engine.observe.picture import Branch
 
 
-class InStage(NamedTuple):
-    """How a request fared in one stage.
+@dataclass(slots=True)
+class InStage:
+    """How a request fared in one stage; in a graph, at one place.
 
     Attributes:
-        stage: The name of the stage.
+        stage: The name of the stage, or of the place.
         arrived: When it entered the stage.
         started: When a worker got to its batch.
         batch: The id of the batch, unique in its stage.
         n: How many requests the batch had.
+        left: When it left the stage; None if that is not known, as in a row of stages, where it
+            came to the next one then, or while it is there.
+        branches: In which branches of a graph the place is, the outermost first.
+        items: How many of its items came there, where it has become several; the times are from the
+            first to the last of them, and the batch is that of the latest.
     """
 
     stage: str
@@ -21,6 +31,9 @@ class InStage(NamedTuple):
     started: float
     batch: int
     n: int
+    left: float | None = None
+    branches: tuple[Branch, ...] = ()
+    items: int = 1
 
 
 class Notes:
@@ -44,3 +57,11 @@ class Notes:
         self.span = span
         self.tracing: Any = None
         self.request_id = b""
+
+    def with_ends(self, now: float) -> list[tuple[InStage, float]]:
+        """Return what was noted of each stage, and when the request left it."""
+        arrivals = [each.arrived for each in self.stages[1:]] + [now]
+        return [
+            (each, arrival if each.left is None else each.left)
+            for each, arrival in zip(self.stages, arrivals, strict=False)
+        ]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from carpool import ForEach, Parallel, Route, Service, Stage
 from carpool.engine.core.graph import Graph
-from carpool.engine.observe.picture import Dot, branches, picture, places
+from carpool.engine.observe.picture import Dot, picture, places
 from carpool.http.app import App
 from carpool.service.places import outline
 from tests.engine.core.shapes import Made, a_shape, declared
@@ -91,10 +91,10 @@ def test_branches_without_stages_run_at_a_height_of_their_own() -> None:
 def test_each_place_has_a_name_of_its_own(seed: int) -> None:
     """Places have different names, which end in that of the stage; names of branches stand before it."""
     graph = a_graph(seed)
-    names = places(graph)
-    assert len(set(names.values())) == len(graph.nodes)
-    for node, inside in branches(graph).items():
-        assert names[node].partition(" ")[0] == "/".join((*inside, node.name))
+    found = places(graph)
+    assert len({place.name for place in found.values()}) == len(graph.nodes)
+    for node, place in found.items():
+        assert place.name.partition(" ")[0] == "/".join([*[branch.name for branch in place.branches], node.name])
 
 
 def spread(x: int) -> list[int]:
@@ -197,5 +197,5 @@ def test_a_browser_draws_the_graph(tmp_path: Path) -> None:
         wait_until(lambda: tab.value(shown % "name") == "shared,shared,more,lead,spread,shared,last")
         assert client.ask(post(b"1")).status == 200
         wait_until(lambda: "/s" in tab.value(shown % "load"))
-        assert tab.value(shown % "branch") == "left,right,even,odd"
+        assert tab.value(shown % "branch") == "left,right,odd,even"
         assert tab.value("window.__errors.join()") == ""

@@ -54,6 +54,13 @@ class Siblings:
         self.children, self.results = (), {}
 
 
+def asked(request: Request) -> Request:
+    """Return the request of a caller of which a request is a child; itself if it is none."""
+    while type(family := request.caller) is Siblings:
+        request = family.parent
+    return request
+
+
 class Transit:
     """Ends requests, or has them go on.
 
@@ -440,6 +447,8 @@ class Transit:
                 item = content.joined(joined, results, request.accept if ends else 0)
                 family.let_go()
                 is_new, is_encoded, after = True, ends, joined.then
+                if self.journal is not None:
+                    self.journal.record(now, "is joined", request.id)
 
     def _split(
         self, now: float, request: Request, block: Fork | Each, items: list[Any], moves: Moves, is_new: bool
@@ -460,9 +469,9 @@ class Transit:
             child.accept = request.accept
             child.admitted, child.arrived, child.trail = request.admitted, now, request.trail
             children.append(child)
-            if self.journal is not None:
-                self.journal.split(child.id, request.id)
         family.children = children
+        if self.journal is not None:
+            self.journal.split(now, request.id, [child.id for child in children], block.names)
         if isinstance(block, Each):
             block.door.queue.push(children)
             return

@@ -76,7 +76,7 @@ def _dot(dot: Dot, stats: Stats) -> dict[str, Any]:
         waited = stats.stages[dot.node.crew.lobby.stage].waited_at(dot.node)
         found |= {
             "stage": dot.node.crew.lobby.stage,
-            "place": stats.places[dot.node],
+            "place": stats.places[dot.node].name,
             "queued": dot.node.queued,
             "running": dot.node.running,
             "entered": waited.count,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal, NamedTuple, TypeAlias
 
 from carpool.engine.core.graph import JOIN, After, Each, Fork, Graph, Node, Switch
@@ -18,6 +19,31 @@ Kind: TypeAlias = Literal["start", "stage", "parallel", "join", "route", "merge"
 
 _SIGN_WIDTH = 0.6  # of the dots where blocks open and close; a stage has 1
 _LIST = "each"  # the name of the body of a list among names of branches
+
+
+class Branch(NamedTuple):
+    """A branch of a block.
+
+    Attributes:
+        block: The number of the block in its graph.
+        name: The name of the branch.
+    """
+
+    block: int
+    name: str
+
+
+class PlaceInGraph(NamedTuple):
+    """Where a stage stands in a graph.
+
+    Attributes:
+        name: The names of the branches around it, and then that of the stage, with slashes between
+            them; a second place of the same name has a number.
+        branches: In which branches it is, the outermost first.
+    """
+
+    name: str
+    branches: tuple[Branch, ...]
 
 
 class Dot(NamedTuple):
@@ -38,7 +64,7 @@ class Dot(NamedTuple):
     node: Node | None = None
 
 
-class Link(NamedTuple):
+class Edge(NamedTuple):
     """A line of a picture.
 
     Attributes:
@@ -55,7 +81,7 @@ class Link(NamedTuple):
 
 
 _End: TypeAlias = tuple[int, str, float | None]
-"""Where a link begins that leads on, its name, and its height, as for `Link`."""
+"""Where a link begins that leads on, its name, and its height, as for `Edge`."""
 
 
 @dataclass(slots=True)
@@ -72,7 +98,7 @@ class Picture:
     width: float = 0.0
     height: float = 0.0
     dots: list[Dot] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    links: list[Edge] = field(default_factory=list)
 
 
 def picture(graph: Graph) -> Picture:
@@ -89,24 +115,15 @@ def picture(graph: Graph) -> Picture:
     return found
 
 
-def places(graph: Graph) -> dict[Node, str]:
-    """Return the name of each place of a graph: those of the branches around it, and then that of
-    its stage.
-
-    A second place of the same name has a number.
-    """
-    names: dict[Node, str] = {}
+def places(graph: Graph) -> dict[Node, PlaceInGraph]:
+    """Return where each place of a graph is."""
+    found: dict[Node, PlaceInGraph] = {}
     counts: dict[str, int] = {}
-    for node, branch in _walk(_line(graph.start), ()):
-        name = "/".join((*branch, node.name))
+    for node, inside in _walk(_line(graph.start), (), count()):
+        name = "/".join([*[branch.name for branch in inside], node.name])
         counts[name] = counts.get(name, 0) + 1
-        names[node] = name if counts[name] == 1 else f"{name} {counts[name]}"
-    return names
-
-
-def branches(graph: Graph) -> dict[Node, tuple[str, ...]]:
-    """Return in which branches each place of a graph is, the outermost first."""
-    return dict(_walk(_line(graph.start), ()))
+        found[node] = PlaceInGraph(name if counts[name] == 1 else f"{name} {counts[name]}", inside)
+    return found
 
 
 # -- lines in lines
@@ -133,13 +150,14 @@ def _branches(block: Fork | Each | Switch) -> list[tuple[str, _Line]]:
     return [(name, _line(way, block.then)) for name, way in block.ways.items()]
 
 
-def _walk(line: _Line, inside: tuple[str, ...]) -> Iterator[tuple[Node, tuple[str, ...]]]:
+def _walk(line: _Line, inside: tuple[Branch, ...], numbers: Iterator[int]) -> Iterator[tuple[Node, tuple[Branch, ...]]]:
     for each in line:
         if isinstance(each, Node):
             yield each, inside
         else:
+            block = next(numbers)
             for name, branch in _branches(each):
-                yield from _walk(branch, (*inside, name))
+                yield from _walk(branch, (*inside, Branch(block, name)), numbers)
 
 
 # -- where things stand
@@ -211,5 +229,5 @@ def _draw_block(
 def _link(found: Picture, ends: list[_End]) -> list[_End]:
     """Draw lines to the latest dot, and return where those begin that lead on."""
     latest = len(found.dots) - 1
-    found.links += [Link(begins, latest, name, y) for begins, name, y in ends]
+    found.links += [Edge(begins, latest, name, y) for begins, name, y in ends]
     return [(latest, "", None)]

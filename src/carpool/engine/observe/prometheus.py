@@ -190,7 +190,7 @@ def _places(services: Sequence[Stats]) -> Iterator[Metric]:
     for stats in services:
         for stage in stats.stages:
             for node, durations in stage.places.items():
-                labels = (stats.name, stage.name, stats.places[node])
+                labels = (stats.name, stage.name, stats.places[node].name)
                 length.add_metric(labels, node.queued)
                 waited.add_metric(labels, _buckets(durations), durations.sum_s)
     yield from (length, waited)

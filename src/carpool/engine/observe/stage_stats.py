@@ -6,7 +6,7 @@ Counting is a handful of integer additions per request; means are computed when 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from carpool.engine.core.stepper import Crew
 from carpool.engine.foreign import text_of
 from carpool.engine.logger import logger
 from carpool.engine.observe.durations import Durations
+from carpool.engine.observe.picture import PlaceInGraph
 from carpool.engine.observe.sent_metrics import SentMetrics
 from carpool.engine.observe.snapshot import StageSnapshot
 from carpool.engine.policy import Policy
@@ -90,6 +91,7 @@ class StageStats:
         length_padding: How many of these were padding.
         places: How long requests waited at each place of a stage that stands at several places of
             its service; empty for others, as those have `queue_time`.
+        in_graph: Where each place of its service's graph is; empty where stages stand in a row.
         watcher: Is told of each batch; None unless requests are logged or traced one by one.
     """
 
@@ -111,6 +113,7 @@ class StageStats:
         self.sent_metrics = SentMetrics()
         nodes = self.batcher.lobby.nodes
         self.places = {node: Durations() for node in nodes} if len(nodes) > 1 else {}
+        self.in_graph: Mapping[Node, PlaceInGraph] = {}
         self.watcher: BatchWatcher | None = None
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
 

@@ -52,7 +52,7 @@ class Stats:
         last_ok_at: When the last answer without an error was given.
         run: A number of these counters, which begin at 0, of their own in this process.
         stages: The counters of each stage.
-        places: The name of each place of a graph; empty where stages stand in a row.
+        places: Where each place of a graph is; empty where stages stand in a row.
         picture: How a graph is drawn; None where stages stand in a row.
     """
 
@@ -87,6 +87,8 @@ class Stats:
         graph = None if core.flow.is_line else core.flow.graph
         self.places = {} if graph is None else places(graph)
         self.picture = None if graph is None else picture(graph)
+        for stage in self.stages:
+            stage.in_graph = self.places
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
         """Count requests that have got their answers."""
