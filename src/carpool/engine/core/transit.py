@@ -265,6 +265,7 @@ class Transit:
         """
         node: Node = request.node
         if turn is DONE_EARLY:
+            node.crew.lobby.early += 1
             self._answer_early(now, request, result)
         elif node.is_last and turn is None:
             request.result = result
@@ -349,6 +350,7 @@ class Transit:
     def _enter(self, now: float, node: Node, requests: Sequence[Request]) -> None:
         """Have requests, which are at a node, join the queue of its stage."""
         if node.is_shared:
+            node.came += len(requests)
             for request in requests:
                 request.lane = request.lane._replace(source=node)
         node.crew.enter(now, requests)
