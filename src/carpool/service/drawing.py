@@ -156,7 +156,7 @@ def as_svg(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
     """Return a picture; see `drawing_of` for the arguments."""
     drawing = drawing_of(service, notes)
     width = 2 * _MARGIN + _COLUMN * max(mark.column for mark in drawing.marks) + _WIDTH
-    height = 2 * _MARGIN + int(_ROW * max(mark.row for mark in drawing.marks)) + _HEIGHT
+    height = 3 * _MARGIN + int(_ROW * max(mark.row for mark in drawing.marks)) + _HEIGHT
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
         ' font-family="system-ui, sans-serif" font-size="13" role="img">',
@@ -168,30 +168,29 @@ def as_svg(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
         x1, y1 = _at(before)[0] + _width(before), _at(before)[1] + _HEIGHT / 2
         x2, y2 = _at(after)[0], _at(after)[1] + _HEIGHT / 2
         bend = (x2 - x1) / 2
-        path = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
+        lift = _HEIGHT if after.column - before.column > 1 else 0  # around what stands between
+        path = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1 - lift:g} {x2 - bend:g} {y2 - lift:g} {x2:g} {y2:g}"
         lines.append(f'<path d="{path}" fill="none" stroke="#667" marker-end="url(#to)"/>')
         if label:
-            text = f'<text x="{x1 + bend:g}" y="{(y1 + y2) / 2 - 4:g}" text-anchor="middle" fill="#445">'
+            text = f'<text x="{x1 + bend:g}" y="{(y1 + y2) / 2 - 0.75 * lift - 4:g}" text-anchor="middle" fill="#445">'
             lines.append(f"{text}{escape(label)}</text>")
     for mark in drawing.marks:
         x, y = _at(mark)
         fill = "#eef3ff" if mark.kind == "stage" else "#f6f6f6"
-        lines.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{_width(mark)}" height="{_HEIGHT}" rx="{_RADIUS[mark.kind]}" fill="{fill}"'
-            ' stroke="#667"/>'
-        )
+        size = f'width="{_width(mark)}" height="{_HEIGHT}" rx="{_RADIUS[mark.kind]}"'
+        lines.append(f'<rect x="{x:g}" y="{y:g}" {size} fill="{fill}" stroke="#667"/>')
         for i, text in enumerate(mark.text):
-            size = "" if i == 0 else ' font-size="11" fill="#445"'
+            font = "" if i == 0 else ' font-size="11" fill="#445"'
             line = y + _HEIGHT / 2 + 5 + 15 * (i - (len(mark.text) - 1) / 2)
             lines.append(
-                f'<text x="{x + _width(mark) / 2:g}" y="{line:g}" text-anchor="middle"{size}>{escape(text)}</text>'
+                f'<text x="{x + _width(mark) / 2:g}" y="{line:g}" text-anchor="middle"{font}>{escape(text)}</text>'
             )
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def _at(mark: Mark) -> tuple[float, float]:
     """Return the left upper corner of a mark."""
-    return _MARGIN + _COLUMN * mark.column + (_WIDTH - _width(mark)) / 2, _MARGIN + _ROW * mark.row
+    return _MARGIN + _COLUMN * mark.column + (_WIDTH - _width(mark)) / 2, 2 * _MARGIN + _ROW * mark.row
 
 
 def _width(mark: Mark) -> int:
