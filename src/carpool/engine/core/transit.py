@@ -474,31 +474,36 @@ class Transit:
 
     def _come_to(self, now: float, request: Request, node: Node, item: object, is_new: bool) -> bool:
         """Have a request wait for a node with an item, if that can be weighed; else it fails."""
-        if not self._weigh(now, request, node, item, 0 if is_new else request.format):
-            return False
         if is_new:
+            if not self._weigh(now, request, node, item):
+                return False
             request.nbytes = node.flow.measure(item)
             request.format = 0
+        else:
+            try:
+                node.crew.lobby.weigh(request, item, request.format)
+            except BaseException as error:
+                return self._unweighed(now, request, node, error)
         request.item = item
         return True
 
-    def _weigh(self, now: float, request: Request, node: Node, result: object, format: int = 0) -> bool:
+    def _weigh(self, now: float, request: Request, node: Node, result: object) -> bool:
         """Weigh a request for its next node and report whether that worked; if not, it fails."""
         try:
             if request.losses:
                 acquit(request)  # this restores its own key, before it gets that of the next stage
-            if format:
-                node.crew.lobby.weigh(request, result, format)
-            else:
-                node.crew.lobby.weigh(request, result)
-        except CarpoolError as error:
-            self.fail(now, request, error)
-            return False
-        except BaseException as error:  # a `Weigher` raises only CarpoolErrors; others may be given
-            kind = type(error).__name__
-            self.fail(now, request, ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind))
-            return False
+            node.crew.lobby.weigh(request, result)
+        except BaseException as error:
+            return self._unweighed(now, request, node, error)
         return True
+
+    def _unweighed(self, now: float, request: Request, node: Node, error: BaseException) -> bool:
+        """Fail a request that could not be weighed, and return False."""
+        if not isinstance(error, CarpoolError):  # a `Weigher` raises no others; but another may be given
+            kind = type(error).__name__
+            error = ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind)
+        self.fail(now, request, error)
+        return False
 
 
 def way_of(
