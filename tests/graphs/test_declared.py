@@ -83,6 +83,7 @@ def of_eight(xs: list[Any]) -> list[Any]:
         (lambda: Service(Parallel(plus_one, plus_one)), ValueError, "two stages are called 'plus_one'"),
         (lambda: Service(plus_one, Route({"a": a_text}, choose=parity)), TypeError, "stage a_text takes str"),
         (lambda: Service(early_text, times_ten), TypeError, "Done[str] by its hint, and the service gives int"),
+        (lambda: Service(Stage(small, max_batch_size=2), Parallel({"a": plus_one})), TypeError, "returns Done[int]"),
         (lambda: Service(Stage(small, max_batch_size=2), Csv), ValueError, "go past encode of stage Csv"),
         (lambda: Service(Parallel(plus_one, Csv)), ValueError, "Csv reads a format of its own"),
         (lambda: Service(plus_one, Parallel(times_ten, Csv)), ValueError, "Csv writes a format of its own"),

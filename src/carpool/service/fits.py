@@ -46,7 +46,9 @@ def may_fit(gives: Any, takes: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """Return a type without what annotates it."""
+    """Return a type without what annotates it; a dict with known keys is a dict."""
+    if typing.is_typeddict(kind):
+        return dict
     while True:
         if typing.get_origin(kind) is Annotated:
             kind = typing.get_args(kind)[0]

@@ -7,6 +7,7 @@ then. What cannot work is refused where it is written.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypedDict, Union
@@ -20,6 +21,7 @@ from carpool.service.key import header_of
 from carpool.service.stage import Stage
 
 MOST_ITEMS = 1024
+_NUMBERS = itertools.count(1)  # names of types differ, as they do in an OpenAPI document
 
 
 class Parallel:
@@ -256,7 +258,7 @@ def _joined(names: Sequence[str] | None, kinds: Sequence[Any]) -> Any:
     kinds = [Any if schema.why_unwritable(kind) is not None else kind for kind in kinds]
     if names is None:
         return tuple.__class_getitem__(tuple(kinds))
-    return TypedDict("Joined", dict(zip(names, kinds, strict=True)))  # type: ignore[operator]
+    return TypedDict(f"Joined{next(_NUMBERS)}", dict(zip(names, kinds, strict=True)))  # type: ignore[operator]
 
 
 def _list_of(kind: Any) -> Any:

@@ -1200,7 +1200,7 @@ def place_of(request: Request) -> float:
     return node.crew.lobby.stage if isinstance(node, Node) else -1
 
 
-def _weigh(request: Request, result: object) -> None:
+def _weigh(request: Request, result: object, format: int = 0) -> None:
     """Give a request a size by what the stage before has made of it."""
     request.size = 1 + len(str(result)) % 3
 

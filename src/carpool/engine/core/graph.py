@@ -95,6 +95,7 @@ class Node:
         is_last: Whether all results are answers.
         is_shared: Whether its stage has other nodes besides.
         is_held: Whether it hands out nothing for now.
+        came: How many requests have come here, where its stage has other nodes besides.
         ahead_s: Expected seconds from the arrival here to the answer.
         onward_s: The same from when a result is there.
         ends: Whether results are answers, or parts of them.
@@ -111,6 +112,7 @@ class Node:
         "begins",
         "behind",
         "block",
+        "came",
         "crew",
         "doors",
         "ends",
@@ -144,7 +146,7 @@ class Node:
         self.begins = self.is_first = self.is_shared = self.is_held = False
         self.is_last = after is None
         self.ends = after is None or (after is JOIN and block is not None and block.ends)
-        self.spot = 0
+        self.spot = self.came = 0
         self.ways: list[Way] = []
         self.ahead_s = self.onward_s = self.spare_s = 0.0
         self.unserved_since = inf
@@ -167,6 +169,12 @@ class Node:
         """Whether all that leaves it goes to one place, which gets nothing else."""
         after = self.after
         return not self.is_shared and (after is None or (type(after) is Node and self.behind is not None))
+
+    @property
+    def entered(self) -> int:
+        """How many requests have come here."""
+        entered: int = self.crew.lobby.entered
+        return self.came if self.is_shared else entered
 
     @property
     def queued(self) -> int:

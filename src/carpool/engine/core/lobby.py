@@ -67,6 +67,7 @@ class Lobby:
             share batches; those of a lobby by itself have None for their node.
         is_shared: Whether there are several of these.
         entered: How many requests have joined the queue.
+        early: How many answers have been early ones, by a result that said so.
         wake_at: When to ask again what to do although nothing happened; None for never.
         attention_at: No request expires and no worker hangs before this.
     """
@@ -97,7 +98,7 @@ class Lobby:
         self.nodes: list[Any] = [None]
         self.is_shared = False
         self.closing = False
-        self.entered = 0
+        self.entered = self.early = 0
         self.wake_at: float | None = None
         self.attention_at = inf
         self._substitute = substitute

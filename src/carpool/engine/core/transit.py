@@ -272,6 +272,7 @@ class Transit:
         """
         node: Node = request.node
         if turn is DONE_EARLY:
+            node.crew.lobby.early += 1
             self._answer_early(now, request, result)
         elif node.is_last and turn is None:
             request.result = result
@@ -356,6 +357,7 @@ class Transit:
     def _enter(self, now: float, node: Node, requests: Sequence[Request]) -> None:
         """Have requests, which are at a node, join the queue of its stage."""
         if node.is_shared:
+            node.came += len(requests)
             for request in requests:
                 request.lane = request.lane._replace(source=node)
         node.crew.enter(now, requests)
@@ -481,31 +483,36 @@ class Transit:
 
     def _come_to(self, now: float, request: Request, node: Node, item: object, is_new: bool) -> bool:
         """Have a request wait for a node with an item, if that can be weighed; else it fails."""
-        if not self._weigh(now, request, node, item, 0 if is_new else request.format):
-            return False
         if is_new:
+            if not self._weigh(now, request, node, item):
+                return False
             request.nbytes = node.flow.measure(item)
             request.format = 0
+        else:
+            try:
+                node.crew.lobby.weigh(request, item, request.format)
+            except BaseException as error:
+                return self._unweighed(now, request, node, error)
         request.item = item
         return True
 
-    def _weigh(self, now: float, request: Request, node: Node, result: object, format: int = 0) -> bool:
+    def _weigh(self, now: float, request: Request, node: Node, result: object) -> bool:
         """Weigh a request for its next node and report whether that worked; if not, it fails."""
         try:
             if request.losses:
                 acquit(request)  # this restores its own key, before it gets that of the next stage
-            if format:
-                node.crew.lobby.weigh(request, result, format)
-            else:
-                node.crew.lobby.weigh(request, result)
-        except CarpoolError as error:
-            self.fail(now, request, error)
-            return False
-        except BaseException as error:  # a `Weigher` raises only CarpoolErrors; others may be given
-            kind = type(error).__name__
-            self.fail(now, request, ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind))
-            return False
+            node.crew.lobby.weigh(request, result)
+        except BaseException as error:
+            return self._unweighed(now, request, node, error)
         return True
+
+    def _unweighed(self, now: float, request: Request, node: Node, error: BaseException) -> bool:
+        """Fail a request that could not be weighed, and return False."""
+        if not isinstance(error, CarpoolError):  # a `Weigher` raises no others; but another may be given
+            kind = type(error).__name__
+            error = ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind)
+        self.fail(now, request, error)
+        return False
 
 
 def way_of(
