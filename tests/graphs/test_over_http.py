@@ -176,7 +176,7 @@ def test_statistics_and_metrics_count_early_answers_and_places() -> None:
                 await client.post("/predict", json=item)
             text = (await client.get("/metrics")).text
             assert 'carpool_early_answers_total{model="counted",stage="small"} 1.0' in text
-            for place in (0, 1):
+            for place in ("plus_one", "plus_one 2"):
                 line = f'carpool_place_requests_total{{model="counted",place="{place}",stage="plus_one"}} 2.0'
                 assert line in text
             stages = (await client.get("/dashboard/data")).json()["figures"]["services"][0]["stages"]

@@ -89,7 +89,7 @@ class StageStats:
         positions: In a stage with `length`, how many positions (tokens, frames, ...) the model has
             computed for the items, those included that it has padded them with.
         length_padding: How many of these were padding.
-        places: How long requests waited at each place of a stage that stands at several places of
+        waited: How long requests waited at each place of a stage that stands at several places of
             its service; empty for others, as those have `queue_time`.
         in_graph: Where each place of its service's graph is; empty where stages stand in a row.
         watcher: Is told of each batch; None unless requests are logged or traced one by one.
@@ -112,7 +112,7 @@ class StageStats:
         self.elsewhere: dict[int, Hello] = {}
         self.sent_metrics = SentMetrics()
         nodes = self.batcher.lobby.nodes
-        self.places = {node: Durations() for node in nodes} if len(nodes) > 1 else {}
+        self.waited = {node: Durations() for node in nodes} if len(nodes) > 1 else {}
         self.in_graph: Mapping[Node, PlaceInGraph] = {}
         self.watcher: BatchWatcher | None = None
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
@@ -132,7 +132,7 @@ class StageStats:
             self._log_reason(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += calls
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
-        if self.places:
+        if self.waited:
             self._count_places(batch.started, batch.requests)
         if self.watcher is not None:
             self.watcher.batch_started(self, batch)
@@ -185,7 +185,7 @@ class StageStats:
         arrivals = [r.arrived for r in requests if not (r.losses or (r.stream and r.stream.parts))]
         if arrivals:
             self.queue_time.add_since(now, arrivals)
-            if self.places:
+            if self.waited:
                 self._count_places(now, requests)
 
     def stepped(self, rows: int, step_s: float) -> None:
@@ -202,12 +202,12 @@ class StageStats:
     def _count_places(self, now: float, requests: Sequence[Request]) -> None:
         """Count how long requests waited at their places."""
         for request in requests:
-            if (waited := self.places.get(request.node)) is not None:  # else it has ended meanwhile
+            if (waited := self.waited.get(request.node)) is not None:  # else it has ended meanwhile
                 waited.add(now - request.arrived)
 
     def waited_at(self, node: Node) -> Durations:
         """Return how long requests waited at a place of the stage."""
-        return self.places.get(node, self.queue_time)
+        return self.waited.get(node, self.queue_time)
 
     def _count_positions(self, batch: Batch) -> None:
         """Count how much of the items' lengths is padding up to the longest, or an allowed one."""
