@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -14,13 +15,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.engine.policy import STEPS_BY_NAME
+from carpool.service.named import BrokenModule, NotFound, service_named
 from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.coordinator import coordinator_of
-from carpool.simulate.cost_file import given_costs
+from carpool.simulate.cost_file import costs_by_stage, given_costs
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.features import Features
+from carpool.simulate.graphs import SimulatedGraph, graph_of
 from carpool.simulate.lengths import EXAMPLE as LENGTHS
 from carpool.simulate.options import Options
 from carpool.simulate.policies import policy_of
@@ -59,6 +62,8 @@ def simulate(*, options: Annotated[Options | None, Parameter(name="*")] = None) 
 
     Example: carpool simulate --lengths lognormal:14,input_sigma=0.8 --cost padded:a=2ms,b=20us
 
+    Example: carpool simulate --service program:service --cost costs.json --ways en=0.8
+
     Example: carpool simulate --steps --arrivals poisson:rate=10 --lengths fixed:output=30 --slo 2s
     """
     chosen = options or Options()
@@ -77,7 +82,7 @@ def _simulate_batches(options: Options) -> None:
         draw = None if plot is None else _drawer(plot)
         comes_and_goes = any(not each.isdigit() for each in options.workers or ())
         found = _run(comparison, options, with_sweep=plot is not None and not comes_and_goes)
-    shown = _Shown(options.arrivals or options.trace or USUAL_ARRIVALS, " -> ".join(comparison.cost), slo)
+    shown = _Shown(options.arrivals or options.trace or USUAL_ARRIVALS, _costs_in_words(comparison.cost), slo)
     if draw is not None and plot is not None and comes_and_goes:
         _draw_workers(plot, comparison, found.reports, title=", ".join(shown))
     elif draw is not None and plot is not None:
@@ -138,6 +143,7 @@ def _refuse_what_steps_lack(options: Options) -> None:
         "scaling": options.scaling if options.scaling != USUAL_RULE else None,
         "lengths-unknown": options.lengths_unknown,
         "keys": options.keys,
+        "service": options.service,
         "coordinator": options.coordinator,
         "ahead": options.ahead,
         "plot": options.plot,
@@ -160,13 +166,13 @@ class _Comparison(NamedTuple):
     Attributes:
         policies: The policies' specs.
         arrivals: The processes of every run.
-        cost: The cost of each stage, as a spec.
+        cost: The cost of each stage, as a spec; in a graph by its name.
         settings: Further settings of `run`.
     """
 
     policies: Sequence[str]
     arrivals: Sequence[Arrivals]
-    cost: list[str]
+    cost: list[str] | dict[str, str]
     settings: dict[str, Any]
 
 
@@ -214,12 +220,19 @@ def _exit_on_mistake() -> Iterator[None]:
 
 def _comparison(options: Options, slo: str) -> _Comparison:
     """Return what the options say is to be simulated. Raises ValueError."""
-    cost, known_limits = given_costs(options.cost, USUAL_COST)
+    graph = _graph(options)
+    cost: list[str] | dict[str, str]
+    known_limits: list[int] | None
+    if graph is None:
+        cost, known_limits = given_costs(options.cost, USUAL_COST)
+    else:
+        cost, known_limits = costs_by_stage(options.cost, USUAL_COST, graph.stages), None
     sizes = _numbers("max-batch-size", options.max_batch_size) or known_limits
     settings = {
         "slo_s": _slo_s(slo),
         "max_batch_size": _one_or_each(sizes, 64),
         "workers": _one_or_each(_numbers("workers", options.workers), 1),
+        "graph": graph,
         "start_s": options.start_s,
         "scaling": options.scaling,
         "duration_s": _duration_s(options.duration, options.trace if options.arrivals is None else None),
@@ -241,6 +254,49 @@ def _comparison(options: Options, slo: str) -> _Comparison:
     settings |= {name: inf if limit is None else limit for name, limit in limits.items()}
     policies = specs.listed(options.policy or _POLICIES)
     return _Comparison(policies, _arrivals(options.arrivals, options.trace), cost, settings)
+
+
+def _graph(options: Options) -> SimulatedGraph | None:
+    """Return the graph that the options name; None for stages in a row. Raises ValueError."""
+    if options.service is None:
+        if options.ways or options.early or options.items:
+            raise ValueError("--ways, --early and --items say what happens in a graph: give --service, too")
+        return None
+    if os.getcwd() not in sys.path:  # as `python -m` does
+        sys.path.insert(0, os.getcwd())
+    try:
+        service = service_named(options.service)
+    except (BrokenModule, NotFound) as error:
+        raise ValueError(str(error)) from None
+    items = None if options.items is None else [_whole("items", n) for n in options.items.split("/")]
+    return graph_of(service, _shares(options.ways), _shares(options.early), items)
+
+
+def _whole(option: str, text: str) -> int:
+    """Return a whole number. Raises ValueError."""
+    if not text.strip().isdigit():
+        raise ValueError(f"--{option} must be whole numbers, such as 4 or 1/4/16, not {text!r}")
+    return int(text)
+
+
+def _shares(text: str | None) -> dict[str, float]:
+    """Return shares by name from a text such as `en=0.8,de=20%`. Raises ValueError."""
+    found = {}
+    for each in (text or "").split(",") if text else ():
+        name, is_given, share = each.rpartition("=")
+        if not is_given:
+            raise ValueError(f"{each!r} is no share of a name: write it as en=0.8")
+        found[name.strip()] = specs.number(share)
+    return found
+
+
+def _costs_in_words(cost: list[str] | dict[str, str]) -> str:
+    """Return the costs of stages as they stand above the figures."""
+    if isinstance(cost, list):
+        return " -> ".join(cost)
+    if len({*cost.values()}) == 1:
+        return f"{next(iter(cost.values()))} in each of {len(cost)} stages"
+    return ", ".join(f"{name} {spec}" for name, spec in cost.items())
 
 
 def _arrivals(arrivals: str | None, trace: str | None) -> list[Arrivals]:
@@ -312,7 +368,7 @@ def _draw_workers(path: Path, comparison: _Comparison, reports: Sequence[Report]
     from carpool.simulate.plot_workers import draw_workers
 
     settings = comparison.settings
-    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"])
+    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"], settings["graph"])
     traffic = Traffic(comparison.arrivals, servers, duration_s=settings["duration_s"])
     draw_workers(path, {report.policy: report for report in reports}, arrivals_per_second(traffic), title=title)
 
@@ -333,7 +389,10 @@ def _capacity(comparison: _Comparison) -> _Capacity:
         ValueError: A setting makes no sense.
     """
     settings = comparison.settings
-    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"])
+    graph = settings["graph"]
+    if graph is not None and settings["max_queue_size"] != inf:
+        raise ValueError("--max-queue-size is that of the graph's stages: leave it out")
+    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"], graph)
     rule_of(settings["scaling"])
     coordinator_of(settings["coordinator"])
     for policy in comparison.policies:
@@ -383,6 +442,8 @@ def _run(comparison: _Comparison, options: Options, *, with_sweep: bool) -> _Fou
 
 def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, found: _Found) -> None:
     """Print the workload, the settings and every figure as one JSON object."""
+    graph = settings["graph"]
+    settings = {**settings, "graph": None if graph is None else list(graph.stages)}
     content = {**shown._asdict(), **settings, "capacity": capacity.per_second, "load": capacity.load}
     reports = {"reports": [r.to_dict() for r in found.reports], "sweep": [r.to_dict() for r in found.swept]}
     print(json_text({**content, **reports}, 2))
@@ -408,8 +469,12 @@ def _print_table(
     first = reports[0]
     share = "" if capacity.load is None else f", load {capacity.load:.2f}"
     console.print(f"{shown.arrivals} on {shown.cost}, SLO {shown.slo}", markup=False)
+    graph = settings["graph"]
+    limits, workers = (settings["max_batch_size"], settings["workers"])
+    if graph is not None:
+        limits, workers = (", ".join(map(str, each)) for each in (graph.limits, graph.workers))
     console.print(
-        f"batches of up to {settings['max_batch_size']}, workers {settings['workers']},"
+        f"batches of up to {limits}, workers {workers},"
         f" capacity {capacity.per_second:.4g}/s{share}; {first.requests:.0f} requests in {first.duration_s:.4g} s,"
         f" mean of {len(first.seeds)} seed{'s' if len(first.seeds) > 1 else ''}",
         markup=False,

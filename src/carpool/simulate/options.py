@@ -40,6 +40,15 @@ class Options:
             steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms (the default), where starting requests takes a + b
             times their length, and a step of n of them c + d times n. Add
             sigma=0.3,stall_share=0.002,stall=1s for noise and stalls.
+        service: Simulate the graph of a service, as module:attribute, whose stages have the batch
+            limits, workers and queues that they are declared with. Then --cost is a file of carpool
+            profile, or STAGE=affine:a=8ms,b=0.25ms for each stage, or one for all.
+        ways: With --service: the share of the items that take each branch of a Route:
+            en=0.8,de=0.2. Branches that are not named share the rest evenly.
+        early: With --service: the share of the items for which a stage answers early, with Done:
+            small=0.8.
+        items: With --service: how long the lists are that come to a ForEach: 4, or 1/4/16 where
+            each list has one of these lengths. 4 if not given.
         slo: The time within which a request should be answered, 60ms if not given. With 30ms/120ms
             each request has one of the two; none means no limit. With --steps it is the time to the
             first part, 1s if not given.
@@ -113,6 +122,10 @@ class Options:
     policy: str | None = None
     arrivals: str | None = None
     cost: Annotated[list[str] | None, Parameter(negative=())] = None
+    service: str | None = None
+    ways: str | None = None
+    early: str | None = None
+    items: str | None = None
     slo: str | None = None
     max_batch_size: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None
     workers: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None
