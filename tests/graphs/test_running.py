@@ -215,6 +215,14 @@ def test_a_lost_worker_is_a_value() -> None:
         assert isinstance(lost, Unavailable) and lost.code == "worker_lost"
 
 
+@pytest.mark.parametrize("run_in", ["thread", "process"])
+def test_an_error_that_is_a_value_has_its_cause(run_in: Any) -> None:
+    with Service(Parallel(Stage(fails, run_in=run_in), errors="values")).run() as s:
+        (error,) = s.predict(3)
+    assert isinstance(error, ModelError) and error.type_name == "ValueError"
+    assert isinstance(error.__cause__, ValueError) and str(error.__cause__) == "no 3"
+
+
 def test_a_deadline_ends_the_request_although_errors_are_values() -> None:
     branches = Parallel(Stage(slow, run_in="thread"), [], errors="values")
     with Service(branches).run() as s, pytest.raises(DeadlineExceeded):
