@@ -252,8 +252,10 @@ def test_the_story_of_a_request_has_its_branches() -> None:
     service = Service(Parallel(Stage(plus_one, run_in="thread"), Stage(times_ten, run_in="thread")))
     with service.run(journal_size=100) as s:
         assert s.predict(3) == (4, 30)
-        stages = [entry.stage for entry in s.story(1) if entry.event == "runs"]
-    assert sorted(stages) == ["plus_one", "times_ten"]
+        assert s.predict(4) == (5, 40)
+        for story in (s.story(1), s.story(2), s.story()):
+            assert sorted(entry.stage for entry in story if entry.event == "runs") == ["plus_one", "times_ten"]
+            assert story[-1].event == "answered"
 
 
 def test_workers_are_scaled_and_replaced_under_load() -> None:

@@ -22,6 +22,9 @@ from carpool.engine.policy.base import FULL
 from carpool.engine.request import DONE, QUEUED, RUNNING, Request
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 
+_CHILDREN = 2**40
+"""Ids of children are above this: a service counts its requests from 1 as they come."""
+
 Moves = dict[Node, list[Request]]
 """Requests that are on their way, by the nodes to which they come."""
 
@@ -71,6 +74,7 @@ class Transit:
         self.answers: list[Request] = []
         self.families: dict[Request, Siblings] = {}
         self.last_id = 0
+        self._last_child = _CHILDREN
         self.journal = journal
 
     # -- ends
@@ -453,7 +457,7 @@ class Transit:
         children = []
         for item in items:
             child = Request(item, request.deadline, family, request.nbytes)
-            self.last_id = child.id = self.last_id + 1
+            self._last_child = child.id = self._last_child + 1
             child.state = RUNNING
             child.node = place
             child.due, child.bulk, child.patient = request.due, request.bulk, True
