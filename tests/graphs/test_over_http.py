@@ -83,7 +83,7 @@ CASES: list[tuple[str, Any, int, Any]] = [
     ("each", [1, 2], 200, [2, 3]),
     ("each", [], 200, []),
     ("each", [1, "x"], 422, "invalid_item"),
-    ("each", [1] * 4, 500, "bad_result"),
+    ("each", [1] * 4, 413, "too_large"),
     ("each", {"a": 1}, 422, "invalid_item"),
     ("cascade", 4, 200, 4.0),
     ("cascade", 3, 200, -1.5),

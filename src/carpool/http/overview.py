@@ -11,6 +11,7 @@ from carpool.http.addresses import ready_path
 from carpool.http.codec import as_json
 from carpool.http.openapi import examples_of
 from carpool.http.protocol_lists import ShownRoute, lines_of
+from carpool.service.graph import in_short
 from carpool.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def overview(
 def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
     """Yield the lines about the models."""
     for endpoint in endpoints:
-        yield f"{endpoint.name}: {' -> '.join(stage.name for stage in endpoint.service.stages)}"
+        yield f"{endpoint.name}: {in_short(endpoint.service.graph)}"
         formats = endpoint.formats
         for address in endpoint.addresses:
             if not address.formats.is_open:

@@ -19,8 +19,9 @@ from carpool.engine.foreign import as_model_error, text_of
 from carpool.engine.hints import schema
 from carpool.engine.hints.plain import with_arrays
 from carpool.engine.wire import payload
+from carpool.engine.wire.outcome import portable
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, OBJECTS, RAW
-from carpool.errors import CarpoolError, InvalidRequest, ModelError
+from carpool.errors import CarpoolError, InvalidRequest, ModelError, too_large
 
 _cut_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _cut_msgpack = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -83,7 +84,8 @@ class Payloads:
                 cut = (_cut_json if format == JSON else _cut_msgpack)(item)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise schema.as_our_error(error, _NAMES.get(format, "JSON"), list[Any], item) from error
-            check_length(len(cut), most)
+            if len(cut) > most:
+                raise too_large(f"the list has {len(cut)} items, and at most {most} are taken")
             return [bytes(each) for each in cut]
         if format != OBJECT:
             raise InvalidRequest("this service takes a list: send it as JSON or msgpack")
@@ -117,7 +119,7 @@ class Payloads:
         """Return an error as a payload, or for a client as an object with its code and its text."""
         if accept in OBJECTS:
             try:
-                return payload.dump(error)
+                return payload.dump(portable(error))
             except BaseException:  # of a user's class that cannot be pickled
                 code = getattr(error, "code", "model_error")
                 return payload.dump(ModelError(text_of(error), code=code, type_name=type(error).__name__))

@@ -147,7 +147,7 @@ class Node:
         self.is_last = after is None
         self.ends = after is None or (after is JOIN and block is not None and block.ends)
         self.spot = self.came = 0
-        self.ways: list[Way] = []
+        self.ways: list[Onward] = []
         self.ahead_s = self.onward_s = self.spare_s = 0.0
         self.unserved_since = inf
 
@@ -355,7 +355,7 @@ class Switch:
         self.then: After = None
 
 
-class Way(NamedTuple):
+class Onward(NamedTuple):
     """One way on from a place, through all switches that follow.
 
     As the turn of a result (`Reply.turns`) it says that the result takes this way.
@@ -532,12 +532,12 @@ def with_room(requests: Sequence[Request]) -> list[Request]:
     return found
 
 
-def ways_of(after: After, refuses: bool = False) -> list[Way]:
+def ways_of(after: After, refuses: bool = False) -> list[Onward]:
     """Return what requests may come to from a place, once no switch is left before them."""
     if isinstance(after, Switch):
         refuses = refuses or after.refuses
         return [found for way in after.ways.values() for found in ways_of(way, refuses)]
-    return [Way(after, refuses)]
+    return [Onward(after, refuses)]
 
 
 # -- how long it takes from here

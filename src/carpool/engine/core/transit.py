@@ -14,13 +14,16 @@ from typing import Any
 from carpool.engine.core import trail
 from carpool.engine.core.batch import DONE_EARLY, Reply
 from carpool.engine.core.content import Content
-from carpool.engine.core.graph import JOIN, After, Door, Each, Fork, Node, Switch, Way, needs_of
+from carpool.engine.core.graph import JOIN, After, Door, Each, Fork, Node, Onward, Switch, needs_of
 from carpool.engine.core.journal import Journal, parts_so_far
 from carpool.engine.core.lobby import acquit
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.policy.base import FULL
 from carpool.engine.request import DONE, QUEUED, RUNNING, Request
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
+
+_CHILDREN = 2**40
+"""Ids of children are above this: a service counts its requests from 1 as they come."""
 
 Moves = dict[Node, list[Request]]
 """Requests that are on their way, by the nodes to which they come."""
@@ -78,6 +81,7 @@ class Transit:
         self.answers: list[Request] = []
         self.families: dict[Request, Siblings] = {}
         self.last_id = 0
+        self._last_child = _CHILDREN
         self.journal = journal
 
     # -- ends
@@ -381,7 +385,7 @@ class Transit:
             request: The request.
             after: What follows.
             item: What goes on.
-            turn: The name of the way that it takes, or the `Way`; None if it names none.
+            turn: The name of the way that it takes, or the `Onward`; None if it names none.
             moves: As for `take_turn`.
             is_new: Whether it is the result of a node, and not what the request came with.
             is_encoded: Whether it is as the caller wants it, if it is the answer or a part of it.
@@ -390,7 +394,7 @@ class Transit:
         while True:
             if isinstance(after, Switch):
                 format = 0 if is_new else request.format
-                found, error = (turn, None) if type(turn) is Way else way_of(after, item, format, content, turn)
+                found, error = (turn, None) if type(turn) is Onward else way_of(after, item, format, content, turn)
                 if error is not None:
                     self.fail(now, request, error)
                     return
@@ -462,7 +466,7 @@ class Transit:
         children = []
         for item in items:
             child = Request(item, request.deadline, family, request.nbytes)
-            self.last_id = child.id = self.last_id + 1
+            self._last_child = child.id = self._last_child + 1
             child.state = RUNNING
             child.node = place
             child.due, child.bulk, child.patient = request.due, request.bulk, True
@@ -517,7 +521,7 @@ class Transit:
 
 def way_of(
     switch: Switch, item: object, format: int, content: Content, turn: object = None
-) -> tuple[Way, CarpoolError | None]:
+) -> tuple[Onward, CarpoolError | None]:
     """Return what follows a switch for an item, or why nothing does.
 
     Args:
@@ -546,10 +550,10 @@ def way_of(
             after, turn = ways[name], None
         except (KeyError, TypeError):
             return _NO_WAY, ModelError(f"there is no branch {name!r:.80}; there are {known}", code="bad_result")
-    return Way(after, refuses), None
+    return Onward(after, refuses), None
 
 
-_NO_WAY = Way(None, False)
+_NO_WAY = Onward(None, False)
 
 
 def _has_room(after: After, moves: Moves) -> bool:
