@@ -13,8 +13,10 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from carpool import Done, ForEach, Parallel, Response, Route, Service, Stage
+from carpool.cli import graph_command
 from carpool.http import App
 from carpool.service.drawing import as_mermaid, as_svg
 from tests.graphs.models import as_it_is, fails, fails_on_seven, parity, plus_one, small, times_ten, up_to
@@ -207,6 +209,19 @@ def test_the_picture_has_each_stage_and_each_branch() -> None:
 def test_a_stage_at_two_places_is_marked() -> None:
     shared = Stage(plus_one)
     assert "class n1,n2 shared0" in as_mermaid(Service(shared, shared))
+
+
+def test_the_command_draws_a_running_service(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rates and times are those of the time between two looks at the server."""
+    histogram = {"counts": [0, 0], "sum_s": 0.0}
+    stage = {"name": "as_it_is", "batch_sizes": {"1": 3}, "queue": histogram, "compute": histogram}
+    later = {**stage, "batch_sizes": {"1": 5, "4": 2}, "compute": {"counts": [3, 1], "sum_s": 0.008}}
+    looks = iter([(10.0, stage), (12.0, later)])
+    monkeypatch.setattr(graph_command, "_figures", lambda *_: (lambda t, s: {"time": t, "stages": [s]})(*next(looks)))
+    graph_command.graph("tests.graphs.test_over_http:DRAWN", url="http://127.0.0.1:1", watch_s=0.0)
+    assert "as_it_is<br/>5/s, - waiting, 2 ms a batch" in capsys.readouterr().out
 
 
 def test_the_command_draws(tmp_path: Path) -> None:

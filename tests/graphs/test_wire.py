@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,8 +22,10 @@ from carpool.engine.drive.replies import check_takers, errors_of, turns_of
 from carpool.engine.request import Request
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind
 from carpool.engine.wire.outcome import WAY, FailureReport, Outcome, pack_report
-from carpool.engine.wire.payload import JSON, LARGE, Memory, Scalars, detached, dump, join, load, parts_in
+from carpool.engine.wire.payload import JSON, LARGE, MSGPACK, RAW, Memory, Scalars, detached, dump, join, load, parts_in
 from carpool.engine.worker.ways import Goes, Spot, Ways
+from carpool.errors import ModelError
+from carpool.service.content import Payloads
 from tests.graphs.models import parity, times_ten
 
 VALUES = st.recursive(
@@ -66,6 +69,26 @@ def test_others_have_no_parts(payload: Any) -> None:
 def test_what_is_damaged_is_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match="payload of several parts"):
         load([damaged, b"short"])
+
+
+def test_what_a_worker_has_not_made_right_fails_its_request() -> None:
+    content, block = Payloads(Any), SimpleNamespace(names=None, is_tuple=True)
+    for accept, results in ((JSON, [b"1", [b"2", b"3"]]), (JSON, [1.0]), (RAW, [b"1"])):
+        with pytest.raises(ModelError, match="cannot be put together"):
+            content.joined(block, results, accept)
+    with pytest.raises(ModelError, match="a list cannot be read"):
+        content.items([b"\2\xc1", b""], 0, 9)
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 65_535, 65_536])
+def test_answers_of_any_length_are_spliced(n: int) -> None:
+    content = Payloads(Any)
+    names = [f'n"{i}' for i in range(n)]
+    for block in (SimpleNamespace(names=None, is_tuple=False), SimpleNamespace(names=names)):
+        expected: Any = [*range(n)] if block.names is None else dict(zip(names, range(n), strict=True))
+        for accept, coder in ((JSON, msgspec.json), (MSGPACK, msgspec.msgpack)):
+            spliced = content.joined(block, [coder.encode(i) for i in range(n)], accept)
+            assert coder.decode(spliced) == expected
 
 
 def _asked(outcomes: list[int], payloads: Any = None, accept: int = 0, ends: bool = False) -> tuple[Frame, Batch]:

@@ -89,7 +89,10 @@ class Payloads:
             return [bytes(each) for each in cut]
         if format != OBJECT:
             raise InvalidRequest("this service takes a list: send it as JSON or msgpack")
-        parts = payload.parts_in(item)
+        try:
+            parts = payload.parts_in(item)
+        except ValueError as error:
+            raise ModelError(f"a list cannot be read: {error}", code="bad_result") from error
         if parts is None:
             value = self._opened(item, OBJECT)
             check_list(value, most)
@@ -98,22 +101,18 @@ class Payloads:
         return parts
 
     def joined(self, block: Any, results: Sequence[Any], accept: int) -> Any:
-        """Return what branches have come to, as one payload, or as the caller wants the answer."""
-        names = block.names
-        if accept in OBJECTS:
-            return payload.join(results, names, is_tuple=block.is_tuple)
-        if accept == JSON:
-            if names is None:
-                return b"[%b]" % b",".join(results)
-            fields = [b"%b:%b" % (_name_in_json(name), each) for name, each in zip(names, results, strict=True)]
-            return b"{%b}" % b",".join(fields)
-        if accept == MSGPACK:
-            head = _head(len(results), *((0x90, 0xDC) if names is None else (0x80, 0xDE)))
-            if names is None:
-                return head + b"".join(results)
-            pairs = zip(map(_name_in_msgpack, names), results, strict=True)
-            return head + b"".join([part for pair in pairs for part in pair])
-        raise ModelError("the answer of several branches can be written in JSON and msgpack only", code="bad_result")
+        """Return what branches have come to, as one payload, or as the caller wants the answer.
+
+        Raises ModelError where a worker has not made it what it had to be.
+        """
+        try:
+            if accept in OBJECTS:
+                return payload.join(results, block.names, is_tuple=block.is_tuple)
+            return _spliced(block.names, results, accept)
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"what branches have come to cannot be put together: {error}", code="bad_result"
+            ) from error
 
     def as_value(self, error: Exception, accept: int) -> Any:
         """Return an error as a payload, or for a client as an object with its code and its text."""
@@ -135,6 +134,22 @@ class Payloads:
             raise
         except BaseException as error:  # the value's own code
             raise as_model_error(error, "an item that is handed on") from error
+
+
+def _spliced(names: Sequence[str] | None, results: Sequence[bytes], accept: int) -> bytes:
+    """Return results in JSON or msgpack as an array or an object around them. Raises TypeError."""
+    if accept == JSON:
+        if names is None:
+            return b"[%b]" % b",".join(results)
+        return b"{%b}" % b",".join(
+            [b"%b:%b" % (_name_in_json(name), each) for name, each in zip(names, results, strict=True)]
+        )
+    if accept != MSGPACK:
+        raise TypeError("it can be written in JSON and msgpack only")
+    if names is None:
+        return _head(len(results), 0x90, 0xDC) + b"".join(results)
+    pairs = zip(map(_name_in_msgpack, names), results, strict=True)
+    return _head(len(results), 0x80, 0xDE) + b"".join([part for pair in pairs for part in pair])
 
 
 def _head(n: int, short: int, long: int) -> bytes:

@@ -450,8 +450,12 @@ class Transit:
                 del self.families[request]
                 joined.running -= 1
                 results = [family.results[child] for child in family.children]
-                item = content.joined(joined, results, request.accept if ends else 0)
                 family.let_go()
+                try:
+                    item = content.joined(joined, results, request.accept if ends else 0)
+                except CarpoolError as error:
+                    self.fail(now, request, error)
+                    return
                 is_new, is_encoded, after = True, ends, joined.then
                 if self.journal is not None:
                     self.journal.record(now, "is joined", request.id)
