@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -25,6 +25,19 @@ def to_text(x: int) -> str:
 
 def early_text(x: int) -> Done[str] | int:
     return x
+
+
+async def later(x: int) -> str:
+    return "a"
+
+
+class Later:
+    async def __call__(self, x: int) -> str:
+        return "a"
+
+
+def a_or_b(x: int) -> Literal["a", "b"]:
+    return "a"
 
 
 class Csv(Model):
@@ -69,6 +82,9 @@ def of_eight(xs: list[Any]) -> list[Any]:
         (lambda: Route({"": plus_one}), TypeError, "not empty"),
         (lambda: Route({"a": plus_one}, when_full="drop"), ValueError, 'must be "wait" or "refuse"'),
         (lambda: Route({"a": plus_one}, choose="a"), TypeError, "choose"),
+        (lambda: Route({"a": plus_one}, choose=later), TypeError, "not one with async def"),
+        (lambda: Route({"a": plus_one}, choose=Later()), TypeError, "not one with async def"),
+        (lambda: Route({"a": plus_one}, choose=a_or_b), ValueError, "returns 'b' by its hint, and there is no such"),
         (lambda: Route({f"b{i}": [] for i in range(241)}, choose=parity), ValueError, "at most 240"),
         (lambda: ForEach(), ValueError, "ForEach needs at least one element"),
         (lambda: ForEach(plus_one, max_items=0), ValueError, "max_items must be a whole number of at least 1"),
@@ -154,6 +170,8 @@ def test_services_that_share_a_stage_are_refused() -> None:
 
 
 def test_branches_may_give_what_the_next_one_takes() -> None:
+    Route({"a": [], "b": [], "c": []}, choose=a_or_b)
+    Route({"a": []}, choose=str)
     Service(Stage(small, max_batch_size=4), times_ten)
     Service(Parallel(plus_one, times_ten), Stage(total, max_batch_size=8))
     Service(up_to, ForEach(plus_one, times_ten), add_up)

@@ -8,11 +8,13 @@ then. What cannot work is refused where it is written.
 from __future__ import annotations
 
 import itertools
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypedDict, Union
 
 from carpool.engine.hints import schema
+from carpool.engine.type_hints import hints_of
 from carpool.engine.wire.outcome import MOST_WAYS
 from carpool.model import AnyModel, Traits
 from carpool.service.checks import at_least, check_callable
@@ -34,7 +36,9 @@ class Parallel:
         branches: Elements; or one dict of them, by name.
         errors: "raise": the first error of a branch fails the request, and the other branches
             are not run any further. "values": what a model or a lost worker has cost a branch is
-            that branch's value, a `ModelError` or the `Unavailable` of a lost worker.
+            that branch's value: a `ModelError`, the `Unavailable` of a lost worker, or the
+            `DeadlineExceeded` of an item for which two workers were given up. An `HTTPError` fails
+            the request, as a model raises it for its client.
 
     Raises:
         ValueError: There is no branch, or `errors` is neither of the two.
@@ -76,8 +80,10 @@ class Route:
             item whose branch is full is refused with `Overloaded`, and the others go on.
 
     Raises:
-        ValueError: There is no branch, or there are too many; or `when_full` is neither of the two.
-        TypeError: A branch is no element, a name is no text, or `choose` cannot be called.
+        ValueError: There is no branch, or there are too many; `choose` returns other names by its
+            hint, a `Literal`; or `when_full` is neither of the two.
+        TypeError: A branch is no element, a name is no text, or `choose` cannot be called, or is
+            one with `async def`.
     """
 
     __slots__ = ("branches", "choose", "when_full")
@@ -100,6 +106,12 @@ class Route:
             raise ValueError(f"Route has {len(names)} branches: at most {MOST_WAYS} are possible")
         if choose is not None:
             check_callable("choose", choose, "an item")
+            unknown = [name for name in _named_by(choose) if name not in names]
+            if unknown:
+                raise ValueError(
+                    f"choose= of Route returns {unknown[0]!r} by its hint, and there is no such branch; there are"
+                    f" {', '.join(map(repr, names))}"
+                )
         if when_full not in ("wait", "refuse"):
             raise ValueError(f'when_full of Route must be "wait" or "refuse", not {when_full!r}')
         self.branches: dict[str, Line] = {name: line_of(branch) for name, branch in branches.items()}
@@ -162,6 +174,15 @@ def _names_of(what: str, branches: Mapping[str, Any]) -> tuple[str, ...]:
         if not isinstance(name, str) or not name:
             raise TypeError(f"{what} names a branch {name!r}: a name is a text that is not empty")
     return tuple(branches)
+
+
+def _named_by(choose: Callable[[Any], str]) -> tuple[Any, ...]:
+    """Return the names that a `choose=` returns by its hint; nothing if it is no `Literal`."""
+    try:
+        gives = hints_of(choose).get("return")
+    except (NameError, AttributeError, TypeError):  # it has no hints, or they mean nothing where they stand
+        return ()
+    return typing.get_args(gives) if typing.get_origin(gives) is typing.Literal else ()
 
 
 def in_short(line: Line) -> str:
