@@ -200,7 +200,7 @@ def test_the_picture_has_each_stage_and_each_branch() -> None:
     assert text.startswith("flowchart LR\n")
     for part in ("as_it_is<br/>1 worker, single items", "fails_on_seven<br/>2 workers", '|"even"|', "o#quot;dd"):
         assert part in text
-    assert text.count("-->") == 13
+    assert text.count("-->") == 14
     svg = as_svg(DRAWN, {"fails_on_seven": "12/s & more"})
     assert "<title>a&lt;b</title>" in svg and "12/s &amp; more" in svg and svg.count("<rect") == 12
     assert svg.startswith("<svg ") and svg.endswith("</svg>\n")
