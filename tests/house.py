@@ -31,10 +31,10 @@ GENERATED: Final = {"api.md"}
 
 BUDGET: Final = {
     "files": 375,
-    "lines of code": 45_990,
+    "lines of code": 45_950,
     "bases with a single subclass": 22,
-    "protocol classes": 71,
-    "words of the glossary": 60,
+    "protocol classes": 70,
+    "words of the glossary": 48,
     "words of the docs": 89_760,
 }
 

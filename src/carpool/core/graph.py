@@ -37,31 +37,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Final, Protocol, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
 from carpool.core.queue import Queue
-from carpool.core.times import Times
 from carpool.request import Request
 
-
-class Crew(Protocol):
-    """The workers of a stage and what waits for them, as far as graphs go.
-
-    Attributes:
-        name: The stage's name.
-        queue: What waits.
-        times: What its batches take.
-        running: How many requests workers have been handed and have not answered.
-    """
-
-    name: str
-    queue: Queue
-    times: Times
-    running: int
-
-    @property
-    def owed(self) -> Sequence[Request]:
-        """The requests that workers have and whose callers wait."""
+if TYPE_CHECKING:
+    from carpool.core.stepper import Crew
 
 
 class _End:
@@ -125,7 +107,7 @@ class Node:
     )
 
     def __init__(self, crew: Crew, flow: Any, after: After, block: Block | None) -> None:
-        self.crew: Any = crew
+        self.crew = crew
         self.name = crew.name
         self.flow = flow
         self.after = after
@@ -162,20 +144,27 @@ class Node:
     @property
     def queued(self) -> int:
         """How many requests wait here."""
-        queue: Queue = self.crew.queue
+        queue = self.crew.queue
         return queue.of_source(self)[0] if self.is_shared else queue.count
 
     @property
     def nbytes(self) -> int:
         """How many bytes they hold."""
-        queue: Queue = self.crew.queue
+        queue = self.crew.queue
         return queue.of_source(self)[1] if self.is_shared else queue.nbytes
 
     @property
     def running(self) -> int:
         """How many requests workers have that have come from here."""
-        crew: Crew = self.crew
+        crew = self.crew
         return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
+
+    def expected_s(self, now: float) -> float:
+        """Return how long a request that came now would spend here, its batch included."""
+        crew = self.crew
+        if not crew.running and not crew.queue.count:
+            return crew.times.fastest_s
+        return crew.predicted_wait_s(now, crew.queue.size) + crew.times.usual_s
 
     def vacancy(self) -> float:
         """Return how many more requests may be on their way here."""
@@ -183,11 +172,10 @@ class Node:
 
     def places(self) -> float:
         """Return the same, if bytes do not matter."""
-        queue: Queue = self.crew.queue
         taken = self.queued
         for source in self.sources:
             taken += source.running
-        return queue.max_size - taken
+        return self.crew.queue.max_size - taken
 
     def room(self) -> float:
         """Return how many requests may be handed to workers here now."""
@@ -324,7 +312,7 @@ Block: TypeAlias = Fork | Each
 """What has children of a request in it, until they are joined."""
 
 After: TypeAlias = Node | Fork | Each | Switch | _End | None
-Declared: TypeAlias = Union[Crew, Fork, Each, Switch, "Sequence[Declared]"]
+Declared: TypeAlias = Union["Crew", Fork, Each, Switch, "Sequence[Declared]"]
 """What a graph is made of: a stage, or what takes its place, or a sequence of these, one after the
 other."""
 
@@ -387,15 +375,11 @@ class Graph:
         self.nodes.append(node)  # what comes later is linked first
         return node
 
-    def look_ahead(self, expected_s: Callable[[Any], float]) -> None:
-        """Work out for each node what its requests will still need.
-
-        Args:
-            expected_s: Returns how long a request that came now would spend in a stage.
-        """
+    def look_ahead(self, now: float) -> None:
+        """Work out for each node what its requests will still need."""
         for node in self.nodes:
             node.onward_s = ahead_s(node.after, node.block)
-            node.ahead_s = node.onward_s + expected_s(node.crew)
+            node.ahead_s = node.onward_s + node.expected_s(now)
         for block in self.blocks:
             if isinstance(block, Fork):
                 ahead = [ahead_s(branch, block) for branch in block.branches]
@@ -492,8 +476,7 @@ def ahead_s(after: After, block: Block | None) -> float:
 def fastest_s(after: After, block: Block | None = None) -> float:
     """Return the least seconds from `after` to the answer; of a fork the slowest branch counts."""
     if isinstance(after, Node):
-        times: Times = after.crew.times
-        return times.fastest_s + fastest_s(after.after, after.block)
+        return after.crew.times.fastest_s + fastest_s(after.after, after.block)
     if isinstance(after, Switch):
         return min([fastest_s(way, block) for way in after.ways.values()], default=0.0)
     if isinstance(after, Fork):

@@ -20,11 +20,10 @@ The calls, which `core/core.py` makes for drivers (events first, then what to do
             max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
             measure=None)
     enter(now, requests)                          # Flow.submit(now, requests)
-    leave(now, request), abandon(now, request)    # Core.cancel(now, request)
-    pause(now, request, is_paused)                # Core.pause(now, request, is_paused)
+    heed(now, request)                            # Core.cancel(now, request), Core.pause(…)
     reported(now, report) -> (parts, ended)       # Core.reported(now, report)
     worker_ready(place)                           # Core.worker_ready(stage, place)
-    worker_gone(place, unsent) -> Gone            # Core.worker_lost, Core.worker_left
+    worker_gone(now, place, unsent) -> Gone       # Core.worker_lost, Core.worker_left
     drain(place), is_empty(place)                 # Core.drain(stage, place); see `Todo.drained`
     trained_steps(now, rows, step_s, length, start_s)  # a warm-up, by the pool itself
     poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
@@ -155,8 +154,8 @@ class Stepper:
     lent: Final[Collection[int]] = ()
     wanted_back: Final[Collection[int]] = ()
     limits_padded: Final = False
-    busy: Final = 0
-    """Newcomers do not wait for what runs: they join it."""
+    made: Final = None
+    """It makes no batches, but running sets, whose steps are not counted here."""
 
     def __init__(
         self,
@@ -223,15 +222,6 @@ class Stepper:
         return bool(self.sets)
 
     @property
-    def made(self) -> None:
-        """None: it makes no batches, but running sets, whose steps are not counted here."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a caller waits for what workers have."""
-        return self.running > 0
-
-    @property
     def owed(self) -> list[Request]:
         """The requests that workers have and whose callers wait."""
         return [request for running in self.sets.values() for request in running]
@@ -259,60 +249,26 @@ class Stepper:
                 self._longest = stream.length
         self.lobby.enter(now, requests)
 
-    def put_back(self, now: float, requests: Sequence[Request]) -> None:
-        """Let streams wait again, in their old places; they go on from their parts."""
-        _detach(requests)
-        self.lobby.put_back(now, requests)
+    def heed(self, now: float, request: Request) -> None:
+        """Do as the caller of a request wants which a worker has; see `Crew`.
 
-    def quarantine(self, requests: Sequence[Request]) -> None:
-        """Let streams wait again, each to run on probation, as one may have killed its worker."""
-        _detach(requests)
-        self.lobby.quarantine(requests)
-
-    def leave(self, now: float, request: Request) -> None:
-        """Remove a queued request whose caller has gone; it is now done."""
-        self._let_go(stream_of(request))
-        self.lobby.leave(now, request)
-
-    def in_the_way(self, request: Request) -> list[Request]:
-        """Return the requests that must give up their places to a new one, if the queue is full.
-
-        Streams that have had parts stay, since their callers have been promised the rest.
-        """
-        found = self.lobby.in_the_way(request)
-        return [] if any(stream_of(other).parts for other in found) else found
-
-    def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
-        """Return the queued requests that are late as no worker has been there `since`.
-
-        Streams that have had parts stay, since their callers have been promised the rest.
-        """
-        late, next_due = self.lobby.late_unserved(now, since)
-        return [request for request in late if not stream_of(request).parts], next_due
-
-    def abandon(self, now: float, request: Request) -> None:
-        """Note that the caller of a stream in a running set is gone; it is now done.
-
-        The next order sends it away, unless it has ended, or its worker has gone, at this moment.
-        """
-        request.state = DONE
-        running = self.sets.get(stream_of(request).place)
-        if running is not None and request.id in running.members:
-            self._send_away(now, running, request)
-
-    def pause(self, now: float, request: Request, is_paused: bool) -> None:
-        """Note that the caller of a stream in a running set wants no more parts for now, or wants
-        them again.
-
-        Meanwhile it keeps its place in the set and is not stepped, and no silence counts.
+        The next order sends a stream away that is done, unless it has ended, or its worker has
+        gone, at this moment. One that pauses keeps its place in the set and is not stepped, and no
+        silence counts.
         """
         stream = stream_of(request)
+        running = self.sets.get(stream.place)
+        if running is None or request.id not in running.members:
+            return
+        if request.state == DONE:
+            self._send_away(now, running, request)
+            return
         stream.next_due = inf
-        request.deadline = stream.until if is_paused else min(stream.until, now + self._silence_s)
+        request.deadline = stream.until if stream.is_paused else min(stream.until, now + self._silence_s)
         self.lobby.look_at(request.deadline)
-        self.sets[stream.place].is_restless = True
+        running.is_restless = True
 
-    def may_run_again(self, request: Request) -> bool:
+    def _may_run_again(self, request: Request) -> bool:
         """Report whether a stream may be started once more, or can go on from its parts."""
         return self.lobby.idempotent and (self.resumable or not stream_of(request).parts)
 
@@ -350,24 +306,22 @@ class Stepper:
         if is_over:
             self._let_go(stream)
 
-    def forget(self, request: Request) -> None:
-        """Let go of what is kept of a stream that is not run again, as its worker was lost.
-
-        If it was found guilty after more than one step on probation, all that wait to run so make
-        one step alone: most likely the others that were lost with it are innocent.
-        """
-        stream = stream_of(request)
-        self._let_go(stream)
-        if request.losses >= MOST_LOSSES and stream.redo:
-            for other in self.queue:
-                stream_of(other).probation = 1
-
     def _let_go(self, stream: Stream) -> None:
         """Let go of the parts that were kept of a stream which will not run again."""
         if stream.kept:
             self.queue.nbytes -= stream.kept_bytes
             stream.kept_bytes = 0
             stream.kept = []
+
+    def _detach(self, requests: Sequence[Request]) -> None:
+        """Note that streams are in no running set any more, and may join one again."""
+        for request in requests:
+            stream = stream_of(request)
+            stream.is_resting = False
+            stream.next_due = inf
+            stream.place = -1
+            self.queue.nbytes -= stream.kept_bytes  # while it waits, they are bytes of the request
+            request.nbytes += stream.kept_bytes
 
     # -- workers come and go
 
@@ -391,10 +345,14 @@ class Stepper:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self.sets[place] = RunningSet(place)
 
-    def worker_gone(self, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
-        """Note that a worker is gone, and return its streams, if it was ready.
+    def worker_gone(self, now: float, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
+        """Note that a worker is gone, and return what becomes of its streams, if it was ready.
+
+        If one is found guilty after more than one step on probation, all that wait to run so make
+        one step alone: most likely the others that were lost with it are innocent.
 
         Args:
+            now: The time.
             place: The position of the worker.
             unsent: Streams of which the worker had not been told yet.
             blames: Whether one of its streams may be to blame. Only those may be that it may have
@@ -419,7 +377,14 @@ class Stepper:
         self._ends += len(running)
         if not blames:
             blamed, resting = [], [*blamed, *resting]
-        return Gone(blamed, untold, resting, running.suspect, running.given_up)
+        suspect = running.suspect
+        self._detach(list(running))
+        gone = self.lobby.take_back(now, blamed, resting, untold, self._may_run_again, running.given_up)
+        for request, _ in gone.failed:
+            if request.losses >= MOST_LOSSES and stream_of(request).redo:
+                for other in self.queue:
+                    stream_of(other).probation = 1
+        return gone._replace(is_guilty=suspect is not None and suspect.losses >= MOST_LOSSES)
 
     def drain(self, place: int) -> None:
         """Let no stream join a worker's set any more; those that it has go on."""
@@ -439,16 +404,10 @@ class Stepper:
         running = self.sets.get(place)
         return running is None or not (running.members or running.owes_report)
 
-    def call_started(self, now: float, place: int, batch_id: int) -> None:
-        """Note that a worker has entered user code once more since it last reported."""
+    def spare(self, now: float, place: int, batch_id: int | None = None) -> None:
+        """Count the time of a worker anew; see `Crew`."""
         running = self.sets.get(place)
-        if running is not None and not running.given_up:
-            running.hear(now)
-
-    def spare(self, now: float, place: int) -> None:
-        """Count the time of a worker anew that seemed to hang and does not."""
-        running = self.sets.get(place)
-        if running is not None:
+        if running is not None and (batch_id is None or not running.given_up):
             running.hear(now)
             running.given_up = ""
             self.lobby.look_at(now + self.times.least_s)
@@ -458,15 +417,13 @@ class Stepper:
     def attend(self, now: float) -> Attention:
         """Expire requests and find workers that hang; call it once `attention_at` has passed."""
         expired = self.lobby.expire(now)
-        for request, _ in expired:
-            self._let_go(stream_of(request))
         hung = []
         attention_at = self.queue.earliest_deadline
         for running in self.sets.values():
             for request in [request for request in running if request.deadline <= now]:
-                started = stream_of(request).joined
-                self.abandon(now, request)
-                expired.append(Expiry(request, started))
+                request.state = DONE
+                self._send_away(now, running, request)
+                expired.append(Expiry(request, stream_of(request).joined))
             for request in running:
                 if request.deadline < attention_at:
                     attention_at = request.deadline
@@ -480,13 +437,6 @@ class Stepper:
                 attention_at = min(attention_at, until)
         self.lobby.attention_at = attention_at
         return Attention(expired, hung)
-
-    def hint(self, now: float, request: Request, started: float | None) -> str:
-        """Return what else to tell a caller whose time is up."""
-        stream = stream_of(request)
-        if not stream.parts:
-            return ""
-        return f"; of {stream.parts} parts the last one came {now - stream.heard:.3f} s ago"
 
     # -- how long requests wait
 
@@ -504,10 +454,6 @@ class Stepper:
     def longest_wait_s(self, more: int) -> float:
         """Return a bound on a wait and the first part after it, if `more` units came now."""
         return self.predicted_wait_s(0.0, self.queue.size + more) + self.times.usual_s
-
-    def expected_s(self, now: float) -> float:
-        """Return how long a request that came now would wait for its first part."""
-        return self.predicted_wait_s(now, self.queue.size) + self.times.usual_s
 
     # -- what workers report
 
@@ -667,7 +613,7 @@ class Stepper:
         tried = running.size
         again = []
         for request in returned:
-            if self.may_run_again(request):
+            if self._may_run_again(request):
                 self._take_out(now, running, request, is_over=False)
                 again.append(request)
             else:
@@ -677,7 +623,8 @@ class Stepper:
         running.untested = 0
         if running.size < tried:
             self.safe_size.ran_out(tried, running.size)
-        self.put_back(now, again)
+        self._detach(again)
+        self.lobby.put_back(now, again)
 
     def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
         """Note which orders a worker has followed, and what follows from a step without a fault."""
@@ -859,6 +806,8 @@ class Stepper:
         for request in self.queue.take(n, now):
             stream = stream_of(request)
             stream.place = running.place
+            request.nbytes -= stream.kept_bytes
+            self.queue.nbytes += stream.kept_bytes
             stream.joined = now
             stream.first_step, stream.first_parts = -1, stream.parts
             running.members[request.id] = request
@@ -940,23 +889,16 @@ def _may_share(running: RunningSet, lane: Lane) -> bool:
     return key_of(own) == key_of(lane) and own.bucket == lane.bucket
 
 
-def _detach(requests: Sequence[Request]) -> None:
-    """Note that streams are in no running set any more, and may join one again."""
-    for request in requests:
-        stream = stream_of(request)
-        stream.is_resting = False
-        stream.next_due = inf
-        stream.place = -1
-
-
 Crew: TypeAlias = Batcher | Stepper
-"""Who serves one lobby. The core asks the same of both, and does not ask which one it is:
+"""Who serves one lobby. The core makes the same calls of both, and does not ask which one it is:
 
-* `enter`, `leave`, `put_back`, `quarantine`, `in_the_way` and `late_unserved` are about what waits;
-* `abandon`, `pause`, `may_run_again` and `forget` are about what workers have;
-* `worker_ready`, `worker_gone`, `drain`, `take_drained`, `call_started` and `spare` are about
-  workers;
-* `completed` and `reported` take what workers say, and refuse what they cannot say;
-* `poll`, `attend` and `hint` say what to do;
-* `predicted_wait_s`, `longest_wait_s` and `expected_s` say how long it takes.
+* `enter` takes in requests. All else about what waits is asked of `lobby` and `queue`;
+* `heed` has a crew do as the caller of a request wants which a worker has: it is done, as its
+  caller has gone, or its stream pauses, or goes on (`stream.is_paused`);
+* `worker_ready`, `drain`, `take_drained`, `worker_gone` and `spare` are about workers. The last
+  one counts the time of a worker anew which has begun another call of a batch, unless it was taken
+  to hang before; or, without a batch, of one that seemed to hang and does not;
+* `completed` and `reported` take the words of workers, and refuse what they cannot say;
+* `attend` and `poll` say what to do;
+* `predicted_wait_s` and `longest_wait_s` say how long it takes.
 """
