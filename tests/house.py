@@ -30,7 +30,7 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 375,
+    "files": 366,
     "lines of code": 45_950,
     "bases with a single subclass": 22,
     "protocol classes": 70,

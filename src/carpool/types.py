@@ -8,7 +8,7 @@ docs/streaming.md.
 from __future__ import annotations
 
 from carpool.core.journal import Entry
-from carpool.drive.parts import AsyncParts, ThreadParts
+from carpool.drive.callers import AsyncParts, ThreadParts
 from carpool.observe.function_stats import FunctionSnapshot
 from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot
 from carpool.observe.stream_stats import StreamSnapshot

@@ -16,8 +16,7 @@ import carpool
 from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.core.stepper import Stepper
-from carpool.drive.virtual import VirtualDriver
-from carpool.drive.virtual_steps import StepCosts
+from carpool.drive.virtual import StepCosts, VirtualDriver
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.http.app import App
 from carpool.http.server import Server

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from carpool.core.life import Act, Event, Life, LifeState
-from carpool.core.mailbox import Mailbox
+from carpool.core.life import Act, Event, Life, LifeState, Mailbox
 from carpool.errors import Unavailable
 from tests.core.explore import explore
 

@@ -23,8 +23,7 @@ from carpool.core.running_set import (
     SetReport,
     stream_of,
 )
-from carpool.drive.virtual import VirtualDriver
-from carpool.drive.virtual_steps import StepCosts
+from carpool.drive.virtual import StepCosts, VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Overloaded, Unavailable
 from carpool.policy.steps import GreedySteps, SetView
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request, Stream

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, Unavailable
-from carpool.drive.parts import PAUSE_BYTES
+from carpool.drive.callers import PAUSE_BYTES
 from carpool.drive.steps import _parts_of
 from carpool.wire import order as wire
 from carpool.wire.frame import Frame, FrameKind

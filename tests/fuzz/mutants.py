@@ -20,7 +20,7 @@ from carpool.client.waits import Waits
 from carpool.core.core import Core
 from carpool.drive import streams
 from carpool.drive.aio import Driver
-from carpool.drive.parts import AsyncParts, ThreadParts
+from carpool.drive.callers import AsyncParts, ThreadParts
 from carpool.errors import Unavailable
 from carpool.service.handle import AsyncHandle
 from carpool.service.thread_handle import Handle

@@ -16,7 +16,7 @@ from carpool.core.core import Core
 from carpool.core.roster import PlaceState, Roster
 from carpool.core.running_set import Order
 from carpool.drive.aio import Driver
-from carpool.drive.virtual_steps import StepCosts, VirtualStepWorker
+from carpool.drive.virtual import StepCosts, VirtualStepWorker
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.server_state import Limits, ServerState

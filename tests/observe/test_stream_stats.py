@@ -21,7 +21,7 @@ from carpool.core.journal import Journal
 from carpool.core.running_set import Order
 from carpool.core.stepper import Stepper
 from carpool.drive.aio import Driver
-from carpool.drive.virtual_steps import Answer, StepCosts, VirtualStepWorker
+from carpool.drive.virtual import Answer, StepCosts, VirtualStepWorker
 from carpool.errors import ModelError, Unavailable, ValidationError
 from carpool.observe.log import JsonLines
 from carpool.observe.prometheus import render

@@ -28,8 +28,7 @@ from carpool.core.running_set import (
     stream_of,
 )
 from carpool.core.stepper import Stepper
-from carpool.drive.virtual import VirtualDriver
-from carpool.drive.virtual_steps import Answer, StepCosts
+from carpool.drive.virtual import Answer, StepCosts, VirtualDriver
 from carpool.policy.steps import GreedySteps, StepPolicy
 from carpool.request import Request, Stream
 

@@ -18,17 +18,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
 from carpool.core.batch import Batch, Reply, Todo
 from carpool.core.batcher import Batcher
 from carpool.core.core import Core
-from carpool.core.running_set import SetReport
-from carpool.drive.executor import DrainingExecutor, Executor, Lender, StepExecutor
-from carpool.drive.failures import FAILED_FOR_S, learn, learn_from_warm_up
-from carpool.drive.refusal_log import RefusalLog
+from carpool.core.running_set import Order, SetReport
+from carpool.drive.failures import FAILED_FOR_S, RefusalLog, learn, learn_from_warm_up
 from carpool.drive.work_meter import WorkMeter
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.fast_paths import fast_path
@@ -37,6 +35,50 @@ from carpool.logger import logger
 from carpool.observe.snapshot import ServiceSnapshot
 from carpool.observe.stats import Stats
 from carpool.request import NEW, Request
+
+
+class Executor(Protocol):
+    """Runs the batches of one stage and reports to the driver."""
+
+    def start(self) -> None:
+        """Start the workers that are due; each reports `worker_ready`, or all `stage_failed`."""
+
+    def run(self, batch: Batch) -> None:
+        """Hand a batch to its worker, which is idle, or is about to be if the batch goes ahead."""
+
+    def kill(self, place: int) -> None:
+        """Give up a worker that hangs: report it as lost at once, and end it."""
+
+    async def stop(self, grace_s: float) -> None:
+        """End all workers, by force after `grace_s` seconds."""
+
+
+class DrainingExecutor(Executor, Protocol):
+    """An executor whose workers may go while the service runs."""
+
+    def drained(self, place: int) -> None:
+        """End a worker that was to go and has nothing left to do."""
+
+
+class StepExecutor(Executor, Protocol):
+    """Runs the running sets of a stage that answers in parts."""
+
+    def send(self, order: Order) -> None:
+        """Send an order to its worker."""
+
+
+class Lender(Protocol):
+    """Lends a worker to callers' threads; see `drive/lending.py`."""
+
+    def polled(self, todo: Todo) -> None:
+        """Take note of what the driver has just done; perhaps lend a worker."""
+
+    def settle(self) -> None:
+        """Make up the accounts of the calls that were made with it, before others learn of more."""
+
+    def recall(self) -> None:
+        """Take back the worker that is lent, if one is."""
+
 
 _ASLEEP_S = 1.0  # a timer that fires later than this means that this process was stopped, or its loop blocked
 

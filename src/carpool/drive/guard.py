@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from carpool.drive.descriptors import fill_standard
+from carpool.drive.output import fill_standard
 from carpool.logger import logger
 from carpool.worker import guard
 

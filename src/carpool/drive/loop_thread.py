@@ -17,8 +17,8 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from carpool.clock import monotonic
-from carpool.core.mailbox import Mailbox, Work
-from carpool.drive.descriptors import fill_standard
+from carpool.core.life import Mailbox, Work
+from carpool.drive.output import fill_standard
 from carpool.errors import Unavailable
 from carpool.logger import logger
 

@@ -36,9 +36,8 @@ from functools import cache
 
 import msgspec
 
-from carpool.drive.descriptors import fill_standard
 from carpool.drive.framesocket import BUFFER_BYTES, FrameSocket
-from carpool.drive.output import LineSink, OutputLines
+from carpool.drive.output import LineSink, OutputLines, fill_standard
 from carpool.drive.worker import Launch
 from carpool.errors import StartupError
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind

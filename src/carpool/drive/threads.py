@@ -22,9 +22,9 @@ from carpool.clock import Clock, monotonic
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.line import ANSWERED, LEADS, SLEEP, Line, LoneWaiter
-from carpool.drive.awaiting import AwaitedTickets
 from carpool.drive.failures import FAILED_FOR_S, BatchOutcome, for_all, learn
 from carpool.drive.wakeups import (
+    AwaitedTickets,
     Sleep,
     Sleeper,
     ThreadWaiter,

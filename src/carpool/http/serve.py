@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from carpool.drive.descriptors import fill_standard
+from carpool.drive.output import fill_standard
 from carpool.http.access import LOCAL_NAMES, Access, new_access
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final, Protocol
 
-from carpool.drive.refusal_log import RefusalLog
+from carpool.drive.failures import RefusalLog
 from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length, too_many_connections
 from carpool.http.exchange import REQUEST_ID, Head

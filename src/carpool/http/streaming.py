@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from carpool.drive.parts import Unread
+from carpool.drive.callers import Unread
 from carpool.wire.payload import JSON, RAW
 
 SILENCE_S: Final = 15.0

@@ -28,8 +28,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.drive.gate import Invitation
-from carpool.drive.joined import JoinedWorker
+from carpool.drive.gate import Invitation, JoinedWorker
 from carpool.drive.output import LineSink
 from carpool.drive.worker import Launch
 from carpool.foreign import named_text_of

@@ -16,10 +16,9 @@ from carpool.core.journal import Entry, Journal
 from carpool.core.life import STARTED_BEFORE, Event, LifeState
 from carpool.drive.aio import Driver
 from carpool.drive.batches import BatchPool
-from carpool.drive.callers import TaskCaller, request_for, result_of
+from carpool.drive.callers import AsyncParts, TaskCaller, request_for, result_of
 from carpool.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.drive.lending import Lending
-from carpool.drive.parts import AsyncParts
 from carpool.drive.streams import AsyncStream, StreamWindow
 from carpool.errors import Unavailable
 from carpool.logger import logger

@@ -10,11 +10,10 @@ from typing import Any
 
 from carpool.core.journal import Entry
 from carpool.core.life import STARTED_BEFORE, LifeState
-from carpool.drive.callers import GRACE_S, NO_ANSWER, LockCaller, error_of, result_of, with_cause
+from carpool.drive.callers import GRACE_S, NO_ANSWER, LockCaller, ThreadParts, error_of, result_of, with_cause
 from carpool.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.drive.lending import ANSWERED, NOT_RUN, Loan
 from carpool.drive.loop_thread import LoopThread
-from carpool.drive.parts import ThreadParts
 from carpool.drive.streams import ThreadStream
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.observe.snapshot import ServiceSnapshot

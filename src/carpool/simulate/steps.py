@@ -20,8 +20,7 @@ from carpool.clock import VirtualClock
 from carpool.core.core import Core
 from carpool.core.queue import Queue
 from carpool.core.stepper import Stepper
-from carpool.drive.virtual import VirtualDriver
-from carpool.drive.virtual_steps import StepCosts
+from carpool.drive.virtual import StepCosts, VirtualDriver
 from carpool.policy import StepPolicy, new_step_policy
 from carpool.policy.cost_line import CostLine
 from carpool.request import Request, Stream

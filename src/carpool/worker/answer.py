@@ -1,7 +1,7 @@
 """Answers a frame with a frame: decode a batch of items, run the model on them, check and encode
 its results.
 
-An item's fault stays its own: it fails with an outcome and a report (`worker/reports.py`), and the
+An item's fault stays its own: it fails with an outcome and a report (`worker/own.py`), and the
 others go on. The model is called by `call/invoke.py`. Here its values are read from what callers
 sent, and its results are written as callers accept them.
 """
@@ -46,9 +46,8 @@ from carpool.wire.payload import (
     as_scalars,
     without_adapter,
 )
-from carpool.worker.own import own
+from carpool.worker.own import Expired, FailureReports, outcome_of, own
 from carpool.worker.program import MainProgram
-from carpool.worker.reports import Expired, FailureReports, outcome_of
 
 _TIMING_S = 2.0  # once a warm-up has taken this long, no further sizes are timed
 _BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)

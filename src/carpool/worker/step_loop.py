@@ -38,8 +38,7 @@ from carpool.wire.outcome import Outcome
 from carpool.wire.payload import ARRAYS, JSON, MSGPACK, OBJECT, RAW, size_of
 from carpool.worker.answer import BatchAnswerer, ExampleError, as_arrays, as_bytes
 from carpool.worker.generators import BatchGenerators, Beside, ItemGenerators
-from carpool.worker.own import own_part
-from carpool.worker.reports import FailureReports, clear_own_frames, outcome_of
+from carpool.worker.own import FailureReports, clear_own_frames, outcome_of, own_part
 from carpool.worker.steps import Lineup, Measures, Out, PlainOuts, Row, Runner, StepModel
 
 MOST_PART_BYTES = 64 * 2**20
