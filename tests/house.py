@@ -30,12 +30,12 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 366,
-    "lines of code": 45_950,
+    "files": 370,
+    "lines of code": 45_930,
     "bases with a single subclass": 22,
     "protocol classes": 70,
     "words of the glossary": 48,
-    "words of the docs": 89_760,
+    "words of the docs": 89_600,
 }
 
 
