@@ -32,8 +32,8 @@ GENERATED: Final = {"api.md"}
 BUDGET: Final = {
     "files": 370,
     "lines of code": 45_930,
-    "bases with a single subclass": 22,
-    "protocol classes": 70,
+    "bases with a single subclass": 21,
+    "protocol classes": 71,
     "words of the glossary": 48,
     "words of the docs": 89_600,
 }

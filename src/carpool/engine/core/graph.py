@@ -37,13 +37,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
+from typing import Any, Final, Protocol, TypeAlias, Union
 
 from carpool.engine.core.queue import Queue
+from carpool.engine.core.times import Times
 from carpool.engine.request import Request
 
-if TYPE_CHECKING:
-    from carpool.engine.core.stepper import Crew
+
+class Crew(Protocol):
+    """The workers of a stage and what waits for them, as far as graphs go.
+
+    Attributes:
+        name: The stage's name.
+        queue: What waits.
+        times: What its batches take.
+        running: How many requests workers have been handed and have not answered.
+    """
+
+    name: str
+    queue: Queue
+    times: Times
+    running: int
+
+    @property
+    def owed(self) -> Sequence[Request]:
+        """The requests that workers have and whose callers wait."""
+
+    def predicted_wait_s(self, now: float, units_before: float) -> float:
+        """Return how long a request waits that has `units_before` units queued before it."""
 
 
 class _End:
@@ -107,7 +128,7 @@ class Node:
     )
 
     def __init__(self, crew: Crew, flow: Any, after: After, block: Block | None) -> None:
-        self.crew = crew
+        self.crew: Any = crew
         self.name = crew.name
         self.flow = flow
         self.after = after
@@ -144,24 +165,24 @@ class Node:
     @property
     def queued(self) -> int:
         """How many requests wait here."""
-        queue = self.crew.queue
+        queue: Queue = self.crew.queue
         return queue.of_source(self)[0] if self.is_shared else queue.count
 
     @property
     def nbytes(self) -> int:
         """How many bytes they hold."""
-        queue = self.crew.queue
+        queue: Queue = self.crew.queue
         return queue.of_source(self)[1] if self.is_shared else queue.nbytes
 
     @property
     def running(self) -> int:
         """How many requests workers have that have come from here."""
-        crew = self.crew
+        crew: Crew = self.crew
         return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
 
     def expected_s(self, now: float) -> float:
         """Return how long a request that came now would spend here, its batch included."""
-        crew = self.crew
+        crew: Crew = self.crew
         if not crew.running and not crew.queue.count:
             return crew.times.fastest_s
         return crew.predicted_wait_s(now, crew.queue.size) + crew.times.usual_s
@@ -172,10 +193,11 @@ class Node:
 
     def places(self) -> float:
         """Return the same, if bytes do not matter."""
+        queue: Queue = self.crew.queue
         taken = self.queued
         for source in self.sources:
             taken += source.running
-        return self.crew.queue.max_size - taken
+        return queue.max_size - taken
 
     def room(self) -> float:
         """Return how many requests may be handed to workers here now."""
@@ -312,7 +334,7 @@ Block: TypeAlias = Fork | Each
 """What has children of a request in it, until they are joined."""
 
 After: TypeAlias = Node | Fork | Each | Switch | _End | None
-Declared: TypeAlias = Union["Crew", Fork, Each, Switch, "Sequence[Declared]"]
+Declared: TypeAlias = Union[Crew, Fork, Each, Switch, "Sequence[Declared]"]
 """What a graph is made of: a stage, or what takes its place, or a sequence of these, one after the
 other."""
 
@@ -476,7 +498,8 @@ def ahead_s(after: After, block: Block | None) -> float:
 def fastest_s(after: After, block: Block | None = None) -> float:
     """Return the least seconds from `after` to the answer; of a fork the slowest branch counts."""
     if isinstance(after, Node):
-        return after.crew.times.fastest_s + fastest_s(after.after, after.block)
+        times: Times = after.crew.times
+        return times.fastest_s + fastest_s(after.after, after.block)
     if isinstance(after, Switch):
         return min([fastest_s(way, block) for way in after.ways.values()], default=0.0)
     if isinstance(after, Fork):

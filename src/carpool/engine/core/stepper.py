@@ -440,16 +440,16 @@ class Stepper:
 
     # -- how long requests wait
 
-    def predicted_wait_s(self, now: float, ahead: float) -> float:
-        """Return how long a request waits that has `ahead` queued ahead of it.
+    def predicted_wait_s(self, now: float, units_before: float) -> float:
+        """Return how long a request waits that has `units_before` queued before it.
 
         It goes by how long streams have stayed, and is rather too short than too long.
         """
         most = self.rows if self.limit == inf else min(self.rows, self.limit)
         free = sum([most - (len(running) if self.limit == inf else running.size) for running in self.sets.values()])
-        if ahead < free:
+        if units_before < free:
             return 0.0
-        return (ahead - free + 1) * self._stay_s / (most * max(1, len(self.sets)))
+        return (units_before - free + 1) * self._stay_s / (most * max(1, len(self.sets)))
 
     def longest_wait_s(self, more: int) -> float:
         """Return a bound on a wait and the first part after it, if `more` units came now."""

@@ -60,11 +60,6 @@ class ThreadWaiter:
         for request in requests:
             request.caller = self
 
-    @property
-    def asleep(self) -> bool:
-        """Whether a thread sleeps for it and no wake-up is under way."""
-        return bool(self.sleepers)
-
     def answered(self, request: Request) -> None:
         """Take note that one of the requests has its answer."""
         self.pending -= 1
