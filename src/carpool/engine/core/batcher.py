@@ -61,7 +61,8 @@ class Batcher:
             place and in their order; at least one for each place that is named.
         running: How many requests workers have been handed and have not answered.
         lent: The places of the workers that are lent to callers' threads.
-        leaving: The places of the workers that are about to go; see `core/places.py`.
+        places: Which of its workers are idle, and which are about to go.
+        leaving: The places of the workers that are about to go.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
     """
@@ -97,12 +98,12 @@ class Batcher:
         self.late_results = 0
         self._lying = 0  # how many batches are ahead
         self._has_asked = False  # a batch was laid ahead a moment ago, in the same poll
-        self._places = Places()
+        self.places = Places()
         self._knots = Knots(policy.max_batch_size or lobby.batch_limit)  # sizes, about which others are
         self._lone = LoneBatch(0, 0, 0, [], 1, "alone", 0.0)
         self._lone.n = 1
-        self.leaving = self._places.leaving
-        self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
+        self.leaving = self.places.leaving
+        self._idle = self.places.idle  # the worker that was busy last is used first: its caches are warm
         self._batch_ids = 0
         self._limited_since = 0  # the last batch that went before memory ran out
 
@@ -132,7 +133,7 @@ class Batcher:
     @property
     def has_worker(self) -> bool:
         """Whether there is a worker, busy, idle or lent. Slots of a function count as there."""
-        return bool(self._idle or self.in_flight or self.lent) or self._places.are_slots
+        return bool(self._idle or self.in_flight or self.lent) or self.places.are_slots
 
     def heed(self, now: float, request: Request) -> None:
         """Do as the caller of a request wants which a worker has; see `Crew`."""
@@ -141,10 +142,6 @@ class Batcher:
             self.lobby.look_at(request.deadline + self.times.least_s)
 
     # -- workers come and go
-
-    def have_slots(self) -> None:
-        """Take the places for slots of one function, which come and go for each batch."""
-        self._places.are_slots = True
 
     def trained(self, now: float, n: int, size: int, busy_s: float, longest: int = 0) -> None:
         """Tell the policy of a warm-up, unless requests have run already: those teach better."""
@@ -166,7 +163,7 @@ class Batcher:
             unsent: Requests of its batch that it had not been sent yet.
             blames: Whether one of its requests may be to blame.
         """
-        self._places.gone(place)
+        self.places.gone(place)
         self.lent.discard(place)
         if self.keyed is not None:
             self.keyed.lost(place)
@@ -181,13 +178,9 @@ class Batcher:
         gone = self.lobby.take_back(now, blamed, resting, untold, lambda _: self.lobby.idempotent, batch.given_up)
         return gone._replace(is_guilty=len(batch) == 1 and batch.requests[0].losses >= MOST_LOSSES)
 
-    def drain(self, place: int) -> None:
-        """Let a worker finish what it has and get nothing more; `take_drained` reports its end."""
-        self._places.drain(place)
-
     def take_drained(self) -> list[int]:
         """Return, once, the places of workers that were to go and have nothing left to do."""
-        return self._places.take_drained(self.in_flight.keys() | self.lent)
+        return self.places.take_drained(self.in_flight.keys() | self.lent)
 
     def _taken_back(self, batch: Batch) -> list[Request]:
         """Note that a batch which lay ahead will not be run; return its requests."""
@@ -362,10 +355,8 @@ class Batcher:
         counts, lengths = policy.allowed_batch_sizes, policy.allowed_lengths
         size = padded(batch.n, counts) if counts else self._knots.nearest(batch.size)
         if longest:
-            return self._places.is_first(
-                batch.place, (size, padded(longest, lengths) if lengths else level_of(longest))
-            )
-        return self._places.is_first(batch.place, size)
+            return self.places.is_first(batch.place, (size, padded(longest, lengths) if lengths else level_of(longest)))
+        return self.places.is_first(batch.place, size)
 
     def _begin(self, now: float, lying: list[Batch]) -> None:
         """Note that the worker of batches ahead is done with the one before them."""

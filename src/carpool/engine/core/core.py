@@ -352,7 +352,7 @@ class Core:
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
-        self.batchers[stage].drain(place)
+        self.batchers[stage].places.drain(place)
 
     def hold(self, is_held: bool) -> None:
         """Have the stages at which requests begin start no batch for now, or go on.

@@ -137,7 +137,7 @@ class Line:
         self.core = Core([batcher], slo_s=slo_s)
         self.wake: list[Waiter] = []
         self._batcher = batcher
-        batcher.have_slots()
+        batcher.places.are_slots = True
         self._slots = slots
         # by slot: for which waiter it was claimed, and by which thread; tuples, since each batch
         # makes one

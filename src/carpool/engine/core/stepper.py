@@ -24,7 +24,7 @@ The calls, which `core/core.py` makes for drivers (events first, then what to do
     reported(now, report) -> (parts, ended)       # Core.reported(now, report)
     worker_ready(place)                           # Core.worker_ready(stage, place)
     worker_gone(now, place, unsent) -> Gone       # Core.worker_lost, Core.worker_left
-    drain(place), is_empty(place)                 # Core.drain(stage, place); see `Todo.drained`
+    places.drain(place), is_empty(place)          # Core.drain(stage, place); see `Todo.drained`
     trained_steps(now, rows, step_s, length, start_s)  # a warm-up, by the pool itself
     poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
 
@@ -134,7 +134,8 @@ class Stepper:
         times: How long the first parts of streams take to come, and how long calls may take.
         safe_size: How many units a running set can hold before memory runs out.
         running: How many streams are in running sets.
-        leaving: The places of the workers that are about to go; see `core/places.py`.
+        places: Which of its workers are about to go.
+        leaving: Their places: no stream joins these any more, and those that they have go on.
         stray_replies: Answers to batches: dropped and counted, as there are none.
         late_results: What workers said of streams that others have by now.
         rows: Most streams in a running set.
@@ -200,8 +201,8 @@ class Stepper:
         self._stay_s = 0.0  # smoothed seconds that a stream spends in a set
         self._ends = 0  # how many streams have left sets
         self._judged_ends = -1  # at which of these it was last judged whether more would fit
-        self._places = Places()
-        self.leaving = self._places.leaving
+        self.places = Places()
+        self.leaving = self.places.leaving
         self._knots = Knots(policy.max_batch_size or self.lobby.batch_limit)  # counts, about which others are
 
     def __repr__(self) -> str:
@@ -214,7 +215,7 @@ class Stepper:
     @property
     def idle(self) -> int:
         """How many workers a request could join now."""
-        return sum([running.is_open and len(running) < self.rows for running in self.sets.values()])
+        return sum([self._is_open(running) and len(running) < self.rows for running in self.sets.values()])
 
     @property
     def has_worker(self) -> bool:
@@ -358,7 +359,7 @@ class Stepper:
             blames: Whether one of its streams may be to blame. Only those may be that it may have
                 been stepping or starting.
         """
-        self._places.gone(place)
+        self.places.gone(place)
         running = self.sets.pop(place, None)
         if running is None:
             return None
@@ -386,15 +387,9 @@ class Stepper:
                     stream_of(other).probation = 1
         return gone._replace(is_guilty=suspect is not None and suspect.losses >= MOST_LOSSES)
 
-    def drain(self, place: int) -> None:
-        """Let no stream join a worker's set any more; those that it has go on."""
-        self._places.drain(place)
-        if place in self.sets:
-            self.sets[place].is_draining = True
-
     def take_drained(self) -> list[int]:
         """Return, once, the places of workers that were to go and have no streams left."""
-        drained = self._places.take_drained([place for place in self.leaving if not self.is_empty(place)])
+        drained = self.places.take_drained([place for place in self.leaving if not self.is_empty(place)])
         for place in drained:
             self.sets.pop(place, None)
         return drained
@@ -523,7 +518,7 @@ class Stepper:
         rows, length = report.rows, report.length
         if not rows and not length:
             return
-        is_first, place = self._places.is_first, report.place
+        is_first, place = self.places.is_first, report.place
         starts = length > 0 and is_first(place, ("start", length.bit_length()))
         steps = rows > 0 and is_first(place, self._knots.nearest(rows))
         self.lobby.tell(self._policy.learn, now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
@@ -710,6 +705,10 @@ class Stepper:
                 late.append(request)
         return late
 
+    def _is_open(self, running: RunningSet) -> bool:
+        """Report whether streams may join a set, as far as there is room."""
+        return running.suspect is None and not running.given_up and running.place not in self.leaving
+
     @property
     def _has_suspect_waiting(self) -> bool:
         return self.queue.suspect_lanes > 0 and self.queue.next_is_suspect
@@ -721,7 +720,7 @@ class Stepper:
         that has left: another worker may be free before that one is.
         """
         may_wait = self.rows == 1 and len(self.sets) > 1
-        open_sets = [running for running in self.sets.values() if running.is_open]
+        open_sets = [running for running in self.sets.values() if self._is_open(running)]
         if len(open_sets) > 1:
             open_sets.sort(key=_by_room)
         for running in open_sets:
@@ -856,7 +855,7 @@ class Stepper:
         """
         if running.suspect is not None:
             return EVERY_STEP
-        if not self.queue.count or not running.is_open:
+        if not self.queue.count or not self._is_open(running):
             return GO_ON
         if len(running.members) >= self.rows or self.step_s * _STOP_SHARE < _STOP_S:
             return ON_LEAVING
@@ -895,9 +894,9 @@ Crew: TypeAlias = Batcher | Stepper
 * `enter` takes in requests. All else about what waits is asked of `lobby` and `queue`;
 * `heed` has a crew do as the caller of a request wants which a worker has: it is done, as its
   caller has gone, or its stream pauses, or goes on (`stream.is_paused`);
-* `worker_ready`, `drain`, `take_drained`, `worker_gone` and `spare` are about workers. The last
-  one counts the time of a worker anew which has begun another call of a batch, unless it was taken
-  to hang before; or, without a batch, of one that seemed to hang and does not;
+* `worker_ready`, `take_drained`, `worker_gone` and `spare` are about workers. The last one counts
+  the time of a worker anew which has begun another call of a batch, unless it was taken to hang
+  before; or, without a batch, of one that seemed to hang and does not;
 * `completed` and `reported` take the words of workers, and refuse what they cannot say;
 * `attend` and `poll` say what to do;
 * `predicted_wait_s` and `longest_wait_s` say how long it takes.
