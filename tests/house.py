@@ -30,7 +30,7 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 370,
+    "files": 369,
     "lines of code": 45_930,
     "bases with a single subclass": 21,
     "protocol classes": 71,

@@ -28,8 +28,7 @@ from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.engine.drive.output import LineSink, guarded
 from carpool.engine.drive.process import LowPriority, WorkerProcess
-from carpool.engine.drive.turnover import Turnover
-from carpool.engine.drive.worker import Launch, Loss, Work, Worker
+from carpool.engine.drive.worker import Launch, Loss, Turnover, Work, Worker
 from carpool.engine.logger import logger
 from carpool.engine.request import DONE, Request
 from carpool.engine.wire import outcome
