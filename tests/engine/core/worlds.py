@@ -523,7 +523,7 @@ class World:
             worker = sorted(self.sent)[pick % len(self.sent)]
             sent = self.sent[worker]
             sent.call_started = self.now  # of no use to one that is being killed
-            self.core.call_started(self.now, *worker, sent.id)
+            self.core.spare(self.now, *worker, sent.id)
 
     def spare(self, pick: int) -> None:
         """A worker that seemed to hang does not."""

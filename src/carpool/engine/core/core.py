@@ -346,8 +346,12 @@ class Core:
 
     # -- workers that come and go
 
-    def call_started(self, now: float, stage: int, place: int, batch_id: int) -> None:
-        """Note that a worker which makes several calls for one batch has started the next one."""
+    def spare(self, now: float, stage: int, place: int, batch_id: int | None = None) -> None:
+        """Count the time of a worker anew.
+
+        It has started another call for its batch; or, without a batch, it seemed to hang and does
+        not.
+        """
         self.batchers[stage].spare(now, place, batch_id)
 
     def drain(self, stage: int, place: int) -> None:

@@ -154,7 +154,6 @@ class Stepper:
 
     lent: Final[Collection[int]] = ()
     wanted_back: Final[Collection[int]] = ()
-    limits_padded: Final = False
     made: Final = None
     """It makes no batches, but running sets, whose steps are not counted here."""
 
