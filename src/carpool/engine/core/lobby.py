@@ -396,6 +396,16 @@ def is_late_unserved(now: float, request: Request, since: float) -> bool:
     return due < request.deadline and (due <= now or due - request.arrived <= request.arrived - since)
 
 
+def _lost_in_mid_stream(stage: str) -> Unavailable:
+    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
+    text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
+    return Unavailable(text, code="worker_lost")
+
+
+def _has_had_parts(request: Request) -> bool:
+    return request.stream is not None and request.stream.parts > 0
+
+
 def acquit(request: Request) -> None:
     """Make a request like any other again, since it has come through its stage."""
     request.losses = 0
@@ -427,16 +437,6 @@ def lost_with(request: Request, stage: str, given_up: str) -> CarpoolError:
         " alone; it is not tried again"
     )
     return ModelError(text, code="request_crashed_worker")
-
-
-def _lost_in_mid_stream(stage: str) -> Unavailable:
-    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
-    text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
-    return Unavailable(text, code="worker_lost")
-
-
-def _has_had_parts(request: Request) -> bool:
-    return request.stream is not None and request.stream.parts > 0
 
 
 def _counts_for_one(request: Request, result: object) -> None:
