@@ -131,21 +131,36 @@ def with_cause(error: Exception) -> Exception:
 
 
 class TaskCaller:
-    """A task that awaits the answer, which is then the request's.
+    """A task that awaits the answer, which is then the request's, or other news.
+
+    Args:
+        loop: The task's, if it is about to wait.
 
     Attributes:
-        done: Is completed once the answer is there.
+        done: The future that the task awaits; None while it does not.
     """
 
     __slots__ = ("done",)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.done: asyncio.Future[None] = loop.create_future()
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.done: Any = None if loop is None else loop.create_future()
+
+    def set(self) -> None:
+        """Wake the task, if it waits, as `threading.Event` wakes a thread."""
+        if self.done is not None and not self.done.done():
+            self.done.set_result(None)
 
     def answered(self, request: Request) -> None:
         """Wake the task, unless it has been cancelled."""
-        if not self.done.done():
-            self.done.set_result(None)
+        self.set()
+
+    async def wait(self) -> None:
+        """Wait until `set` is called."""
+        self.done = asyncio.get_running_loop().create_future()
+        try:
+            await self.done
+        finally:
+            self.done = None
 
 
 class LockCaller:
@@ -233,24 +248,6 @@ class Unread:
         return self._added - self._taken <= PAUSE_BYTES // 2
 
 
-class _TaskNews:
-    """Wakes a task, as `threading.Event` wakes a thread.
-
-    Attributes:
-        waiter: What the task awaits; None while it does not.
-    """
-
-    __slots__ = ("waiter",)
-
-    def __init__(self) -> None:
-        self.waiter: asyncio.Future[None] | None = None
-
-    def set(self) -> None:
-        """Wake the task, if it waits."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-
 class _PartsReader(Generic[T]):
     """The parts of one answer, and who reads them.
 
@@ -261,7 +258,7 @@ class _PartsReader(Generic[T]):
         news: Wakes the caller.
     """
 
-    def __init__(self, driver: Driver, request: Request, handle: object, news: _TaskNews | threading.Event) -> None:
+    def __init__(self, driver: Driver, request: Request, handle: object, news: TaskCaller | threading.Event) -> None:
         self._wake = news.set
         self._driver = driver
         self._handle: object | None = handle
@@ -362,7 +359,7 @@ class AsyncParts(_PartsReader[T], AsyncIterator[T]):
     """
 
     def __init__(self, driver: Driver, request: Request, handle: object) -> None:
-        self._news = _TaskNews()
+        self._news = TaskCaller()
         super().__init__(driver, request, handle, self._news)
 
     async def __aenter__(self) -> AsyncParts[T]:
@@ -383,13 +380,13 @@ class AsyncParts(_PartsReader[T], AsyncIterator[T]):
                 if self._request.error is not None:
                     raise error_of(self._request)
                 raise StopAsyncIteration
-            if self._news.waiter is not None:
+            if self._news.done is not None:
                 raise RuntimeError(TWO_READERS)
-            self._news.waiter = self._driver.loop.create_future()
+            self._news.done = self._driver.loop.create_future()  # as `wait` does, without a coroutine more
             try:
-                await self._news.waiter
+                await self._news.done
             finally:
-                self._news.waiter = None
+                self._news.done = None
         return self._take()  # type: ignore[no-any-return]
 
     def _post(self, work: Callable[[], object]) -> None:
