@@ -1,7 +1,7 @@
 """Answers a frame with a frame: decode a batch of items, run the model on them, check and encode
 its results.
 
-An item's fault stays its own: it fails with an outcome and a report (`worker/reports.py`), and the
+An item's fault stays its own: it fails with an outcome and a report (`worker/own.py`), and the
 others go on. The model is called by `call/invoke.py`. Here its values are read from what callers
 sent, and its results are written as callers accept them.
 """
@@ -44,9 +44,8 @@ from carpool.engine.wire.payload import (
     as_scalars,
     without_adapter,
 )
-from carpool.engine.worker.own import own
+from carpool.engine.worker.own import Expired, FailureReports, outcome_of, own
 from carpool.engine.worker.program import MainProgram
-from carpool.engine.worker.reports import Expired, FailureReports, outcome_of
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.model import Adapter, types_of
 

@@ -8,7 +8,7 @@
           Invoker.run            ... preprocess, predict, postprocess (call/invoke.py), ...
             Retrier.call         ... the call of `predict` for the whole batch (call/retry.py),
               _Retry.run         or, if that fails, for parts of it,
-          FailureReports         ... report what failed (worker/reports.py), encode the rest
+          FailureReports         ... report what failed (worker/own.py), encode the rest
         link.send                what happened besides, if anything did; then the reply
       _tear_down                 once the link has ended
 
@@ -46,10 +46,9 @@ from carpool.engine.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.engine.worker import program, step_loop
 from carpool.engine.worker.answer import BatchAnswerer, ExampleError
 from carpool.engine.worker.generators import Beside
-from carpool.engine.worker.own import own
+from carpool.engine.worker.own import FailureReports, clear_own_frames, describe, own
 from carpool.engine.worker.own_metrics import metrics_in_file
 from carpool.engine.worker.program import Setup
-from carpool.engine.worker.reports import FailureReports, clear_own_frames, describe
 from carpool.engine.worker.step_loop import CallAnnouncer, Link, StepAnswerer
 from carpool.model import Adapter, AnyModel, traits_of
 
