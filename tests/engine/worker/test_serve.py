@@ -74,7 +74,7 @@ def test_an_idle_worker_keeps_nothing_of_its_last_batch() -> None:
     log: list[weakref.ref[Any]] = []
     array = np.zeros(LARGE)
     link = ForgetfulLink(log, batch(1, array, array), batch(2, array))
-    run_now(serve(link, setup_of(), lambda: (Remembered, {"log": log}, ())))
+    run_now(serve(link, setup_of(), lambda: (Remembered, {"log": log}, (), ())))
     assert len(log) == 3
     assert link.left == [0, 0, 0]
 
@@ -115,7 +115,7 @@ def test_single_items_are_run_and_not_timed() -> None:
     """A model of single items is warmed up but not timed, since nothing would learn from it."""
     link = Link()
     log: list[str] = []
-    run_now(serve(link, setup_of(batched=False, warm_up=()), lambda: (Alone, {"log": log}, ())))
+    run_now(serve(link, setup_of(batched=False, warm_up=()), lambda: (Alone, {"log": log}, (), ())))
 
     assert log == ["predict 1", "predict 1", "predict 2", "predict 3"]
     assert msgspec.msgpack.decode(link.sent[-1].payloads[1]) == []  # type: ignore[arg-type]

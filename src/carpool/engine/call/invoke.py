@@ -25,6 +25,7 @@ from carpool.engine.call.retry import Pad, Retrier, padding_to
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.forms import STEPS_HOOKS, Form
 from carpool.engine.rows import ArrayRows, by_kind, stacking
+from carpool.engine.turns import TURNS, Done, To
 from carpool.model import AnyModel, Model, Traits, is_model_object
 
 
@@ -144,7 +145,28 @@ class Invoker:
         results = _fail_returned_errors(results)
         if self._postprocess is None:
             return results
-        postprocess: Callable[..., Any] = self._postprocess
+        turned = {i: y for i, y in enumerate(results) if type(y) in TURNS}
+        if turned:
+            return await self._postprocess_turned(values, results, trouble, turned)
+        return await self._postprocess_all(self._postprocess, values, results, trouble)
+
+    async def _postprocess_turned(
+        self, values: list[Any], results: list[Any], trouble: list[Trouble], turned: Mapping[int, Any]
+    ) -> list[Any]:
+        """Call `postprocess` where some results say where they go: an early answer is as it is."""
+        done = {i for i, y in turned.items() if type(y) is Done}
+        places = [i for i in range(len(results)) if i not in done]
+        inner = [turned[i].item if i in turned else results[i] for i in places]
+        inner = await self._postprocess_all(self._postprocess, [values[i] for i in places], inner, trouble)  # type: ignore[arg-type]
+        results = list(results)
+        for i, y in zip(places, inner, strict=True):
+            results[i] = To(turned[i].branch, y) if i in turned and type(y) is not Failed else y
+        return results
+
+    async def _postprocess_all(
+        self, postprocess: Callable[..., Any], values: list[Any], results: list[Any], trouble: list[Trouble]
+    ) -> list[Any]:
+        """Call `postprocess` for all results."""
         if self.batched and len(results) > 1:  # they wait while it is called for one after the other
             results = [y if type(y) is Failed else self.retrier.own(y, handed_on=True) for y in results]
         if not self.traits.postprocess_takes_x:
