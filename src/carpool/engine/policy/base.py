@@ -342,12 +342,16 @@ class Policy(ABC):
         """Return the most that the count of a batch times its longest length may be now."""
         return min(self.max_padded_size, view.safe_padded_size)
 
-    def _full_ahead(self, queue: QueueView) -> Decision:
+    def _full_ahead(self, queue: QueueView, limit: int | None = None) -> Decision:
         """Return what goes to a busy worker where a full batch is as good as a batch can be.
 
         Where lengths vary, a better one may still come together.
+
+        Args:
+            queue: What waits.
+            limit: What a full batch holds, if not `limit`.
         """
-        limit = self.limit
+        limit = limit or self.limit
         return Decision(take=limit, reason="full") if queue.size >= limit and not queue.lengths_vary else NOTHING
 
 

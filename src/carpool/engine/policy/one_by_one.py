@@ -3,17 +3,18 @@
 Sending one item to a worker process and its answer back costs a fixed hop (some 20-50 µs). When an
 item takes far less than that, going one at a time would leave the worker idle most of the time. So
 the number of items in one frame follows their learned time: as many as fit into `HOP_BUDGET_S` of
-work, shared out evenly among the free workers. The worker answers large items one at a time
-(`worker/answer.py`), so no result of theirs waits for its frame-mates.
+work, shared out evenly among the free workers. To carry megabytes is work, too, so a
+frame has some of them at most; its worker answers large items one at a time (`worker/answer.py`).
 """
 
 from __future__ import annotations
 
 from math import inf
 
-from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, Policy, View
+from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, Policy, QueueView, View
 
 HOP_BUDGET_S = 0.001  # of work in one frame, about, so that no item waits long behind its frame-mates
+HOP_BYTES = 32 * 10**6  # in one frame, about, so that items that wait for other workers are few
 MOST_IN_A_HOP = 128
 
 
@@ -50,9 +51,17 @@ class OneByOne(Policy):
     def decide(self, view: View) -> Decision:
         queue = view.queue
         if view.free_in_s is not None:
-            return self._full_ahead(queue)
+            return self._full_ahead(queue, self._most_of(queue))
         waiting, free = len(queue), view.free
         if not free or not waiting:
             return NOTHING
         share = -(-waiting // free)
-        return Decision(take=min(share, self.per_hop), reason="free")
+        return Decision(take=min(share, self._most_of(queue)), reason="free")
+
+    def _most_of(self, queue: QueueView) -> int:
+        """Return how many of the items that wait may travel together."""
+        most = self.per_hop
+        if most > 1:
+            for first in queue.peek(1):  # one stands for all: they are mostly alike
+                most = min(most, HOP_BYTES // max(1, first.nbytes))
+        return max(1, most)
