@@ -63,6 +63,9 @@ class Crew(Protocol):
     def owed(self) -> Sequence[Request]:
         """The requests that workers have and whose callers wait."""
 
+    def predicted_wait_s(self, now: float, units_before: float) -> float:
+        """Return how long a request waits that has `units_before` units queued before it."""
+
 
 class _End:
     """The end of a branch, or of the body of an `Each`."""
@@ -191,6 +194,13 @@ class Node:
         """How many requests workers have that have come from here."""
         crew: Crew = self.crew
         return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
+
+    def expected_s(self, now: float) -> float:
+        """Return how long a request that came now would spend here, its batch included."""
+        crew: Crew = self.crew
+        if not crew.running and not crew.queue.count:
+            return crew.times.fastest_s
+        return crew.predicted_wait_s(now, crew.queue.size) + crew.times.usual_s
 
     def vacancy(self) -> float:
         """Return how many more requests may be on their way here."""
@@ -436,15 +446,11 @@ class Graph:
         self.nodes.append(node)  # what comes later is linked first
         return node
 
-    def look_ahead(self, expected_s: Callable[[Any], float]) -> None:
-        """Work out for each node what its requests will still need.
-
-        Args:
-            expected_s: Returns how long a request that came now would spend in a stage.
-        """
+    def look_ahead(self, now: float) -> None:
+        """Work out for each node what its requests will still need."""
         for node in self.nodes:
             node.onward_s = ahead_s(node.after, node.block)
-            node.ahead_s = node.onward_s + expected_s(node.crew)
+            node.ahead_s = node.onward_s + node.expected_s(now)
 
 
 def _ends(after: After, block: Block | None) -> bool:
