@@ -129,7 +129,7 @@ def test_the_front_never_asks_for_a_cause() -> None:
         "carpool.errors",
         "carpool.engine.hints.misfits",  # of msgspec's errors
         "carpool.engine.call.oom",  # of what models raise, in the worker
-        "carpool.engine.worker.reports",  # of a model's own ModelError
+        "carpool.engine.worker.own",  # of a model's own ModelError
         "carpool.testing.batches",  # of a model under test, in the test's own process
         "carpool.testing.steps",  # likewise
     }

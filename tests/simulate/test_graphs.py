@@ -97,6 +97,15 @@ def test_workers_and_limits_are_those_of_the_stages() -> None:
     assert servers.capacity() == pytest.approx(4000)
 
 
+@pytest.mark.parametrize(
+    "first", [Parallel(a_stage("a"), [a_stage("b"), []]), Route({"a": a_stage("a")}, choose=str), ForEach(a_stage("a"))]
+)
+def test_a_graph_may_begin_with_branches(first: Any) -> None:
+    """What a service begins with may be a graph, and all of its requests are served."""
+    report = run("greedy", "poisson:rho=0.5", PER_ITEM, graph=Service(first, name="begins"), duration_s=1.0, slo_s=1.0)
+    assert report.served == report.requests > 0
+
+
 def test_a_full_branch_refuses_its_own() -> None:
     """Behind a route that refuses, a slow branch loses its own requests, and the other none."""
     branches = {"fast": a_stage("fast"), "slow": a_stage("slow", 1, max_queue_size=1)}

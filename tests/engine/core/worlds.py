@@ -39,8 +39,8 @@ from carpool.engine.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByO
 from carpool.engine.policy.steps import SetView, StepPolicy
 from carpool.engine.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request, Stream
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
-from tests.engine.core.shapes import Early, Fate, Made, Shape, choose, compute, declared, dice
 from tests.support.pipelines import Listed, state_of
+from tests.support.shapes import Early, Fate, Made, Shape, choose, compute, declared, dice
 from tests.support.steps import Said, State, StubWorker, columns, end_of, part_of
 
 POLICIES: dict[str, Callable[..., Policy]] = {
@@ -524,7 +524,7 @@ class World:
             worker = sorted(self.sent)[pick % len(self.sent)]
             sent = self.sent[worker]
             sent.call_started = self.now  # of no use to one that is being killed
-            self.core.call_started(self.now, *worker, sent.id)
+            self.core.spare(self.now, *worker, sent.id)
 
     def spare(self, pick: int) -> None:
         """A worker that seemed to hang does not."""
@@ -978,7 +978,7 @@ class World:
         """Its counts are right, and it holds no more than it may, but for what has come back from lost workers."""
         queue = crew.queue
         assert queue.count == len(waiting)
-        kept = sum(request.stream.kept_bytes for request in self._streams_of(crew))
+        kept = sum(request.stream.kept_bytes for request in self._streams_of(crew) if request.state == RUNNING)
         assert queue.nbytes == sum([request.nbytes for request in waiting]) + kept
         assert queue.size == sum([request.size for request in waiting])
         for node in crew.lobby.nodes:

@@ -34,12 +34,11 @@ from carpool.engine.core.content import Content
 from carpool.engine.core.flow import Flow
 from carpool.engine.core.graph import Declared, Door, Each, Node, all_after
 from carpool.engine.core.journal import Journal, parts_so_far, record_batches, record_orders, record_report
-from carpool.engine.core.lobby import MOST_LOSSES, lost_with
 from carpool.engine.core.running_set import BACK, FAILED, SetReport, stream_of
 from carpool.engine.core.stepper import Crew, Stepper
 from carpool.engine.core.transit import Moves, Transit
 from carpool.engine.request import DONE, NEW, QUEUED, RUNNING, Request
-from carpool.errors import CarpoolError, Unavailable
+from carpool.errors import CarpoolError
 
 
 class Core:
@@ -216,7 +215,7 @@ class Core:
             return
         stream.is_paused = is_paused
         if request.state == RUNNING and type(node) is Node:
-            node.crew.pause(now, request, is_paused)
+            node.crew.heed(now, request)
         if self._journal is not None:
             self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.batchers[-1].name)
 
@@ -273,7 +272,8 @@ class Core:
                     fail(now, request, copy.copy(error))
             for request in batcher.owed:
                 if request.state == RUNNING:
-                    batcher.abandon(now, request)
+                    request.state = DONE
+                    batcher.heed(now, request)
                     fail(now, request, copy.copy(error))
 
     # -- workers that answer
@@ -347,13 +347,17 @@ class Core:
 
     # -- workers that come and go
 
-    def call_started(self, now: float, stage: int, place: int, batch_id: int) -> None:
-        """Note that a worker which makes several calls for one batch has started the next one."""
-        self.batchers[stage].call_started(now, place, batch_id)
+    def spare(self, now: float, stage: int, place: int, batch_id: int | None = None) -> None:
+        """Count the time of a worker anew.
+
+        It has started another call for its batch; or, without a batch, it seemed to hang and does
+        not.
+        """
+        self.batchers[stage].spare(now, place, batch_id)
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
-        self.batchers[stage].drain(place)
+        self.batchers[stage].places.drain(place)
 
     def hold(self, is_held: bool) -> None:
         """Have the stages at which requests begin start no batch for now, or go on.
@@ -375,7 +379,7 @@ class Core:
         if self._transit.families:
             return False
         for batcher in self.batchers:
-            if batcher.busy:
+            if batcher.in_flight:
                 return False
             if batcher.queue.count and not self._line:
                 return False
@@ -406,28 +410,7 @@ class Core:
             worker had, and not the stage's.
         """
         crew = self.batchers[stage]
-        gone = crew.worker_gone(place, unsent)
-        if gone is None:
-            return False
-        again: list[Request] = []
-        for request in gone.blamed:
-            request.losses += 1
-            if request.state != RUNNING:
-                continue
-            if request.losses < MOST_LOSSES and crew.may_run_again(request):
-                again.append(request)
-                if self._journal is not None:
-                    self._journal.record(now, "worker lost, queued again, alone", request.id, crew.name)
-            else:
-                self._transit.fail(now, request, lost_with(request, crew.name, gone.given_up))
-        if again:
-            assert all(request.state == RUNNING for request in again)  # who fails by a second loss ran alone
-            crew.quarantine(again)
-        self._put_back(now, crew, gone)
-        for request in gone.blamed:
-            if request.state == DONE:
-                crew.forget(request)
-        return gone.suspect is not None and gone.suspect.losses >= MOST_LOSSES
+        return self._lost(now, crew, crew.worker_gone(now, place, unsent))
 
     def worker_left(self, now: float, stage: int, place: int) -> None:
         """Note that a worker is gone, perhaps amid a batch, and that no request is to blame.
@@ -435,26 +418,20 @@ class Core:
         The requests that it had wait again.
         """
         crew = self.batchers[stage]
-        gone = crew.worker_gone(place, blames=False)
-        if gone is not None:
-            self._put_back(now, crew, gone)
+        self._lost(now, crew, crew.worker_gone(now, place, blames=False))
 
-    def _put_back(self, now: float, crew: Crew, gone: Gone) -> None:
-        """Let what a lost worker has not been at work on wait again, as if it had not been taken.
-
-        Streams that cannot go on elsewhere fail.
-        """
-        again: list[Request] = []
-        for request in gone.resting:
-            if crew.may_run_again(request):
-                again.append(request)
-            else:
-                crew.forget(request)
-                self._transit.fail(now, request, _lost_in_mid_stream(crew.name))
+    def _lost(self, now: float, crew: Crew, gone: Gone | None) -> bool:
+        """End the requests of a lost worker that are not run again; see `worker_lost`."""
+        if gone is None:
+            return False
         if self._journal is not None:
-            for request in again:
+            for request in gone.alone:
+                self._journal.record(now, "worker lost, queued again, alone", request.id, crew.name)
+            for request in gone.again:
                 self._journal.record(now, "worker gone, queued again", request.id, crew.name)
-        crew.put_back(now, [request for request in [*gone.untold, *again] if request.state == RUNNING])
+        for request, error in gone.failed:
+            self._transit.fail(now, request, error)
+        return gone.is_guilty
 
     # -- what to do
 
@@ -477,7 +454,7 @@ class Core:
             if lobby.wake_at is not None and lobby.wake_at < todo.wake_at:
                 todo.wake_at = lobby.wake_at
             if batcher.leaving:
-                todo.drained = [*todo.drained, *[(lobby.stage, place) for place in batcher.take_drained()]]
+                todo.drained += [(lobby.stage, place) for place in batcher.take_drained()]
             if batcher.lent:
                 places = batcher.lent if self._has_closed else batcher.wanted_back
                 todo.recall = [*todo.recall, *[(lobby.stage, place) for place in places]]
@@ -505,7 +482,7 @@ class Core:
             batcher.lobby.view.onward_s = onward_s
             self._poll_stage(now, batcher, node)
             if not node.is_first:
-                onward_s += batcher.expected_s(now)
+                onward_s += node.expected_s(now)
         door = self.flow.doors[0].queue
         if door.count:
             self._expire_at_doors(now)
@@ -520,11 +497,9 @@ class Core:
     def _poll_graph(self, now: float) -> None:
         """Ask all stages until nothing more can go: what one gives room for, another may use."""
         for flow in self.flows:
-            flow.graph.look_ahead(lambda batcher: batcher.expected_s(now))
+            flow.graph.look_ahead(now)
         for batcher in self._order:
-            view, nodes = batcher.lobby.view, batcher.lobby.nodes
-            view.onward_s = min([node.onward_s for node in nodes])
-            view.spare_s = min([node.spare_s for node in nodes])
+            batcher.lobby.view.onward_s = min([node.onward_s for node in batcher.lobby.nodes])
         self._expire_at_doors(now)
         has_moved = True
         while has_moved:
@@ -603,8 +578,8 @@ class Core:
     def _attend(self, now: float, batcher: Crew) -> None:
         """End what has expired in a stage, and have its workers that hang killed."""
         expired, hung = batcher.attend(now)
-        for request, started in expired:
-            self._transit.expire(now, request, started, batcher.hint(now, request, started))
+        for request, started, hint in expired:
+            self._transit.expire(now, request, started, hint)
         self._todo.kill += [(batcher.lobby.stage, place) for place in hung]
 
     def _is_last_call(self, batcher: Crew) -> bool:
@@ -616,7 +591,7 @@ class Core:
             return False
         if any(each.door.queue.count for each in self._lists):
             return False
-        return not any(one.queue.count or one.is_wanted for one in self._before[batcher])
+        return not any(one.queue.count or one.owed for one in self._before[batcher])
 
 
 def _late_first(flows: Sequence[Flow]) -> list[Crew]:
@@ -645,9 +620,3 @@ def _all_before(flows: Sequence[Flow]) -> dict[Crew, set[Crew]]:
         for other in reached - {batcher}:
             before[other].add(batcher)
     return before
-
-
-def _lost_in_mid_stream(stage: str) -> Unavailable:
-    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
-    text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
-    return Unavailable(text, code="worker_lost")

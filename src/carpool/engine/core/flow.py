@@ -288,7 +288,7 @@ class Flow:
 
     def _in_the_way(self, request: Request) -> Sequence[Request]:
         """Return the requests that must give up their places to a new one."""
-        return NOBODY if self._first is None else self._first.crew.in_the_way(request)
+        return NOBODY if self._first is None else self._first.crew.lobby.in_the_way(request)
 
     def _stamp(self, now: float, lot: Sequence[Request]) -> None:
         """Write on requests when they came, and when they are due."""
@@ -346,7 +346,7 @@ class Flow:
                 lot,
                 queued=node.queued + outside,
                 queued_bytes=node.nbytes + outside_bytes,
-                busy=crew.busy,
+                busy=len(crew.in_flight),
                 wait_s=crew.predicted_wait_s(now, units_before + more),
                 fastest_s=fastest,
             )
@@ -411,7 +411,7 @@ class Flow:
                 node.crew.lobby.unserved_since(now, node.crew.has_worker), unserved_since(node.after, node.block)
             )
             if since < inf and node.queued:
-                late, due = node.crew.late_unserved(now, since)
+                late, due = node.crew.lobby.late_unserved(now, since)
                 if node.is_shared:
                     late = [request for request in late if request.node is node]
                 again_at = min(again_at, due)

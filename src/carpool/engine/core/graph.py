@@ -63,6 +63,9 @@ class Crew(Protocol):
     def owed(self) -> Sequence[Request]:
         """The requests that workers have and whose callers wait."""
 
+    def predicted_wait_s(self, now: float, units_before: float) -> float:
+        """Return how long a request waits that has `units_before` units queued before it."""
+
 
 class _End:
     """The end of a branch, or of the body of an `Each`."""
@@ -101,7 +104,6 @@ class Node:
         ends: Whether results are answers, or parts of them.
         spot: The number by which the stage's workers know what becomes of results here.
         ways: All ways on, where a switch follows; else empty.
-        spare_s: For how long a request can wait here without its answer being later.
         unserved_since: Since when no request can come from here to its answer, as a stage on every
             way has had no worker; infinity if one can.
     """
@@ -126,7 +128,6 @@ class Node:
         "needs",
         "onward_s",
         "sources",
-        "spare_s",
         "spot",
         "unserved_since",
         "ways",
@@ -148,7 +149,7 @@ class Node:
         self.ends = after is None or (after is JOIN and block is not None and block.ends)
         self.spot = self.came = 0
         self.ways: list[Onward] = []
-        self.ahead_s = self.onward_s = self.spare_s = 0.0
+        self.ahead_s = self.onward_s = 0.0
         self.unserved_since = inf
 
     def __repr__(self) -> str:
@@ -193,6 +194,13 @@ class Node:
         """How many requests workers have that have come from here."""
         crew: Crew = self.crew
         return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
+
+    def expected_s(self, now: float) -> float:
+        """Return how long a request that came now would spend here, its batch included."""
+        crew: Crew = self.crew
+        if not crew.running and not crew.queue.count:
+            return crew.times.fastest_s
+        return crew.predicted_wait_s(now, crew.queue.size) + crew.times.usual_s
 
     def vacancy(self) -> float:
         """Return how many more requests may be on their way here."""
@@ -438,24 +446,11 @@ class Graph:
         self.nodes.append(node)  # what comes later is linked first
         return node
 
-    def look_ahead(self, expected_s: Callable[[Any], float]) -> None:
-        """Work out for each node what its requests will still need.
-
-        Args:
-            expected_s: Returns how long a request that came now would spend in a stage.
-        """
+    def look_ahead(self, now: float) -> None:
+        """Work out for each node what its requests will still need."""
         for node in self.nodes:
             node.onward_s = ahead_s(node.after, node.block)
-            node.ahead_s = node.onward_s + expected_s(node.crew)
-        for block in self.blocks:
-            if isinstance(block, Fork):
-                ahead = [ahead_s(branch, block) for branch in block.branches]
-                most = max(ahead, default=0.0)
-                for branch, own in zip(block.branches, ahead, strict=True):
-                    inside = branch
-                    while isinstance(inside, Node):
-                        inside.spare_s = most - own
-                        inside = inside.after
+            node.ahead_s = node.onward_s + node.expected_s(now)
 
 
 def _ends(after: After, block: Block | None) -> bool:

@@ -156,9 +156,10 @@ class Transit:
             request.state = DONE
         elif type(node) is Node:
             if request.state == QUEUED:
-                node.crew.leave(now, request)
+                node.crew.lobby.leave(now, request)
             else:
-                node.crew.abandon(now, request)
+                request.state = DONE
+                node.crew.heed(now, request)
         elif type(node) is Door and request.state == QUEUED:
             node.queue.remove(request)
         else:

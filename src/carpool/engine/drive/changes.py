@@ -22,7 +22,7 @@ from carpool.engine.core.recycling import Recycling
 from carpool.engine.core.roster import PlaceState
 from carpool.engine.core.scaler import EVERY_S, Scaler
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.turnover import Newcomer
+from carpool.engine.drive.worker import Newcomer
 from carpool.engine.drive.worker_pool import WorkerPool
 from carpool.engine.foreign import text_of
 from carpool.engine.logger import logger
