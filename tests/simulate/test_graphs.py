@@ -167,7 +167,8 @@ def test_the_command_simulates_a_service(
     """`--service` takes the graph of a program, `--cost` a file by the names of its stages."""
     program = f"from {__name__} import a_service\nservice = a_service()\n"
     (tmp_path / "graph_program.py").write_text(program)
-    write_costs(tmp_path / "costs.json", "graph", [StageCosts(name, 16, {1: 0.001, 16: 0.016}) for name in VISITS])
+    stages = [StageCosts(name, 16, {1: 0.001, 16: 0.016}) for name in VISITS]
+    write_costs(tmp_path / "costs.json", "graph", stages, has_branches=True)
     monkeypatch.chdir(tmp_path)
     given = Options(
         service="graph_program:service",

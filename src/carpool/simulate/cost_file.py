@@ -27,27 +27,44 @@ class StageCosts(msgspec.Struct, frozen=True):
         return "table:" + ",".join(f"{size}={seconds * 1e6:.0f}us" for size, seconds in sorted(self.seconds.items()))
 
 
-class _CostFile(msgspec.Struct):
+class _CostFile(msgspec.Struct, omit_defaults=True):
     service: str
     stages: list[StageCosts]
+    has_branches: bool = False
 
 
-def write_costs(path: Path, service: str, stages: list[StageCosts]) -> None:
-    """Write the costs of a service's stages, first to last. Raises OSError."""
-    path.write_bytes(costs_as_json(service, stages) + b"\n")
+def write_costs(path: Path, service: str, stages: list[StageCosts], *, has_branches: bool = False) -> None:
+    """Write the costs of a service's stages, first to last, and whether they are no line. Raises
+    OSError.
+    """
+    path.write_bytes(costs_as_json(service, stages, has_branches=has_branches) + b"\n")
 
 
-def costs_as_json(service: str, stages: list[StageCosts]) -> bytes:
+def costs_as_json(service: str, stages: list[StageCosts], *, has_branches: bool = False) -> bytes:
     """Return what such a file holds."""
-    return msgspec.json.format(msgspec.json.encode(_CostFile(service, stages)))
+    return msgspec.json.format(msgspec.json.encode(_CostFile(service, stages, has_branches)))
 
 
-def read_costs(path: Path) -> list[StageCosts]:
-    """Return the costs of a service's stages, first to last. Raises ValueError if it has none."""
+def read_costs(path: Path, *, as_line: bool = False) -> list[StageCosts]:
+    """Return the costs of a service's stages, first to last.
+
+    Args:
+        path: The file.
+        as_line: Whether the stages will be taken for a line.
+
+    Raises:
+        ValueError: It cannot be read, has no costs, or has those of a graph and is to be a line's.
+    """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_CostFile).stages
+        file = msgspec.json.decode(path.read_bytes(), type=_CostFile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ValueError(f"{path} cannot be read as a file of costs, which carpool profile writes: {error}") from None
+    if as_line and file.has_branches:
+        raise ValueError(
+            f"{path} has the costs of service {file.service}, which has branches, and its stages would be taken for a"
+            f" line: use carpool simulate --service module:service --cost {path}"
+        )
+    found = file.stages
     if not found or not all(stage.seconds for stage in found):
         raise ValueError(f"{path} has no costs: make it with carpool profile module:service --out {path}")
     return found
@@ -61,7 +78,7 @@ def given_costs(given: list[str] | None, usual: str) -> tuple[list[str], list[in
         usual: The spec that counts if none is given.
 
     Raises:
-        ValueError: The file cannot be read, or there is something beside it.
+        ValueError: The file cannot be read or is that of a graph, or there is something beside it.
     """
     if not given:
         return [usual], None
@@ -70,7 +87,7 @@ def given_costs(given: list[str] | None, usual: str) -> tuple[list[str], list[in
         return given, None
     if len(given) > 1:
         raise ValueError(f"--cost {files[0]} has the costs of all stages: give no other --cost beside it")
-    stages = read_costs(Path(files[0]))
+    stages = read_costs(Path(files[0]), as_line=True)
     return [stage.spec for stage in stages], [stage.max_batch_size for stage in stages]
 
 
@@ -87,8 +104,9 @@ def costs_by_stage(given: list[str] | None, usual: str, stages: Sequence[str]) -
         ValueError: The file cannot be read, or several are given of which one names no stage.
     """
     if given and given[0].endswith(".json"):
-        specs, _ = given_costs(given, usual)
-        return {costs.stage: spec for costs, spec in zip(read_costs(Path(given[0])), specs, strict=True)}
+        if len(given) > 1:
+            raise ValueError(f"--cost {given[0]} has the costs of all stages: give no other --cost beside it")
+        return {costs.stage: costs.spec for costs in read_costs(Path(given[0]))}
     named = [each.partition("=") for each in given or ()]
     if all(name in stages for name, *_ in named) and named:
         return {name: spec for name, _, spec in named}
