@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import carpool
 from carpool import Done, ForEach, Model, Parallel, Route, Service, Stage, To
@@ -38,6 +40,10 @@ class Later:
 
 def a_or_b(x: int) -> Literal["a", "b"]:
     return "a"
+
+
+def an_array(x: int) -> NDArray[np.float64]:
+    return np.zeros(x)
 
 
 class Csv(Model):
@@ -94,6 +100,10 @@ def of_eight(xs: list[Any]) -> list[Any]:
         (lambda: Service(plus_one, Route({"a": times_ten})), ValueError, "or return To(name, item)"),
         (lambda: Service(to_text, Parallel(a_text, plus_one)), TypeError, "to_text gives str by its hint, and stage"),
         (lambda: Service(to_text, ForEach(a_text)), TypeError, "ForEach takes a list"),
+        (lambda: Service(an_array, ForEach(as_it_is)), TypeError, "ForEach takes a list"),
+        (lambda: Service(to_branch), ValueError, "to_branch returns To by its hint, and no Route follows"),
+        (lambda: Service(to_branch, times_ten), ValueError, "no Route follows"),
+        (lambda: Service(Parallel(to_branch), Route({"a": []}, choose=str)), ValueError, "no Route follows"),
         (lambda: Service(up_to, ForEach(a_text)), TypeError, "the list of stage up_to gives int"),
         (lambda: Service(Parallel(plus_one, times_ten), a_text), TypeError, "Parallel gives tuple[int, int]"),
         (lambda: Service(Parallel(plus_one, plus_one)), ValueError, "two stages are called 'plus_one'"),

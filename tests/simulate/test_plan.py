@@ -83,20 +83,6 @@ def test_mistakes_are_one_line(options: dict[str, Any], text: str, capsys: pytes
     assert told.err.startswith("carpool: ") and text in told.err and told.err.count("\n") == 1
 
 
-def test_the_costs_of_a_graph_are_not_taken_for_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "costs.json"
-    stages = [StageCosts(name, 1, {1: 0.001}) for name in "ab"]
-    write_costs(path, "chain", stages, has_branches=True)
-    for command in (
-        lambda: plan(cost=[str(path)], **FAST),
-        lambda: simulate(options=Options(cost=[str(path)], **FAST)),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            command()
-        assert ended.value.code == 2
-        assert "has the costs of service chain, which has branches" in capsys.readouterr().err
-
-
 def test_a_file_of_costs_is_read_as_it_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`simulate` and `plan` take costs and batch limits of all stages from one file."""
     stages = [StageCosts("decode", 1, {1: 0.001}), StageCosts("Model", 8, {1: 0.002, 8: 0.009})]

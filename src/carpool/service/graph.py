@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypedDict, Union
 
 from carpool.engine.hints import schema
+from carpool.engine.rows import is_array_type
 from carpool.engine.type_hints import hints_of
 from carpool.engine.wire.outcome import MOST_WAYS
 from carpool.model import AnyModel, Traits
@@ -327,7 +328,7 @@ def check_graph(line: Line) -> None:
     Raises:
         ValueError: There is no stage, two have the same name, a queue is too small for what may
             come to it, a stage that answers in parts is not the last one, a format of a model's own
-            would be gone past, or a `Route` has nothing that names branches.
+            would be gone past, a `Route` has nothing that names branches, or what names them has none.
         TypeError: By the hints, what one stage gives is not what the next one takes.
     """
     stages = stages_in(line)
@@ -346,6 +347,7 @@ def check_graph(line: Line) -> None:
             raise ValueError(f"key of stage {stage.name} is a header, which only the first stage can see")
     _check_borders(line)
     _check_types(line, Any, "")
+    _check_named(line)
     _check_early(line)
 
 
@@ -488,6 +490,25 @@ def _check_types(line: Line, gives: Any, whose: str) -> tuple[Any, str]:
     return gives, whose
 
 
+def _check_named(line: Line) -> None:
+    """Check that a `Route` follows each stage that names branches by its hint, at one of its places
+    at least. Raises ValueError.
+    """
+    followed = {id(stage) for stage, after in _followed(line, None) if isinstance(after, Route)}
+    for stage in stages_in(line):
+        if stage.traits.names_branches and id(stage) not in followed:
+            raise ValueError(f"stage {stage.name} returns To by its hint, and no Route follows it")
+
+
+def _followed(line: Line, then: Stage | Block | None) -> Iterator[tuple[Stage, Stage | Block | None]]:
+    """Yield each stage of a line with the element that follows it directly; `then` follows the line."""
+    for element, after in zip(line, (*line[1:], then), strict=True):
+        if isinstance(element, Stage):
+            yield element, after
+        for branch in branches_of(element):
+            yield from _followed(branch, after if isinstance(element, Route) else None)
+
+
 def _names_branches(element: Stage | Block | None) -> bool:
     """Report whether what an element gives may be `To`."""
     if isinstance(element, Stage):
@@ -501,7 +522,7 @@ def _item_of(kind: Any) -> Any:
     """Return the type of the items of a list; None if it is the type of no list."""
     if kind is Any:
         return Any
-    if not may_fit(kind, list) and not may_fit(kind, tuple):
+    if is_array_type(kind) or (not may_fit(kind, list) and not may_fit(kind, tuple)):
         return None
     inner: tuple[Any, ...] = getattr(kind, "__args__", ())
     return inner[0] if len(inner) == 1 or inner[1:] == (...,) else Any

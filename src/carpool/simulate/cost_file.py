@@ -27,44 +27,42 @@ class StageCosts(msgspec.Struct, frozen=True):
         return "table:" + ",".join(f"{size}={seconds * 1e6:.0f}us" for size, seconds in sorted(self.seconds.items()))
 
 
-class _CostFile(msgspec.Struct, omit_defaults=True):
+class _CostFile(msgspec.Struct):
     service: str
     stages: list[StageCosts]
-    has_branches: bool = False
+    is_line: bool = True
 
 
-def write_costs(path: Path, service: str, stages: list[StageCosts], *, has_branches: bool = False) -> None:
-    """Write the costs of a service's stages, first to last, and whether they are no line. Raises
-    OSError.
-    """
-    path.write_bytes(costs_as_json(service, stages, has_branches=has_branches) + b"\n")
+def write_costs(path: Path, service: str, stages: list[StageCosts], *, is_line: bool = True) -> None:
+    """Write the costs of a service's stages, first to last. Raises OSError."""
+    path.write_bytes(costs_as_json(service, stages, is_line=is_line) + b"\n")
 
 
-def costs_as_json(service: str, stages: list[StageCosts], *, has_branches: bool = False) -> bytes:
-    """Return what such a file holds."""
-    return msgspec.json.format(msgspec.json.encode(_CostFile(service, stages, has_branches)))
+def costs_as_json(service: str, stages: list[StageCosts], *, is_line: bool = True) -> bytes:
+    """Return what such a file holds; `is_line` says whether the stages stand in a row."""
+    return msgspec.json.format(msgspec.json.encode(_CostFile(service, stages, is_line)))
 
 
-def read_costs(path: Path, *, as_line: bool = False) -> list[StageCosts]:
-    """Return the costs of a service's stages, first to last.
+def read_costs(path: Path, *, may_branch: bool = False) -> list[StageCosts]:
+    """Return the costs of a service's stages, in the order in which they are written.
 
     Args:
         path: The file.
-        as_line: Whether the stages will be taken for a line.
+        may_branch: Whether the stages need not stand in a row.
 
     Raises:
-        ValueError: It cannot be read, has no costs, or has those of a graph and is to be a line's.
+        ValueError: It has none, or they are of stages that do not stand in a row.
     """
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_CostFile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ValueError(f"{path} cannot be read as a file of costs, which carpool profile writes: {error}") from None
-    if as_line and file.has_branches:
-        raise ValueError(
-            f"{path} has the costs of service {file.service}, which has branches, and its stages would be taken for a"
-            f" line: use carpool simulate --service module:service --cost {path}"
-        )
     found = file.stages
+    if not file.is_line and not may_branch:
+        raise ValueError(
+            f"{path} has the costs of a graph, service {file.service}: use carpool simulate --service MODULE:SERVICE"
+            f" --cost {path}; carpool plan is for stages in a row"
+        )
     if not found or not all(stage.seconds for stage in found):
         raise ValueError(f"{path} has no costs: make it with carpool profile module:service --out {path}")
     return found
@@ -78,7 +76,7 @@ def given_costs(given: list[str] | None, usual: str) -> tuple[list[str], list[in
         usual: The spec that counts if none is given.
 
     Raises:
-        ValueError: The file cannot be read or is that of a graph, or there is something beside it.
+        ValueError: The file cannot be read, or there is something beside it.
     """
     if not given:
         return [usual], None
@@ -87,7 +85,7 @@ def given_costs(given: list[str] | None, usual: str) -> tuple[list[str], list[in
         return given, None
     if len(given) > 1:
         raise ValueError(f"--cost {files[0]} has the costs of all stages: give no other --cost beside it")
-    stages = read_costs(Path(files[0]), as_line=True)
+    stages = read_costs(Path(files[0]))
     return [stage.spec for stage in stages], [stage.max_batch_size for stage in stages]
 
 
@@ -106,7 +104,7 @@ def costs_by_stage(given: list[str] | None, usual: str, stages: Sequence[str]) -
     if given and given[0].endswith(".json"):
         if len(given) > 1:
             raise ValueError(f"--cost {given[0]} has the costs of all stages: give no other --cost beside it")
-        return {costs.stage: costs.spec for costs in read_costs(Path(given[0]))}
+        return {costs.stage: costs.spec for costs in read_costs(Path(given[0]), may_branch=True)}
     named = [each.partition("=") for each in given or ()]
     if all(name in stages for name, *_ in named) and named:
         return {name: spec for name, _, spec in named}
