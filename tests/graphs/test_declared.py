@@ -106,6 +106,7 @@ def of_eight(xs: list[Any]) -> list[Any]:
         (lambda: Service(Parallel(to_branch), Route({"a": []}, choose=str)), ValueError, "no Route follows"),
         (lambda: Service(up_to, ForEach(a_text)), TypeError, "the list of stage up_to gives int"),
         (lambda: Service(Parallel(plus_one, times_ten), a_text), TypeError, "Parallel gives tuple[int, int]"),
+        (lambda: Service(Parallel({"a": plus_one}), a_text), TypeError, "Parallel gives {'a': int} by its hint"),
         (lambda: Service(Parallel(plus_one, plus_one)), ValueError, "two stages are called 'plus_one'"),
         (lambda: Service(plus_one, Route({"a": a_text}, choose=parity)), TypeError, "stage a_text takes str"),
         (lambda: Service(early_text, times_ten), TypeError, "Done[str] by its hint, and the service gives int"),

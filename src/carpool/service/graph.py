@@ -328,7 +328,8 @@ def check_graph(line: Line) -> None:
     Raises:
         ValueError: There is no stage, two have the same name, a queue is too small for what may
             come to it, a stage that answers in parts is not the last one, a format of a model's own
-            would be gone past, a `Route` has nothing that names branches, or what names them has none.
+            would be gone past, a `Route` has nothing that names branches, or a stage names some and
+            no `Route` follows.
         TypeError: By the hints, what one stage gives is not what the next one takes.
     """
     stages = stages_in(line)
@@ -501,8 +502,9 @@ def _check_named(line: Line) -> None:
 
 
 def _followed(line: Line, then: Stage | Block | None) -> Iterator[tuple[Stage, Stage | Block | None]]:
-    """Yield each stage of a line with the element that follows it directly; `then` follows the line."""
-    for element, after in zip(line, (*line[1:], then), strict=True):
+    """Yield each stage of a line with the element directly behind it; `then` is behind the line."""
+    for i, element in enumerate(line):
+        after = line[i + 1] if i + 1 < len(line) else then
         if isinstance(element, Stage):
             yield element, after
         for branch in branches_of(element):

@@ -18,6 +18,7 @@ import contextlib
 import datetime
 import json
 import re
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -301,7 +302,11 @@ def as_example(value: Any) -> Any:
 
 
 def type_name(kind: Any) -> str:
-    """Return a type as a person would write it."""
+    """Return a type as a person would write it. A dict with known keys whose class nobody can name,
+    such as that of a join, is written as its keys and their types.
+    """
+    if typing.is_typeddict(kind) and not hasattr(sys.modules.get(kind.__module__), kind.__name__):
+        return "{" + ", ".join(f"{key!r}: {type_name(each)}" for key, each in kind.__annotations__.items()) + "}"
     name = None if typing.get_args(kind) and not is_array_type(kind) else getattr(kind, "__name__", None)
     return name or str(kind).replace("typing.", "")
 
