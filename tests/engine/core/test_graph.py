@@ -317,6 +317,18 @@ def test_a_branch_whose_worker_dies_is_run_again_alone() -> None:
     world.check_empty()
 
 
+def test_the_text_of_a_deadline_has_the_branch_that_was_waited_for() -> None:
+    """The time in branches is not that of the wait for what follows their join."""
+    quick, slow, behind = stage("quick"), stage("slow"), stage("behind")
+    world = World(quick, slow, behind, serves=[[Fork([[quick], [slow], []]), behind]], costs=[1.0, 3.0, 9.0])
+    error = world.ask(world.core.flow, "x", timeout_s=5.0)
+    assert isinstance(error, DeadlineExceeded)
+    assert str(error) == (
+        "no answer within 5.000 s: 0.000 s waiting for slow, 3.000 s in slow, 0.000 s waiting for behind, 2.000 s in"
+        " behind"
+    )
+
+
 def test_one_deadline_for_all_branches() -> None:
     """The error says where the branch was that was not there in time."""
     a, b = stage("a"), stage("b")

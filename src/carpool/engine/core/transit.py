@@ -447,6 +447,7 @@ class Transit:
                 family.results[request] = item
                 if len(family.results) < len(family.children):
                     return
+                family.parent.trail = request.trail  # of the child that was waited for longest
                 request, joined = family.parent, family.block
                 del self.families[request]
                 joined.running -= 1
