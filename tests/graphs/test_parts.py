@@ -72,6 +72,11 @@ def test_a_route_at_the_end_collects() -> None:
     ways = {"even": Stage(CountsUp, run_in="thread"), "odd": []}
     with Service(Route(ways, choose=parity)).run() as s:  # type: ignore[arg-type]
         assert (s.predict(2), s.predict(3)) == ([0, 1], 3)
+        for item, answer in ((2, [0, 1]), (3, 3)):
+            with s.predict_stream(item) as parts:
+                assert list(parts) == [answer]
+            told: list[Any] = []
+            assert s.predict(item, on_part=told.append) == answer and told == [answer]
 
 
 def test_an_early_answer_is_one_part() -> None:

@@ -276,7 +276,7 @@ class _PartsReader(Generic[T]):
             parts: All of them.
         """
         stream = self._request.stream
-        if stream is None:
+        if stream is None or stream.is_collected:
             return parts[0]
         return result_of(self._request) if stream.is_told_both else parts
 
@@ -335,7 +335,7 @@ class _PartsReader(Generic[T]):
 
     def answered(self, request: Request) -> None:
         """Take the end; an answer that was not made in parts is a single part."""
-        if request.error is None and request.stream is None:
+        if request.error is None and (request.stream is None or request.stream.is_collected):
             self._parts.append(request.result)  # type: ignore[arg-type]
         self._has_ended = True
         self._wake()
