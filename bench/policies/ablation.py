@@ -74,7 +74,7 @@ def without_gather(policy: Adaptive) -> None:
 
 def without_plan(policy: Adaptive) -> None:
     """When the head is in a hurry, serve everything all the same."""
-    policy._tight = lambda at, left, most, _: Decision(  # type: ignore[method-assign]
+    policy._tight = lambda at, left, most, *_: Decision(  # type: ignore[method-assign]
         left.dropped, min(left.size, most), "free"
     )
 
