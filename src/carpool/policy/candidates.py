@@ -106,7 +106,7 @@ class Candidates:
         self.drop(refused)
 
     def late_in_line(self, is_late: Callable[[float, int], bool], behind: int = 0) -> list[Request]:
-        """Return those that are late before the first one that is in time if a batch begins with it.
+        """Return those that are late before the first that is in time if a batch begins with it.
 
         The further back a request is, the later it is due and the smaller the batch can be, so this
         is a binary search. Across priorities some before it may be due later; these stay.
