@@ -30,12 +30,12 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 375,
-    "lines of code": 45_990,
-    "bases with a single subclass": 22,
-    "protocol classes": 71,
-    "words of the glossary": 60,
-    "words of the docs": 89_760,
+    "files": 377,
+    "lines of code": 47200,
+    "bases with a single subclass": 21,
+    "protocol classes": 72,
+    "words of the glossary": 50,
+    "words of the docs": 91480,
 }
 
 
