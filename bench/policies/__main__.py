@@ -168,7 +168,10 @@ def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str
             parts = [figures_table(workloads, plan.policies, results, plan.beside)]
             if OURS in plan.policies:
                 parts.append(ahead_table(workloads, plan.policies, results))
-            sections["figures" if name == USUAL else f"{name}-figures"] = "\n\n".join((*parts, told_seeds))
+            title = "figures" if name == USUAL else f"{name}-figures"
+            if plan.beside != OURS:
+                title = f"beside-{plan.beside}-{name.partition(':')[0]}"
+            sections[title] = "\n\n".join((*parts, told_seeds))
     figures["table"] = told
     return sections
 
