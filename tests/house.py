@@ -31,11 +31,11 @@ GENERATED: Final = {"api.md"}
 
 BUDGET: Final = {
     "files": 377,
-    "lines of code": 47200,
+    "lines of code": 47262,
     "bases with a single subclass": 21,
     "protocol classes": 72,
     "words of the glossary": 50,
-    "words of the docs": 91480,
+    "words of the docs": 92056,
 }
 
 
