@@ -35,7 +35,7 @@ BUDGET: Final = {
     "bases with a single subclass": 21,
     "protocol classes": 72,
     "words of the glossary": 50,
-    "words of the docs": 92056,
+    "words of the docs": 92075,
 }
 
 
