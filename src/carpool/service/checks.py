@@ -9,11 +9,12 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from numbers import Real
 from typing import Any
 
+from carpool.call.oom import names_of
 from carpool.forms import Form
 from carpool.model import Traits
 from carpool.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
@@ -33,6 +34,11 @@ def at_least(name: str, value: Any, least: int) -> int:
     if whole is None or whole < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     return whole
+
+
+def positive_count(name: str, value: Any) -> int:
+    """Return a whole number from 1 on. Raises ValueError."""
+    return at_least(name, value, 1)
 
 
 def optional_count(name: str, value: Any) -> int | None:
@@ -142,6 +148,11 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def optional_flag(name: str, value: Any) -> bool | None:
+    """Return True or False, or None if none is given. Raises TypeError."""
+    return None if value is None else flag(name, value)
+
+
 def optional_text(name: str, value: Any) -> str | None:
     """Return a text that is not empty, or None if none is given. Raises TypeError or ValueError."""
     if value is None:
@@ -238,26 +249,32 @@ def valid_priority(priority: Any) -> int:
     return whole
 
 
-def optional_rising(name: str, values: Any, example: str) -> tuple[int, ...] | None:
-    """Return whole numbers that rise from one to the next, or None if none are given.
+def rising(example: str) -> Callable[[str, Any], tuple[int, ...] | None]:
+    """Return a check for whole numbers that rise from one to the next; None if none are given.
+
+    It raises ValueError where there are none, they do not rise, or one is not a whole number from 1
+    on, and TypeError where they are not a list.
 
     Args:
-        name: The setting.
-        values: What was given.
-        example: What would be right, for the error text.
-
-    Raises:
-        ValueError: There are none, or they do not rise, or one is not a whole number from 1 on.
-        TypeError: It is not a list.
+        example: Numbers that would be right, for the error text.
     """
-    if values is None:
-        return None
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list of numbers, such as {example}, not {values!r}")
-    numbers = [at_least(f"each of {name}", value, 1) for value in values]
-    if not numbers or numbers != sorted(set(numbers)):
-        raise ValueError(f"{name} must rise from one to the next, such as {example}, not {numbers!r}")
-    return tuple(numbers)
+
+    def check(name: str, values: Any) -> tuple[int, ...] | None:
+        if values is None:
+            return None
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise TypeError(f"{name} must be a list of numbers, such as {example}, not {values!r}")
+        numbers = [at_least(f"each of {name}", value, 1) for value in values]
+        if not numbers or numbers != sorted(set(numbers)):
+            raise ValueError(f"{name} must rise from one to the next, such as {example}, not {numbers!r}")
+        return tuple(numbers)
+
+    return check
+
+
+def exceptions(name: str, value: Any) -> tuple[str, ...] | None:
+    """Return the full names of exception classes, or None if None is given. Raises TypeError."""
+    return None if value is None else names_of(value)
 
 
 def check_length(length: Any, max_padded_size: Any, allowed_lengths: Any, *, has_size: bool) -> None:

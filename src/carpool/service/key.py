@@ -14,8 +14,6 @@ it, or `header:` and the name of an HTTP header."""
 
 _HEADER = "header:"
 
-_HEADER = "header:"
-
 
 def header_of(key: Any) -> bytes | None:
     """Return the name, in lower case, of the header that a `key=` reads; None if it reads none."""
