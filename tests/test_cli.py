@@ -25,7 +25,7 @@ from carpool.http.server import Server
 from carpool.logger import GuardedLogger
 from carpool.observe import log
 from carpool.observe.log import JsonLines, TextLines
-from carpool.settings import ServerSettings
+from carpool.settings import with_defaults
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.serving import serve
@@ -471,7 +471,7 @@ def test_the_summary_shows_the_address_that_answers(capsys: pytest.CaptureFixtur
     other = carpool.Service(models.Talks, name="a model/2", routes={"/talk": None})
     app = App(carpool.Service(models.Talks), other)
 
-    print_summary(Server(app), ServerSettings())
+    print_summary(Server(app), with_defaults({}))
 
     assert "POST /models/a%20model%2F2/predict, /talk" in capsys.readouterr().err
 

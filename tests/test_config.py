@@ -17,7 +17,7 @@ import carpool
 from carpool.cli.server_keys import server_url
 from carpool.config import read, values
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
-from carpool.settings import LISTS, NAMES, ServerSettings, SettingsByName
+from carpool.settings import LISTS, NAMES, ServerOptions, ServerSettings, with_defaults
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.sources import ROOT
@@ -71,7 +71,7 @@ def test_a_variable_that_is_empty_is_named(tmp_path: Path) -> None:
     """A variable without a value is an error that names it, unless no text is a value of its setting."""
     for name in NAMES:
         variable = f"CARPOOL_{'api_keys_file' if name == 'api_keys' else name}".upper()
-        if getattr(ServerSettings(), name) in ("", ()):
+        if getattr(ServerOptions(), name) in ("", ()):
             assert found(tmp_path, {variable: ""}) == {name: ""}
         else:
             with pytest.raises(ValueError, match=f"{variable} is empty"):
@@ -188,13 +188,19 @@ def test_workers_with_things_of_their_own_are_not_multiplied() -> None:
         changed([tied], {}, {"many": {"workers": 2}})
 
 
-def test_settings_by_name_are_the_settings() -> None:
-    """The schema and the arguments of `serve` have the same names and types, and each is described once."""
-    hints = get_type_hints(ServerSettings)
-    assert get_type_hints(SettingsByName) == hints
+def test_each_setting_is_described_once() -> None:
+    """The docstring of the schema has its names in their order, and flags have its types and defaults."""
     assert set(NAMES) >= LISTS
     described = re.findall(r"^    (\w+): ", inspect.getdoc(ServerSettings) or "", re.MULTILINE)
     assert described == list(NAMES)
+    assert get_type_hints(ServerOptions) == get_type_hints(ServerSettings)
+    assert vars(ServerOptions()) == with_defaults({})
+
+
+def test_a_setting_that_there_is_not() -> None:
+    """It is an error that lists those that there are."""
+    with pytest.raises(TypeError, match=r"no setting 'prot'; there are host, port, "):
+        with_defaults({"prot": 1})  # type: ignore[typeddict-unknown-key]
 
 
 def test_the_settings_of_stages_and_services_exist() -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from carpool.service.overrides import nearest
-from carpool.settings import NAMES, ServerSettings
+from carpool.settings import MAY_BE_EMPTY, NAMES
 
 FILE = "carpool.toml"
 _PROJECT = "pyproject.toml"
@@ -22,7 +21,6 @@ _PREFIX = "CARPOOL_"
 _TABLES = ("services", "stages")
 _NOT_SETTINGS = frozenset({"api_keys", "worker", "workers", "config", "set", "key", "metrics_folder"})
 _NEXT_CHANGE = re.compile(r"(?<!\s)\s++(?=(?:services|stages)\.[^=]{1,200}=)")
-_MAY_BE_EMPTY = frozenset(field.name for field in fields(ServerSettings) if field.default in ("", ()))
 _LINKS = ("service_", "port_")  # Kubernetes tells each pod of the services, and one may be called carpool
 
 
@@ -156,7 +154,7 @@ def _read_environment(config: Config, environ: Mapping[str, str]) -> None:
             continue
         if name not in NAMES:
             config.doubts.append(f"{variable} in the environment is no setting{nearest(name, set(NAMES))}")
-        elif not value and name not in _MAY_BE_EMPTY:
+        elif not value and name not in MAY_BE_EMPTY:
             raise ValueError(f"{variable} is empty: give it a value, or remove it from the environment")
         else:
             config.settings[name] = Found(value, variable, "environment")

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 import carpool
 from carpool.cli.exits import FAILED, fail
-from carpool.cli.sources import sources
+from carpool.cli.sources import chosen_by, sources
 from carpool.cli.summary import summarize
 from carpool.cli.targets import find_service
 from carpool.config import Config, values
@@ -19,7 +19,7 @@ from carpool.logger import logger
 from carpool.observe import log
 from carpool.service.overrides import changed
 from carpool.service.service import Service
-from carpool.settings import ServerSettings
+from carpool.settings import ServerOptions, ServerSettings
 
 if TYPE_CHECKING:
     from carpool.http.server import Server
@@ -29,7 +29,7 @@ def serve(
     target: str,
     /,
     *more: str,
-    settings: Annotated[ServerSettings | None, Parameter(name="*")] = None,
+    settings: Annotated[ServerOptions | None, Parameter(name="*")] = None,
     config: str | None = None,
     changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> None:
@@ -63,10 +63,10 @@ def serve(
         stages.Digits.workers=4 or services.digits.slo_s=0.1; with --on ray also what differs for a
         stage on the cluster, such as Digits.num_gpus=0.5. It may be given several times.
     """
-    chosen = settings or ServerSettings()
-    log.set_up(chosen.log, log.level_of(chosen.log_level))
+    chosen = chosen_by(settings)
+    log.set_up(chosen["log"], log.level_of(chosen["log_level"]))
     services = [find_service(name) for name in (target, *more)]
-    of_cluster = [change for change in changes if chosen.on and not change.startswith(("stages.", "services."))]
+    of_cluster = [change for change in changes if chosen["on"] and not change.startswith(("stages.", "services."))]
     found = sources.read(config, tuple(change for change in changes if change not in of_cluster))
     for doubt in found.doubts:
         logger.warning("%s", doubt)
@@ -94,8 +94,8 @@ def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Conf
         from carpool.http.serve import check_port, new_server
 
         services = changed(services, values(found.services), values(found.stages))
-        check_port(chosen.port, sources.place("port"))
-        return new_server(services, chosen, _cluster(of_cluster) if chosen.on else None)
+        check_port(chosen["port"], sources.place("port"))
+        return new_server(services, chosen, _cluster(of_cluster) if chosen["on"] else None)
     except ImportError as error:
         if error.name == "ray":
             fail("--on ray needs Ray: pip install 'carpool[ray]'")

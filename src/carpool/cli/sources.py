@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from cyclopts import App as Cli
 from cyclopts import Token
@@ -12,7 +12,7 @@ from cyclopts.argument import ArgumentCollection
 
 from carpool.cli.exits import fail
 from carpool.config import Config, as_texts, placed, read
-from carpool.settings import LISTS, NAMES
+from carpool.settings import LISTS, NAMES, ServerSettings, with_defaults
 
 WITH_SETTINGS: Final = ("serve", "config")
 """The commands that have the settings of a server, of its services and of their stages."""
@@ -67,6 +67,11 @@ class Sources:
         text = placed(config, str(error))
         name = text.partition(" ")[0]
         return f"{self._places[name]}: {text}" if name in self._places else text
+
+
+def chosen_by(options: Any) -> ServerSettings:
+    """Return the settings of a server, of its flags as a `ServerOptions`; None for no flag."""
+    return with_defaults(cast(ServerSettings, {} if options is None else vars(options)))
 
 
 sources = Sources()

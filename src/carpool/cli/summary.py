@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def summarize(server: Server, settings: ServerSettings) -> None:
     """Tell a person, or a program, what is about to be served."""
-    if settings.log == "text":
+    if settings["log"] == "text":
         print_summary(server, settings)
     else:
         _log_summary(server.app, server.address)
@@ -36,7 +36,7 @@ def print_summary(server: Server, settings: ServerSettings) -> None:
             console.print(f"    stage {stage.name}: {in_short(stage)}")
     if server.admin_listener is not None:
         console.print(f"  metrics and dashboard on [bold]{server.admin_listener.address}[/]")
-    if settings.insecure and not server.listener.is_private and (app.access is None or app.access.keys is None):
+    if settings["insecure"] and not server.listener.is_private and (app.access is None or app.access.keys is None):
         console.print("  [yellow]reachable from other machines; there is no authentication[/]")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from carpool.service.handle import AsyncHandle
     from carpool.service.run_settings import RunSettingsByName
     from carpool.service.thread_handle import Handle
-    from carpool.settings import SettingsByName
+    from carpool.settings import ServerSettings
 
 FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
 """What imports the function that serves services over a protocol, at its first use: Python callers
@@ -135,7 +135,7 @@ class Service(Declaration):
         """
         return self.run(**settings).start()
 
-    def serve(self, **settings: Unpack[SettingsByName]) -> None:
+    def serve(self, **settings: Unpack[ServerSettings]) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.
 
         It is `carpool.serve` for one service; see there for the settings and for what is raised. It
