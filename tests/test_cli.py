@@ -18,8 +18,8 @@ import pytest
 
 import carpool
 from carpool.cli import main, wants_json
-from carpool.cli.summary import in_short, print_summary
-from carpool.cli.targets import find_service
+from carpool.cli.serve_command import in_short, print_summary
+from carpool.cli.sources import find_service
 from carpool.http import App
 from carpool.http.server import Server
 from carpool.logger import GuardedLogger

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import carpool
-from carpool.cli.server_keys import server_url
+from carpool.cli.sources import server_url
 from carpool.config import read, values
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
 from carpool.settings import LISTS, NAMES, ServerOptions, ServerSettings, with_defaults

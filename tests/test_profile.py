@@ -13,7 +13,7 @@ import pytest
 
 import carpool
 from carpool.profile import profile, sizes_of
-from carpool.simulate.cost_file import read_costs
+from carpool.simulate.costs import read_costs
 
 SEEN: list[list[float]] = []
 

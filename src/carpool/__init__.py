@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from carpool.batch_function.decorator import batch
     from carpool.batch_function.threads import Ticket
     from carpool.call.lock import Lock
-    from carpool.call.padding import pad
+    from carpool.call.merge import pad
     from carpool.client.aio import AsyncClient
     from carpool.client.sync import Client
     from carpool.http.asgi import lifespan
@@ -118,7 +118,7 @@ _WHERE = {
     "batch": "carpool.batch_function.decorator",
     "collector": "carpool.metrics",
     "lifespan": "carpool.http.asgi",
-    "pad": "carpool.call.padding",
+    "pad": "carpool.call.merge",
     "serve": "carpool.http.serve",
 }
 _FOLDERS = frozenset({"http", "openai", "ray", "simulate"})

@@ -19,7 +19,7 @@ from carpool.policy.base import DoneBatch
 from carpool.service.overrides import changed
 from carpool.service.service import Service
 from carpool.service.stage import Stage
-from carpool.simulate.cost_file import StageCosts
+from carpool.simulate.costs import StageCosts
 
 _LEAST_RUNS = 3
 _THREADS = "OMP_NUM_THREADS"

@@ -65,7 +65,7 @@ class Stream:
     """How far the answer of a request has come that is made step by step.
 
     Whoever makes the request sets the first three. The last four belong to
-    `observe/stream_stats.py`, and all else to `core/stepper.py`.
+    `observe/snapshot.py`, and all else to `core/stepper.py`.
 
     Attributes:
         length: Units of work before the first part.

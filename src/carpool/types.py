@@ -10,8 +10,7 @@ from __future__ import annotations
 from carpool.core.journal import Entry
 from carpool.drive.parts import AsyncParts, ThreadParts
 from carpool.observe.function_stats import FunctionSnapshot
-from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot
-from carpool.observe.stream_stats import StreamSnapshot
+from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot, StreamSnapshot
 
 __all__ = [
     "AsyncParts",

@@ -16,7 +16,7 @@ from carpool.core.queue import Queue
 from carpool.drive import work_meter
 from carpool.drive.virtual import VirtualDriver
 from carpool.drive.work_meter import WorkMeter, worked_s
-from carpool.observe.stage_stats import explained
+from carpool.observe.stats import explained
 from carpool.policy import Greedy, View
 from carpool.policy.base import Decision
 from carpool.simulate import Coordinator, run

@@ -252,7 +252,7 @@ PLACES: Final = (
     ),
     Place(
         "policies: `explain`",
-        "observe/stage_stats.py",
+        "observe/stats.py",
         "the statistics show the error",
     ),
     Place(

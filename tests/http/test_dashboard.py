@@ -16,9 +16,8 @@ from rich.console import Console
 
 from carpool import top
 from carpool.http.app import App
-from carpool.observe.durations import DURATION_BOUNDS
-from carpool.observe.figures import in_words, problems
-from carpool.observe.past_figures import PastFigures
+from carpool.observe.figures import PastFigures, in_words, problems
+from carpool.observe.snapshot import DURATION_BOUNDS
 from tests.effort import slow_where
 from tests.support import chromium, joining
 from tests.support.http import models

@@ -20,11 +20,10 @@ from carpool.core.queue import Queue
 from carpool.errors import OVERLOAD_REASONS, CarpoolError, InvalidRequest
 from carpool.http.app import App
 from carpool.http.codec import Refusal
-from carpool.observe.durations import DURATION_BOUNDS, Durations
-from carpool.observe.outcomes import OUTCOMES, outcome_of
 from carpool.observe.prometheus import render
-from carpool.observe.stage_stats import REASONS
-from carpool.observe.stats import Stats
+from carpool.observe.refusals import OUTCOMES, outcome_of
+from carpool.observe.snapshot import DURATION_BOUNDS, Durations
+from carpool.observe.stats import REASONS, Stats
 from carpool.policy import Greedy
 from tests.effort import slow_where
 from tests.support.http import models

@@ -20,8 +20,8 @@ from carpool.drive.virtual_steps import StepCosts, VirtualStepWorker
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.server_state import Limits, ServerState
+from carpool.observe.snapshot import StreamStats
 from carpool.observe.stats import Stats
-from carpool.observe.stream_stats import StreamStats
 from tests.support.http.front import post
 from tests.support.http.jump import on_a_jumping_loop
 from tests.support.http.wire import Wire

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
 from carpool.http.app import App
 from carpool.http.serve import _own_metrics
 from carpool.observe.own_metrics import OwnMetricsOfWorkers
-from carpool.observe.sent_metrics import Counted, SentMetrics
+from carpool.observe.stats import Counted, SentMetrics
 from carpool.worker.own_metrics import Family, OwnMetrics, OwnSample, families_of, write_file
 from tests.support.http import models
 from tests.support.serving import Served, serve

@@ -25,8 +25,8 @@ from carpool.drive.virtual_steps import Answer, StepCosts, VirtualStepWorker
 from carpool.errors import ModelError, Unavailable, ValidationError
 from carpool.observe.log import JsonLines
 from carpool.observe.prometheus import render
+from carpool.observe.snapshot import StreamSnapshot, StreamStats
 from carpool.observe.stats import Stats
-from carpool.observe.stream_stats import StreamSnapshot, StreamStats
 from carpool.policy.paced import Paced
 from carpool.policy.steps import GreedySteps
 from carpool.request import DONE, Request, Stream

@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.http import entries
-from carpool.score.columns import MIXED, kind_of, merged
-from carpool.score.inputs import Input, InputRow, candidates
+from carpool.score.inputs import MIXED, Input, InputRow, candidates, kind_of, merged
 from carpool.score.outputs import (
     NOT_BEGUN,
     Answer,

@@ -30,7 +30,7 @@ from carpool.drive.aio import Driver
 from carpool.drive.virtual import TICK_S, VirtualDriver
 from carpool.observe.stats import Stats
 from carpool.request import Lane, Request
-from carpool.simulate.arrival_processes import Bursts, Flash, Open, Poisson, Scene
+from carpool.simulate.arrivals import Bursts, Flash, Open, Poisson, Scene
 from carpool.simulate.policies import policy_of
 from tests.effort import slow_where
 

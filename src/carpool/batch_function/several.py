@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from carpool.batch_function.base import Settings, as_written
-from carpool.batch_function.loop_check import LoopCheck
+from carpool.batch_function.base import LoopCheck, Settings, as_written
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch, Ticket
 from carpool.model import is_model_object, item_types_of, name_of

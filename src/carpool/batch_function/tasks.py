@@ -32,7 +32,7 @@ from carpool.fast_paths import fast_path
 from carpool.foreign import as_model_error
 from carpool.logger import logger
 from carpool.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
-from carpool.observe.stage_stats import explained
+from carpool.observe.stats import explained
 from carpool.request import Request
 
 A = TypeVar("A")

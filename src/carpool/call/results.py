@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from carpool.call.padding import LengthsNeeded
+from carpool.call.merge import LengthsNeeded
 from carpool.errors import ModelError
 from carpool.hints.plain import elements_of
 from carpool.rows import ArrayRows

@@ -22,15 +22,10 @@ except ImportError:
 
 import carpool
 from carpool.cli.config_command import show_config
-from carpool.cli.exits import fail
-from carpool.cli.health_command import health
-from carpool.cli.mistakes import in_words
-from carpool.cli.operate_commands import reload, scale, services
+from carpool.cli.operate_commands import health, reload, scale, services
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
-from carpool.cli.server_keys import server_key, server_url
-from carpool.cli.sources import sources
-from carpool.cli.targets import add_current_folder
+from carpool.cli.sources import add_current_folder, fail, in_words, server_key, server_url, sources
 from carpool.cli.worker_command import worker
 from carpool.observe import log
 
@@ -131,7 +126,7 @@ def add_simulator() -> None:
     """
     from carpool.cli.profile_command import profile
     from carpool.simulate.command import simulate
-    from carpool.simulate.plan_command import plan
+    from carpool.simulate.plan import plan
 
     for command in (profile, plan, simulate):
         cli.command(command)

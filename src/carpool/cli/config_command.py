@@ -8,9 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from carpool.cli.exits import fail
-from carpool.cli.sources import chosen_by, sources
-from carpool.cli.targets import find_service
+from carpool.cli.sources import chosen_by, fail, find_service, sources
 from carpool.config import values
 from carpool.policy.base import name_of
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, as_written, changed

@@ -8,9 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 import carpool
-from carpool.cli.exits import FAILED, fail
-from carpool.cli.sources import sources
-from carpool.cli.targets import find_service
+from carpool.cli.sources import FAILED, fail, find_service, sources
 from carpool.config import values
 from carpool.errors import CarpoolError
 from carpool.logger import logger
@@ -70,9 +68,8 @@ def score(
         The least important log lines that are shown; see `carpool serve`.
     """
     log.set_up("text", log.level_of(log_level))
-    from carpool.score.command import Job
-    from carpool.score.command import score as run_job
-    from carpool.score.run import Scorer, ServerScorer, ServiceScorer
+    from carpool.score.run import Job, Scorer, ServerScorer, ServiceScorer
+    from carpool.score.run import score as run_job
 
     try:
         scorer: Scorer

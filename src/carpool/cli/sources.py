@@ -1,17 +1,34 @@
-"""Where commands have their settings from: flags, the environment and the file with settings."""
+"""Where commands have their settings from: flags, the environment and the file with settings.
+
+How a command ends that cannot be carried out: one line, and an exit status.
+
+What users are told of a command line that is not right.
+
+Finds the service that a command names as module:attribute.
+
+The address and the API key with which commands ask a server.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+import traceback
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 
 from cyclopts import App as Cli
-from cyclopts import Token
+from cyclopts import CycloptsError, Token, UnknownOptionError
 from cyclopts.argument import ArgumentCollection
 
-from carpool.cli.exits import fail
 from carpool.config import Config, as_texts, placed, read
+from carpool.logger import logger
+from carpool.observe import log
+from carpool.service import named
+from carpool.service.named import BrokenModule, NotFound, service_named
+from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE
+from carpool.service.service import Service
 from carpool.settings import LISTS, NAMES, ServerSettings, with_defaults
 
 WITH_SETTINGS: Final = ("serve", "config")
@@ -76,3 +93,101 @@ def chosen_by(options: Any) -> ServerSettings:
 
 sources = Sources()
 """Those of this process, whose command line is read once."""
+
+FAILED: Final = 1
+USAGE_ERROR: Final = 2
+
+
+def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoReturn:
+    """Exit with an error in one line, for a command that cannot be carried out.
+
+    Where the log is JSON, the line is, too, with the traceback in it.
+
+    Args:
+        text: What is wrong, and what to change.
+        status: The exit status.
+        traceback: That of the user's code, if it has raised; it is shown before the text.
+    """
+    if log.is_json():
+        told = f"{text}\n{traceback}".rstrip()
+        logger.critical("%s", told, extra={"code": "startup_failed"})
+    log.flush()  # lines that are still on their way come first
+    if not log.is_json():
+        print(f"{traceback}carpool: {text}", file=sys.stderr)
+    raise SystemExit(status) from None
+
+
+def in_words(error: CycloptsError) -> str:
+    """Return what is wrong, and what to write instead."""
+    return " ".join(_as_setting(error)) or " ".join(str(error).split())
+
+
+def _as_setting(error: CycloptsError) -> tuple[str, ...]:
+    """Return what an option is that is a setting of a stage or service, and how to write it.
+
+    Who comes from another server looks for `--workers`. For any other mistake it is empty.
+    """
+    if not isinstance(error, UnknownOptionError) or (error.command_chain or ("",))[0] not in WITH_SETTINGS:
+        return ()
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    setting = option.removeprefix("--").replace("-", "_")
+    for name in (setting, f"{setting}_s"):
+        if name in OF_A_STAGE:
+            return f"{option} is a setting of a stage; write", f"--set stages.NAME.{name}=VALUE"
+        if name in OF_A_SERVICE:
+            return f"{option} is a setting of a service; write", f"--set services.NAME.{name}=VALUE"
+    return ()
+
+
+def find_service(target: str) -> Service:
+    """Return the service at `module:attribute`, or exit with an error that says what is there."""
+    add_current_folder()
+    try:
+        return service_named(target)
+    except BrokenModule as error:
+        fail(str(error), FAILED, traceback=_from_module_on(error.error))
+    except NotFound as error:
+        fail(str(error))
+
+
+def _from_module_on(error: BaseException) -> str:
+    """Return the traceback of an import, without the frames that are not the user's."""
+    ours = (named.__file__, importlib.__file__, "<frozen importlib")
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(error.with_traceback(frames)))
+
+
+def add_current_folder() -> None:
+    """Let modules be found in the current folder, as `python -m` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+_ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # to listen on, and to ask
+
+
+def server_key(key_file: Path | None) -> str:
+    """Return the key in a file, or the one in CARPOOL_KEY; empty without either. Raises OSError."""
+    return os.environ.get("CARPOOL_KEY", "") if key_file is None else key_file.read_text().strip()
+
+
+def server_url(url: str | None, *, admin: bool = True) -> str:
+    """Return the address of the server to ask; by default the one that the settings here give it.
+
+    Args:
+        url: What the command was given; None for nothing.
+        admin: Whether to prefer its address for orders and pages of its operators.
+    """
+    if url is not None:
+        return url
+    found = {name: each.value for name, each in sources.read(None, ()).settings.items()}
+    if admin and (address := found.get("admin_address")):
+        return str(address) if str(address).startswith("unix:") else f"http://{address}"
+    if path := found.get("socket"):
+        return f"unix:{path}"
+    host = str(found.get("host", "")).strip("[]")
+    host = _ANY.get(host, host)
+    scheme = "https" if found.get("tls_cert") else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{found.get('port', 8000)}"

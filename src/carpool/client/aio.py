@@ -17,7 +17,6 @@ import httpx
 import sniffio  # noqa: F401 # as httpcore; where it is missing each request looks for it several times
 
 from carpool.client.app_transport import AppTransport
-from carpool.client.budget import RetryBudget, is_retried, retry_after_s, wait_s
 from carpool.client.bunches import InputFailed, ThreadInput, in_bunches
 from carpool.client.duplex import Duplex, Target
 from carpool.client.messages import (
@@ -38,7 +37,7 @@ from carpool.client.messages import (
     readiness_address_of,
     result_in,
 )
-from carpool.client.waits import Wait, Waits
+from carpool.client.waits import RetryBudget, Wait, Waits, is_retried, retry_after_s, wait_s
 from carpool.clock import monotonic
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, StartupError, Unavailable
 from carpool.service.checks import optional_seconds, valid_priority

@@ -14,7 +14,7 @@ from typing import IO
 
 from carpool.foreign import traceback_of
 from carpool.logger import logger
-from carpool.observe.outlet import Outlet
+from carpool.observe.log import Outlet
 
 LineSink = Callable[[str, bool, str], None]
 """Takes the worker's name, whether the line came from stderr, and the line."""

@@ -39,7 +39,7 @@ from carpool.fast_paths import fast_path
 from carpool.foreign import text_of
 from carpool.logger import logger
 from carpool.observe.function_stats import CallCounts, FunctionSnapshot, snapshot
-from carpool.observe.stage_stats import explained
+from carpool.observe.stats import explained
 from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it

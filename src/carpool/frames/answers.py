@@ -20,7 +20,7 @@ from carpool.hints import schema
 from carpool.hints.plain import to_builtins
 from carpool.logger import logger
 from carpool.observe.log import printable
-from carpool.observe.outcomes import MODEL_MESSAGES, text_for_clients
+from carpool.observe.refusals import MODEL_MESSAGES, text_for_clients
 
 CSV: Final = "text/csv"
 JSON: Final = "application/json"

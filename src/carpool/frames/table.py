@@ -21,8 +21,7 @@ from carpool.details import Detail
 from carpool.errors import CarpoolError, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of, with_error, with_errors
-from carpool.frames.arrow import table_in
-from carpool.frames.libraries import Columns, Library, lacking, type_text
+from carpool.frames.libraries import Columns, Library, lacking, table_in, type_text
 from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, bad_cell, check_size, without_mark
 from carpool.hints import schema
 from carpool.http_request import HTTPRequest

@@ -29,7 +29,7 @@ from carpool.http.streaming import BY_TYPE, PLAIN, Framing
 from carpool.http_request import pack_head
 from carpool.http_response import HTTPError
 from carpool.model import Traits
-from carpool.observe.outcomes import MODEL_MESSAGES, reason_of, text_for_clients
+from carpool.observe.refusals import MODEL_MESSAGES, reason_of, text_for_clients
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
 _JSON = b"application/json"

@@ -14,8 +14,7 @@ from carpool.http.assets import pages_at
 from carpool.http.codec import as_json
 from carpool.http.exchange import Ask, ErrorResponder, Exchange, HttpResponse, ServedModel
 from carpool.http.streaming import SSE, Delivery
-from carpool.observe.figures import figures, problems
-from carpool.observe.past_figures import DEATHS_S, EVERY_S, PastFigures
+from carpool.observe.figures import DEATHS_S, EVERY_S, PastFigures, figures, problems
 from carpool.observe.stats import Stats
 from carpool.request import DEFAULT_LANE
 from carpool.wire.payload import JSON

@@ -24,7 +24,7 @@ from carpool.observe.log import printable
 if TYPE_CHECKING:
     from carpool.core.batch import Batch
     from carpool.drive.aio import Driver
-    from carpool.observe.stage_stats import StageStats
+    from carpool.observe.stats import StageStats
 
 access_logger = GuardedLogger(logging.getLogger("carpool.access"), {})
 """Writes the access log."""

@@ -14,10 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from carpool.observe.durations import DURATION_BOUNDS, Durations
-from carpool.observe.stage_stats import StageStats, explained
-from carpool.observe.stats import Stats
-from carpool.observe.stream_stats import StreamStats
+from carpool.observe.snapshot import DURATION_BOUNDS, Durations, StreamStats
+from carpool.observe.stats import StageStats, Stats, explained
 
 _STAGE = ("model", "stage")
 

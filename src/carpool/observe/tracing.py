@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from carpool.core.batch import Batch
     from carpool.http.exchange import Exchange, Head
     from carpool.http.notes import Notes
-    from carpool.observe.stage_stats import StageStats
+    from carpool.observe.stats import StageStats
 
 _SERVER_ERROR = 500
 

@@ -9,7 +9,7 @@ Its life:
 2. The actor connects to the gate with a token of its own. From then on the worker is a
    `JoinedWorker`, and is lost when its connection ends.
 3. Ray's word that the actor, or its node, has died ends it as well, whichever comes first. A node
-   from which nothing is heard is a suspect (`suspects.py`).
+   from which nothing is heard is a suspect (`session.py`).
 
 The handle of the actor and the reference of its call are kept until then: an actor dies with its
 last handle.
@@ -34,8 +34,7 @@ from carpool.drive.output import LineSink
 from carpool.drive.worker import Launch
 from carpool.foreign import named_text_of
 from carpool.logger import logger
-from carpool.ray.session import ActorOrder, Placed, Session
-from carpool.ray.suspects import SUSPECT_S
+from carpool.ray.session import SUSPECT_S, ActorOrder, Placed, Session
 from carpool.version import __version__
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.handshake import Hello

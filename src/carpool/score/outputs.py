@@ -15,8 +15,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 import msgspec
 
 from carpool.http import entries
-from carpool.score.columns import MIXED, NOTHING, Kind, arrow_type, kind_of, merged
-from carpool.score.inputs import MISSING_ARROW, csv_reader
+from carpool.score.inputs import MISSING_ARROW, MIXED, NOTHING, Kind, arrow_type, csv_reader, kind_of, merged
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode

@@ -33,8 +33,8 @@ from carpool.drive.worker import Launch, WarmUpShape
 from carpool.drive.worker_pool import WorkerPool, new_roster
 from carpool.errors import StartupError
 from carpool.logger import logger
+from carpool.observe.snapshot import StreamStats
 from carpool.observe.stats import Stats
-from carpool.observe.stream_stats import StreamStats
 from carpool.policy import OneByOne
 from carpool.service.checks import why_never_held_back
 from carpool.service.declaration import Declaration

@@ -20,12 +20,10 @@ from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.request import Lane, Request
 from carpool.service.checks import optional_seconds
-from carpool.simulate.arrival_processes import Open, Scene
-from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed
+from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed, Open, Scene, Trace
 from carpool.simulate.features import ALIKE, Features
 from carpool.simulate.lengths import Length, Lengths, sample_of
-from carpool.simulate.record import UNFINISHED, Record
-from carpool.simulate.replay import Trace
+from carpool.simulate.report import UNFINISHED, Record
 from carpool.simulate.servers import Servers
 
 
