@@ -293,7 +293,7 @@ PLACES: Final = (
     ),
     Place(
         "modules of services that are added",
-        "http/service_list.py",
+        "http/admin.py",
         "the order is answered 400, the log has the traceback, and nothing changes",
     ),
     Place(

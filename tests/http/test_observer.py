@@ -12,11 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from carpool.http.addresses import predict_path
 from carpool.http.app import App
 from carpool.http.compression import Compression
-from carpool.http.exchange import HttpResponse
-from carpool.http.notes import InStage, Notes
+from carpool.http.endpoint import predict_path
+from carpool.http.exchange import HttpResponse, InStage, Notes
 from carpool.http.observer import server_timing
 from carpool.observe.log import JsonLines
 from tests.support.http import models

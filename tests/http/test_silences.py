@@ -162,7 +162,7 @@ def test_a_quick_answer_has_no_sign_of_life(way: str) -> None:
 @pytest.mark.parametrize("how", ["predict_many", "predict_stream"])
 def test_our_own_client_skips_signs_of_life(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results, and errors among them, are what they are without the silence before them."""
-    monkeypatch.setattr("carpool.http.part_writer.SILENCE_S", 0.02)
+    monkeypatch.setattr("carpool.http.answer_writer.SILENCE_S", 0.02)
     release = threading.Timer(0.2, HEARD.set)
 
     def odd(x: int) -> int:

@@ -69,7 +69,7 @@ def key(name: str, /, *, expires: str = "") -> None:
     expires:
         The day, or the moment, from which it is no longer good, such as 2027-01-31.
     """
-    from carpool.http.keys import new_key
+    from carpool.http.access import new_key
 
     try:
         made, line = new_key(name, expires)

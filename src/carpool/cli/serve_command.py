@@ -180,7 +180,7 @@ def _log_summary(app: App, address: str) -> None:
 
 def _paths(app: App) -> list[str]:
     """Return the first address of each service."""
-    from carpool.http.addresses import predict_path
+    from carpool.http.endpoint import predict_path
 
     return ["/predict", *[predict_path(service.name) for service in app.services[1:]]]
 

@@ -1,7 +1,7 @@
 """The HTTP/1.1 front: one client connection, its order and flow.
 
 `reader.py` reads for it. What it writes is in its base classes: whole answers in `answer_writer.py`
-and answers in parts in `part_writer.py`.
+and answers in parts in `answer_writer.py`.
 
 * Answers leave in the order of their requests; while too many are owed, nothing more is read.
 * A request that is refused before its body was read is answered, and then the connection is closed.
@@ -29,21 +29,21 @@ Time is not among them: see `timers.py`.
 
 A client that has closed its side may still wait for its answer, or be gone: an interim `100
 Continue` finds out (`probe`).
+
+What the transport delivers to while a large body is received straight into its memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Protocol, cast
 
 from carpool.errors import InvalidRequest
-from carpool.http.answer_writer import CONTINUE
+from carpool.http.answer_writer import CONTINUE, PartWriter
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.http_exchange import HttpExchange
-from carpool.http.large_body import LargeBody
-from carpool.http.part_writer import PartWriter
 from carpool.http.reader import MOST_AT_ONCE, RequestReader
 from carpool.http.server_state import HttpHead, ServerState
 from carpool.http.timers import Timers
@@ -444,3 +444,64 @@ class Connection(PartWriter):
         """Let other clients have their turn after a long page, which takes milliseconds."""
         if exchange.response is not None and len(exchange.response.body) >= _LONG_PAGE:
             self._state.note_long_page()
+
+
+_NOTHING = memoryview(b"")
+
+
+class BodyReceiver(Protocol):
+    """The connection whose place a `LargeBody` takes."""
+
+    def large_body_received(self, nbytes: int, is_full: bool) -> None:
+        """Take note that more of the body is in its memory."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Take note that the connection is gone."""
+
+    def eof_received(self) -> bool:
+        """Take note that the client sends no more; return whether the transport stays open."""
+
+    def pause_writing(self) -> None:
+        """Write no more for now."""
+
+    def resume_writing(self) -> None:
+        """Write on."""
+
+
+class LargeBody(asyncio.BufferedProtocol):
+    """Stands in for a connection while a large body is received into place.
+
+    Args:
+        connection: The connection on which the body comes.
+        rest: The memory that is still to be filled.
+    """
+
+    def __init__(self, connection: BodyReceiver, rest: memoryview) -> None:
+        self._connection = connection
+        self._rest = rest
+
+    def let_go(self) -> None:
+        """Let go of the memory, since uvloop keeps its last buffered protocol.
+
+        Even an empty part of the memory would keep all of it.
+        """
+        self._rest = _NOTHING
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._rest = self._rest[nbytes:]
+        self._connection.large_body_received(nbytes, is_full=not self._rest)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.connection_lost(error)
+
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()

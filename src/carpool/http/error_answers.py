@@ -11,11 +11,9 @@ from typing import Any, Protocol
 
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.foreign import text_of, traceback_of
-from carpool.http.asgi import Scope, send_response
-from carpool.http.asgi_client import ClientStalled, Receive, Send, within_limits
+from carpool.http.asgi import ClientStalled, Receive, Scope, Send, send_response, within_limits
 from carpool.http.codec import error_response
-from carpool.http.exchange import HttpResponse
-from carpool.http.request_ids import RequestIds
+from carpool.http.exchange import HttpResponse, RequestIds
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.service.checks import flag

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.clock import monotonic
 from carpool.http.compression import Compression
-from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse
-from carpool.http.notes import InStage, Notes
-from carpool.http.request_ids import RequestIds
+from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse, InStage, Notes, RequestIds
 from carpool.logger import GuardedLogger
 from carpool.observe.log import printable
 

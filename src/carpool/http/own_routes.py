@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from carpool.errors import CarpoolError
 from carpool.foreign import as_model_error
 from carpool.hints.schema import json_writer
-from carpool.http.asgi_client import ClientStalled, disconnected, within_limits
+from carpool.http.asgi import ClientStalled, disconnected, within_limits
 from carpool.http.codec import wishes
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import error_entry

@@ -17,12 +17,11 @@ from carpool.drive.descriptors import fill_standard
 from carpool.http.access import LOCAL_NAMES, Access, new_access
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
-from carpool.http.listener import InheritedListener, Listener, PortListener, UnixListener, listener_at
+from carpool.http.listener import Certificates, InheritedListener, Listener, PortListener, UnixListener, listener_at
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol
 from carpool.http.protocols.vertex import Vertex
 from carpool.http.server_state import Limits
-from carpool.http.tls import Certificates
 from carpool.logger import logger
 from carpool.observe import log as log_lines
 from carpool.service.checks import at_least, nonnegative_seconds, positive, seconds

@@ -15,10 +15,9 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Final, Protocol
 
 from carpool.drive.refusal_log import RefusalLog
-from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length, too_many_connections
 from carpool.http.exchange import REQUEST_ID, Head
-from carpool.http.shares import ConnectionShares
+from carpool.http.shares import Bodies, ConnectionShares
 from carpool.http_request import Field
 from carpool.observe.refusals import Refusals
 from carpool.wire.payload import Memory

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from carpool.clock import monotonic
 from carpool.http import openapi
 from carpool.http.access import Access
+from carpool.http.admission import Handler, Routes
 from carpool.http.codec import NotReady, Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
-from carpool.http.overview import overview
+from carpool.http.openapi import overview
 from carpool.http.protocol_lists import ShownRoute
-from carpool.http.routes import Handler, Routes
 from carpool.http.shares import ConnectionShares
 from carpool.observe.stats import Stats
 

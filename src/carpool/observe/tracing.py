@@ -10,8 +10,7 @@ from carpool.version import __version__
 
 if TYPE_CHECKING:
     from carpool.core.batch import Batch
-    from carpool.http.exchange import Exchange, Head
-    from carpool.http.notes import Notes
+    from carpool.http.exchange import Exchange, Head, Notes
     from carpool.observe.stats import StageStats
 
 _SERVER_ERROR = 500

@@ -28,7 +28,6 @@ from carpool.http.protocols.base import (
     model_asked,
     unfit,
 )
-from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.openai_text import (
     ChatForm,
     CompletionForm,
@@ -45,6 +44,7 @@ from carpool.http.protocols.wording import (
     check_finite,
     members_of,
     name_in,
+    routes_of_list,
     struct_of,
 )
 from carpool.rows import is_array_type
