@@ -17,7 +17,7 @@ from rich.console import Console
 from carpool.cli import add_simulator, cli
 from carpool.simulate import Report, run
 from carpool.simulate.command import Options, simulate
-from carpool.simulate.compare import table_of
+from carpool.simulate.table import table_of
 from tests.effort import slow_where
 
 add_simulator()

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from carpool.policy import STEPS_BY_NAME
 from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Trace, arrivals_of
-from carpool.simulate.compare import LOADS, compare, sweep, table_of
+from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.coordinator import coordinator_of
 from carpool.simulate.costs import USUAL_COST, given_costs
 from carpool.simulate.features import Features
@@ -30,7 +30,7 @@ from carpool.simulate.report import Report, json_text
 from carpool.simulate.scaling import USUAL_RULE, rule_of
 from carpool.simulate.servers import Servers, WorkerRange
 from carpool.simulate.steps import EXAMPLE as STEP_COST
-from carpool.simulate.steps import compare_steps, print_steps
+from carpool.simulate.table import compare_steps, print_steps, table_of
 from carpool.simulate.traffic import Traffic, arrivals_per_second
 
 T = TypeVar("T")
