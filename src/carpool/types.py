@@ -7,10 +7,10 @@ docs/streaming.md.
 
 from __future__ import annotations
 
-from carpool.core.journal import Entry
-from carpool.drive.parts import AsyncParts, ThreadParts
-from carpool.observe.function_stats import FunctionSnapshot
-from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot, StreamSnapshot
+from carpool.engine.core.journal import Entry
+from carpool.engine.drive.parts import AsyncParts, ThreadParts
+from carpool.engine.observe.function_stats import FunctionSnapshot
+from carpool.engine.observe.snapshot import ServiceSnapshot, StageSnapshot, StreamSnapshot
 
 __all__ = [
     "AsyncParts",

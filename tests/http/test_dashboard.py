@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from carpool import top
+from carpool.cli import top_command as top
+from carpool.engine.observe.figures import PastFigures, in_words, problems
+from carpool.engine.observe.snapshot import DURATION_BOUNDS
 from carpool.http.app import App
-from carpool.observe.figures import PastFigures, in_words, problems
-from carpool.observe.snapshot import DURATION_BOUNDS
 from tests.effort import slow_where
 from tests.support import chromium, joining
 from tests.support.http import models

@@ -19,13 +19,13 @@ from carpool.batch_function.base import Settings, invoker_of
 from carpool.batch_function.several import Arguments, SeveralInTasks, SeveralInThreads
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
-from carpool.call.invoke import is_async
-from carpool.call.lock import execution_lock, is_async_lock
-from carpool.call.merge import Merge, Pad, Split
-from carpool.call.oom import OomErrors
-from carpool.call.results import run_now
+from carpool.engine.call.invoke import is_async
+from carpool.engine.call.lock import execution_lock, is_async_lock
+from carpool.engine.call.merge import Merge, Pad, Split
+from carpool.engine.call.oom import OomErrors
+from carpool.engine.call.results import run_now
+from carpool.engine.policy import Policy, PolicyName
 from carpool.model import name_of
-from carpool.policy import Policy, PolicyName
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 from carpool.batch_function.base import LoopCheck, Settings, as_written
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch, Ticket
+from carpool.engine.type_hints import signature_of
 from carpool.model import is_model_object, item_types_of, name_of
-from carpool.type_hints import signature_of
 
 B = TypeVar("B")
 

@@ -27,7 +27,7 @@ from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
 from carpool.cli.sources import add_current_folder, fail, in_words, server_key, server_url, sources
 from carpool.cli.worker_command import worker
-from carpool.observe import log
+from carpool.engine.observe import log
 
 
 def _demo_can_run() -> bool:
@@ -91,7 +91,7 @@ def top(url: str | None = None, *, key_file: Path | None = None) -> None:
     key_file:
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
-    from carpool import top as terminal
+    from carpool.cli import top_command as terminal
 
     try:
         terminal.run(server_url(url), server_key(key_file), Console())
@@ -109,7 +109,7 @@ def demo() -> None:
     """
     add_current_folder()
     try:
-        from carpool import demo as demonstration
+        from carpool.cli import demo_command as demonstration
 
         status = demonstration.run(Console())
     except ModuleNotFoundError as error:

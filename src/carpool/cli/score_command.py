@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 import carpool
+from carpool.cli.settings_file import values
 from carpool.cli.sources import FAILED, fail, find_service, sources
-from carpool.config import values
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 from carpool.errors import CarpoolError
-from carpool.logger import logger
-from carpool.observe import log
 from carpool.service.overrides import changed
 from carpool.service.service import Service
 
@@ -68,8 +68,8 @@ def score(
         The least important log lines that are shown; see `carpool serve`.
     """
     log.set_up("text", log.level_of(log_level))
-    from carpool.score.run import Job, Scorer, ServerScorer, ServiceScorer
-    from carpool.score.run import score as run_job
+    from carpool.client.score.run import Job, Scorer, ServerScorer, ServiceScorer
+    from carpool.client.score.run import score as run_job
 
     try:
         scorer: Scorer

@@ -13,15 +13,15 @@ from cyclopts import Parameter
 from rich.console import Console
 
 import carpool
+from carpool.cli.settings_file import Config, values
 from carpool.cli.sources import FAILED, chosen_by, fail, find_service, sources
-from carpool.config import Config, values
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 from carpool.errors import StartupError, Unavailable
-from carpool.logger import logger
-from carpool.observe import log
 from carpool.service.overrides import changed
 from carpool.service.service import Service
+from carpool.service.settings import ServerOptions, ServerSettings
 from carpool.service.stage import Stage
-from carpool.settings import ServerOptions, ServerSettings
 from carpool.version import __version__
 
 if TYPE_CHECKING:

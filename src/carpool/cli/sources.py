@@ -22,14 +22,14 @@ from cyclopts import App as Cli
 from cyclopts import CycloptsError, Token, UnknownOptionError
 from cyclopts.argument import ArgumentCollection
 
-from carpool.config import Config, as_texts, placed, read
-from carpool.logger import logger
-from carpool.observe import log
+from carpool.cli.settings_file import Config, as_texts, placed, read
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 from carpool.service import named
 from carpool.service.named import BrokenModule, NotFound, service_named
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE
 from carpool.service.service import Service
-from carpool.settings import LISTS, NAMES, ServerSettings, with_defaults
+from carpool.service.settings import LISTS, NAMES, ServerSettings, with_defaults
 
 WITH_SETTINGS: Final = ("serve", "config")
 """The commands that have the settings of a server, of its services and of their stages."""

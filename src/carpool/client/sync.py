@@ -18,8 +18,8 @@ from typing import Any, TypeVar, Unpack, overload
 from carpool.client.aio import AsyncClient, ClientOptions
 from carpool.client.bunches import InputFailed, ThreadInput
 from carpool.client.waits import RetryBudget, closed
-from carpool.clock import monotonic
-from carpool.drive.loop_thread import LoopThread
+from carpool.engine.clock import monotonic
+from carpool.engine.drive.loop_thread import LoopThread
 from carpool.errors import CarpoolError, Unavailable
 
 T = TypeVar("T")

@@ -20,10 +20,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from carpool.allowance import Allowance
-from carpool.call.chunks import likeness
+from carpool.engine.allowance import Allowance
+from carpool.engine.call.chunks import likeness
+from carpool.engine.foreign import text_of
 from carpool.errors import InvalidRequest, ValidationError
-from carpool.foreign import text_of
 
 Columns = Mapping[str, Any]
 """The columns that a model wants: their types by their names."""

@@ -28,9 +28,9 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+from carpool.engine.logger import logger
 from carpool.http.codec import Refusal
 from carpool.http.exchange import Exchange, Head, HttpResponse
-from carpool.logger import logger
 
 SINGLE: Final = frozenset({b"authorization", b"x-api-key"})
 """Headers that a request may have once only."""

@@ -34,14 +34,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from carpool.engine.foreign import named_text_of, text_of, traceback_of
+from carpool.engine.hints import schema
+from carpool.engine.logger import logger
+from carpool.engine.observe.log import printable
 from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailable
-from carpool.foreign import named_text_of, text_of, traceback_of
-from carpool.hints import schema
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
-from carpool.logger import logger
-from carpool.observe.log import printable
 from carpool.service.named import BrokenModule, NotFound, service_named
 from carpool.service.service import Service
 

@@ -15,6 +15,8 @@ from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
 
+from carpool.engine.request import DEFAULT_LANE, Lane
+from carpool.engine.wire.payload import CUSTOM, OBJECT
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.access import Access
 from carpool.http.bulk import BULK_PRIORITY
@@ -35,9 +37,7 @@ from carpool.http.observer import Observer
 from carpool.http.predict_routes import PredictRoutes
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.streaming import BULK
-from carpool.request import DEFAULT_LANE, Lane
 from carpool.service.checks import LARGEST_PRIORITY
-from carpool.wire.payload import CUSTOM, OBJECT
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _USUALLY_EXPANDED = 16  # times its size a body becomes at most, but for those that are made to

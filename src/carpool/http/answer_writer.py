@@ -18,15 +18,15 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from carpool.clock import monotonic
-from carpool.fast_paths import fast_path
+from carpool.engine.clock import monotonic
+from carpool.engine.fast_paths import fast_path
+from carpool.engine.wire.outcome import CheckedResponse
 from carpool.http.exchange import HttpResponse, RequestIds, ServedModel
 from carpool.http.http_exchange import AnswerQueue, HttpExchange
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import HttpHead, ServerState
 from carpool.http.streaming import SILENCE_S, Delivery
 from carpool.http.timers import Timers
-from carpool.wire.outcome import CheckedResponse
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 IN_PARTS: Final = HttpResponse(200, b"")

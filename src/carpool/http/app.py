@@ -18,10 +18,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
-from carpool.clock import monotonic
-from carpool.drive.output import LineSink, print_line
+from carpool.engine.clock import monotonic
+from carpool.engine.drive.output import LineSink, print_line
+from carpool.engine.foreign import text_of, traceback_of
+from carpool.engine.logger import logger
+from carpool.engine.observe.log import printable
+from carpool.engine.request import DONE, NEW
 from carpool.errors import CarpoolError, Unavailable
-from carpool.foreign import text_of, traceback_of
 from carpool.http import asgi
 from carpool.http.access import Access, new_access
 from carpool.http.admin import Admin, ServiceList, check_services
@@ -52,17 +55,14 @@ from carpool.http.protocols import protocols_named
 from carpool.http.protocols.base import HttpProtocol
 from carpool.http.shares import ConnectionShares
 from carpool.http.status_pages import StatusPages
-from carpool.logger import logger
-from carpool.observe.log import printable
-from carpool.request import DONE, NEW
 from carpool.service.checks import at_least, check_callable, flag, nonnegative_seconds, when_full_waits
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.join import Join, joins_of
 
 if TYPE_CHECKING:
-    from carpool.observe.own_metrics import OwnMetricsOfWorkers
-    from carpool.observe.stats import Stats
-    from carpool.request import DONE, NEW
+    from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
+    from carpool.engine.observe.stats import Stats
+    from carpool.engine.request import DONE, NEW
 from carpool.service.service import Service
 
 

@@ -15,7 +15,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
 
-from carpool.clock import monotonic
+from carpool.engine.clock import monotonic
+from carpool.engine.logger import logger
 from carpool.errors import CarpoolError, StartupError
 from carpool.http.access import SINGLE, Access
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
@@ -23,7 +24,6 @@ from carpool.http.codec import Refusal, as_routes_are, too_large
 from carpool.http.exchange import Exchange, Head, HttpResponse, RequestIds
 from carpool.http.observer import Observer
 from carpool.http.streaming import SILENCE_S, Delivery
-from carpool.logger import logger
 
 Scope = MutableMapping[str, Any]
 

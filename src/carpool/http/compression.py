@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from carpool.allowance import MOST_EXPANDED, Allowance
+from carpool.engine.allowance import MOST_EXPANDED, Allowance
 from carpool.errors import InvalidRequest
 from carpool.http.codec import too_large
 from carpool.http.exchange import HttpResponse

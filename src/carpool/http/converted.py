@@ -19,16 +19,16 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.hints import schema
+from carpool.engine.rows import as_array, is_array_type
+from carpool.engine.wire.payload import ARRAYS, MSGPACK, OBJECT, RAW
 from carpool.errors import InvalidRequest, ModelError, ValidationError, too_large
-from carpool.hints import schema
 from carpool.http.codec import Formats
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ModelOfApp, Submission
 from carpool.http.protocols.rows import fields_of
 from carpool.http.protocols.wording import value_in
-from carpool.rows import as_array, is_array_type
-from carpool.wire.payload import ARRAYS, MSGPACK, OBJECT, RAW
 
 
 def is_converted(content_type: bytes | None, accept: bytes | None, formats: Formats) -> bool:

@@ -16,27 +16,27 @@ from urllib.parse import quote
 
 import msgspec
 
-from carpool.allowance import Allowance
-from carpool.clock import monotonic
-from carpool.core.roster import PlaceState
-from carpool.drive.callers import TaskCaller, error_of
-from carpool.drive.output import LineSink
-from carpool.hints import schema
+from carpool.engine.allowance import Allowance
+from carpool.engine.clock import monotonic
+from carpool.engine.core.roster import PlaceState
+from carpool.engine.drive.callers import TaskCaller, error_of
+from carpool.engine.drive.output import LineSink
+from carpool.engine.hints import schema
+from carpool.engine.logger import logger
+from carpool.engine.request import Request
+from carpool.engine.rows import is_array_type
+from carpool.engine.wire.outcome import CheckedResponse
+from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW, adapted
 from carpool.http.codec import Formats, as_routes_are
 from carpool.http.converted import FORM_TYPE, NPY_TYPE, can_read_forms, is_converted
 from carpool.http.exchange import JSON_TYPE
-from carpool.logger import logger
-from carpool.request import Request
-from carpool.rows import is_array_type
 from carpool.service.key import header_of
 from carpool.service.weigh import weigher_of
-from carpool.wire.outcome import CheckedResponse
-from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, adapted
 
 if TYPE_CHECKING:
-    from carpool.drive.aio import Driver
+    from carpool.engine.drive.aio import Driver
+    from carpool.engine.observe.snapshot import ServiceSnapshot
     from carpool.model import Traits
-    from carpool.observe.snapshot import ServiceSnapshot
     from carpool.service.elsewhere import Elsewhere
     from carpool.service.handle import AsyncHandle
     from carpool.service.join import Join

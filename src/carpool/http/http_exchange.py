@@ -22,9 +22,9 @@ from collections import deque
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
+from carpool.engine.request import Request
 from carpool.http.exchange import Exchange, HttpResponse, ServedModel
 from carpool.http.server_state import HttpHead
-from carpool.request import Request
 
 
 class ExchangeConnection(Protocol):

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from carpool.drive.gate import Strangers
+from carpool.engine.drive.gate import Strangers
+from carpool.engine.logger import logger
+from carpool.engine.worker.address import bare_host, listen_at
 from carpool.http.access import is_loopback
-from carpool.logger import logger
-from carpool.worker.address import bare_host, listen_at
 
 BACKLOG = 2048
 _LARGEST_PORT = 65535

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from carpool.engine.hints import schema
 from carpool.errors import OVERLOAD_REASONS
-from carpool.hints import schema
 from carpool.http.codec import MESSAGES, as_json
 from carpool.http.endpoint import MANY, Address, predict_path, ready_path
 from carpool.http.protocol_lists import ShownRoute, lines_of, operations_of

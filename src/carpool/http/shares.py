@@ -38,7 +38,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Protocol, TypeVar
 
-from carpool.clock import Clock
+from carpool.engine.clock import Clock
 from carpool.errors import Overloaded
 
 M = TypeVar("M")

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from carpool.engine.type_hints import signature_of
 from carpool.simulate import specs
-from carpool.type_hints import signature_of
 
 
 class BatchShape(NamedTuple):

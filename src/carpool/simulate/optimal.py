@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, lgamma, sqrt
 
-from carpool.policy.base import NOTHING, Decision, Policy, View
+from carpool.engine.policy.base import NOTHING, Decision, Policy, View
 
 try:
     import numpy as np

@@ -21,8 +21,8 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from carpool.core.batch import Batch
-from carpool.request import Request
+from carpool.engine.core.batch import Batch
+from carpool.engine.request import Request
 
 NAN = math.nan
 _LONGEST_TENTH = 9  # it begins after this many tenths

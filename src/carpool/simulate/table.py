@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from carpool.policy import STEPS_BY_NAME
+from carpool.engine.policy import STEPS_BY_NAME
 from carpool.simulate.compare import processes
 from carpool.simulate.report import Report, json_text
 from carpool.simulate.steps import StepReport, mean_of_steps, run_steps, step_cost_of, traffic_of

@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.observe.snapshot import ServiceSnapshot, StageSnapshot
+from carpool.engine.wire.payload import ARRAYS, LARGE, OBJECT, Memory
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import (
@@ -32,10 +34,8 @@ from carpool.http.protocols.base import (
 from carpool.http.protocols.rows import INPUT, OUTPUT, TensorColumn, TensorTable, items_of, table_of, tensors_of
 from carpool.http.protocols.tensors import Tensor, elements_of, from_binary, from_json, to_binary
 from carpool.http.protocols.wording import as_response, as_written, read, versions_of, without_details
-from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
-from carpool.wire.payload import ARRAYS, LARGE, OBJECT, Memory
 
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"
