@@ -30,12 +30,12 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 375,
-    "lines of code": 45_990,
+    "files": 380,
+    "lines of code": 46_040,
     "bases with a single subclass": 22,
     "protocol classes": 71,
     "words of the glossary": 60,
-    "words of the docs": 89_760,
+    "words of the docs": 89_780,
 }
 
 
