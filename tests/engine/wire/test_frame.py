@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from carpool.engine.wire import frame as wire
 from carpool.engine.wire.frame import MAX_ITEMS, Frame, FrameError, FrameKind, FrameReader, encode
 from carpool.engine.wire.payload import LARGE, SCALARS, Buffer, Payload, dump, pack_scalars, size_of
-from carpool.testing.wire import FRAMES, data_of, header, plain, receive
 from tests.effort import share
+from tests.support.frames import FRAMES, data_of, header, plain, receive
 from tests.support.properties import PROPERTY
 
 

@@ -19,8 +19,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Protocol
 
 from carpool.errors import DeadlineExceeded, ModelError, ValidationError
-from carpool.testing.contract import AsyncContract as AsyncContract
-from carpool.testing.contract import Contract as Contract
+from tests.support.contract import AsyncContract as AsyncContract
+from tests.support.contract import Contract as Contract
 
 
 class Driven(Protocol):

@@ -11,10 +11,10 @@ import pytest
 import carpool
 from carpool.engine.drive import process
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind, FrameReader
-from carpool.testing import Misbehaviour, StubWorker, stub_workers
-from carpool.testing.wire import FRAMES, data_of, plain
 from tests.effort import slow_where
 from tests.support import models
+from tests.support.frames import FRAMES, data_of, plain
+from tests.support.stub import Misbehaviour, StubWorker, stub_workers
 
 
 def exchange(misbehaviour: Misbehaviour | None, *frames: Frame, on_batch: int = 1) -> bytes:
