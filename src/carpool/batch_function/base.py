@@ -39,6 +39,7 @@ from carpool.engine.request import Lane
 from carpool.errors import Unavailable
 from carpool.model import AnyModel, Model, check_takes_a_list, is_model_object, name_of, traits_of, types_of
 from carpool.service.checks import (
+    Key,
     at_least,
     check_callable,
     check_length,
@@ -46,6 +47,7 @@ from carpool.service.checks import (
     check_policy,
     check_room,
     flag,
+    header_of,
     lone_wait_s,
     optional_delay,
     optional_finite_seconds,
@@ -53,7 +55,6 @@ from carpool.service.checks import (
     valid_priority,
     why_never_held_back,
 )
-from carpool.service.key import Key, header_of
 from carpool.service.weigh import field_of, units, valid_key
 
 _ROW_MERGER = RowMerger()

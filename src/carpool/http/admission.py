@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from carpool.engine.request import DEFAULT_LANE, Lane
 from carpool.engine.wire.payload import CUSTOM, OBJECT
@@ -32,9 +32,8 @@ from carpool.http.codec import (
 )
 from carpool.http.compression import check_coding, expanded
 from carpool.http.endpoint import Address, Endpoint
-from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head, HttpResponse, ServedModel
-from carpool.http.observer import Observer
-from carpool.http.predict_routes import PredictRoutes
+from carpool.http.exchange import JSON_TYPE, Ask, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.predict_routes import AdmittingApp, PredictRoutes
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.streaming import BULK
 from carpool.service.checks import LARGEST_PRIORITY
@@ -42,28 +41,6 @@ from carpool.service.checks import LARGEST_PRIORITY
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _USUALLY_EXPANDED = 16  # times its size a body becomes at most, but for those that are made to
 _BULK_LANE = Lane(BULK_PRIORITY, None, 0)
-
-
-class AdmittingApp(ErrorResponder, Protocol):
-    """The app to which requests are admitted.
-
-    Attributes:
-        max_body_bytes: Size of the largest request body.
-        accepts_compressed: Whether compressed request bodies are read.
-        observer: Watches requests and their answers; None if nothing asks for it.
-        root_path: What a proxy puts before each path.
-    """
-
-    max_body_bytes: int
-    accepts_compressed: bool
-    observer: Observer | None
-    root_path: str
-
-    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
-        """Return why a request to a model is refused now; None if it is not."""
-
-    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
-        """Return the response to a request that is broken off after its admission, and count it."""
 
 
 class HeadAdmission:

@@ -55,7 +55,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
         self._limits = state.limits
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
-        self._queue: AnswerQueue[HttpExchange] = AnswerQueue(self._limits.pipelined)
+        self._queue = AnswerQueue(self._limits.pipelined)
         self._is_writing_paused = False
         self.is_reading_paused = False
         self.counted_for: ServedModel | None = None

@@ -36,7 +36,7 @@ What the transport delivers to while a large body is received straight into its 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+from typing import cast
 
 from carpool.errors import InvalidRequest
 from carpool.http.answer_writer import CONTINUE, PartWriter
@@ -449,25 +449,6 @@ class Connection(PartWriter):
 _NOTHING = memoryview(b"")
 
 
-class BodyReceiver(Protocol):
-    """The connection whose place a `LargeBody` takes."""
-
-    def large_body_received(self, nbytes: int, is_full: bool) -> None:
-        """Take note that more of the body is in its memory."""
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Take note that the connection is gone."""
-
-    def eof_received(self) -> bool:
-        """Take note that the client sends no more; return whether the transport stays open."""
-
-    def pause_writing(self) -> None:
-        """Write no more for now."""
-
-    def resume_writing(self) -> None:
-        """Write on."""
-
-
 class LargeBody(asyncio.BufferedProtocol):
     """Stands in for a connection while a large body is received into place.
 
@@ -476,7 +457,7 @@ class LargeBody(asyncio.BufferedProtocol):
         rest: The memory that is still to be filled.
     """
 
-    def __init__(self, connection: BodyReceiver, rest: memoryview) -> None:
+    def __init__(self, connection: Connection, rest: memoryview) -> None:
         self._connection = connection
         self._rest = rest
 

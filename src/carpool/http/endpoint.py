@@ -30,7 +30,7 @@ from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW, adapted
 from carpool.http.codec import Formats, as_routes_are
 from carpool.http.converted import FORM_TYPE, NPY_TYPE, can_read_forms, is_converted
 from carpool.http.exchange import JSON_TYPE
-from carpool.service.key import header_of
+from carpool.service.checks import header_of
 from carpool.service.weigh import weigher_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from carpool.engine.request import Request
 from carpool.http.exchange import Exchange, HttpResponse, ServedModel
@@ -136,20 +136,7 @@ class HttpExchange(Exchange):
         self.connection.leave_body_unread()
 
 
-class Owed(Protocol):
-    """A request that is owed an answer.
-
-    Attributes:
-        response: The answer; None until it is there. A refused request enters the queue with it.
-    """
-
-    response: HttpResponse | None
-
-
-T = TypeVar("T", bound=Owed)
-
-
-class AnswerQueue(Generic[T]):
+class AnswerQueue:
     """The requests of one connection that are owed an answer, in order.
 
     Args:
@@ -164,8 +151,8 @@ class AnswerQueue(Generic[T]):
     __slots__ = ("_most_given", "given", "waiting")
 
     def __init__(self, most_given: int) -> None:
-        self.given: deque[T] = deque()
-        self.waiting: deque[T] = deque()
+        self.given: deque[HttpExchange] = deque()
+        self.waiting: deque[HttpExchange] = deque()
         self._most_given = most_given
 
     def __len__(self) -> int:
@@ -176,11 +163,11 @@ class AnswerQueue(Generic[T]):
         """How many more requests may be read; one more than the app may have are held at most."""
         return self._most_given + 1 - len(self)
 
-    def add(self, request: T) -> None:
+    def add(self, request: HttpExchange) -> None:
         """Let a request that was read wait for its turn."""
         self.waiting.append(request)
 
-    def next_to_give(self) -> T | None:
+    def next_to_give(self) -> HttpExchange | None:
         """Return the request that the app may have now, or None; it stays waiting until `give`."""
         if self.waiting and len(self.given) < self._most_given:
             return self.waiting[0]
@@ -190,13 +177,13 @@ class AnswerQueue(Generic[T]):
         """Note that the app gets the first waiting request."""
         self.given.append(self.waiting.popleft())
 
-    def pop_answered(self) -> T | None:
+    def pop_answered(self) -> HttpExchange | None:
         """Take out the request whose response is to be written now, or return None."""
         if self.given and self.given[0].response is not None:
             return self.given.popleft()
         return None
 
-    def clear(self) -> list[T]:
+    def clear(self) -> list[HttpExchange]:
         """Take out all requests, since nobody is there to take their answers."""
         owed = [*self.given, *self.waiting]
         self.given.clear()

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from carpool.model import AnyModel
-from carpool.service.key import header_of
+from carpool.service.checks import header_of
 from carpool.service.stage import Stage
 
 

@@ -15,7 +15,9 @@ from carpool.engine.policy.base import name_of as name_of_policy
 from carpool.engine.worker.place import VISIBLE_DEVICES, Cores, Devices, parse_cpus, parse_devices, share_devices
 from carpool.model import AnyModel, Traits, check_kwargs, check_takes_a_list, doubt_about_an_item, traits_of
 from carpool.service.checks import (
+    Key,
     check_is_for_batches,
+    check_key,
     check_length,
     check_parts,
     check_policy,
@@ -37,7 +39,6 @@ from carpool.service.checks import (
     positive_count,
     rising,
 )
-from carpool.service.key import Key, check_key
 from carpool.service.setting import Setting, keep, keep_checked, setting, shown_as_given
 from carpool.service.stage_checks import (
     check_allowed_sizes,

@@ -20,7 +20,7 @@ from carpool.engine.request import Lane, Request
 from carpool.engine.wire import payload
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW
 from carpool.errors import CarpoolError, ModelError
-from carpool.service.key import Key, header_of
+from carpool.service.checks import Key, header_of
 from carpool.service.stage import Stage
 
 LARGEST_SIZE = 2**53
