@@ -1,12 +1,8 @@
 """Writes the answers of one connection in their turn, and ends the connection after the last one.
 
-`AnswerWriter` is the part of a `Connection` that writes whole answers, and `PartWriter` adds those
-in parts. They are base classes of it, and not objects that it has, as each would cost a request an
-attribute or a call more.
-
-Writes answers in parts: each part when it comes, and something now and then if none comes.
-
-The bytes of an answer in HTTP/1.1 and HTTP/1.0: its status line, its headers, its chunks.
+`AnswerWriter` is the half of a `Connection` that writes whole answers and answers in parts. It is a
+base class of it, and not an object that it has, which would cost a request an attribute or a call
+more.
 """
 
 from __future__ import annotations
@@ -31,6 +27,10 @@ from carpool.http.timers import Timers
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 IN_PARTS: Final = HttpResponse(200, b"")
 """Stands for an answer whose parts are all there."""
+
+
+_LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the same turn
+_RESET_S = 0.001  # a client near by that is gone has reset the connection by then
 
 
 class AnswerWriter(asyncio.Protocol, ABC):
@@ -60,14 +60,12 @@ class AnswerWriter(asyncio.Protocol, ABC):
         self.is_reading_paused = False
         self.counted_for: ServedModel | None = None
         self._is_half_closed = False
+        self._streamed_bytes = 0  # of the body of the present answer in parts
+        self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
 
     @abstractmethod
     def turn_has_come(self) -> None:
         """Ask for the page for which the connection has waited."""
-
-    @abstractmethod
-    def write_gathered(self) -> None:
-        """Write the parts that have come in this turn of the loop."""
 
     @abstractmethod
     def _give(self) -> None:
@@ -81,14 +79,6 @@ class AnswerWriter(asyncio.Protocol, ABC):
     @abstractmethod
     def _has_nothing_to_read(self) -> bool:
         """Whether no request is half received or waits to be read."""
-
-    @abstractmethod
-    def _turn_of_parts(self, exchange: HttpExchange, delivery: Delivery) -> None:
-        """Write what was held of an answer whose turn has come."""
-
-    @abstractmethod
-    def _write_end(self, exchange: HttpExchange) -> None:
-        """Write the end of an answer in parts, and close if it is the last one."""
 
     # -- whole answers
 
@@ -228,22 +218,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
             self._transport.write(CONTINUE)
         return True
 
-
-_LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the same turn
-_RESET_S = 0.001  # a client near by that is gone has reset the connection by then
-
-
-class PartWriter(AnswerWriter):
-    """The half of a connection that writes to the client, with answers in parts.
-
-    Args:
-        state: Has what the connections of one server share.
-    """
-
-    def __init__(self, state: ServerState) -> None:
-        super().__init__(state)
-        self._streamed_bytes = 0  # of the body of the present answer in parts
-        self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
+    # -- answers in parts: each when it comes, and something now and then if none comes
 
     @property
     def _streaming(self) -> HttpExchange | None:

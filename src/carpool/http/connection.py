@@ -39,7 +39,7 @@ import asyncio
 from typing import cast
 
 from carpool.errors import InvalidRequest
-from carpool.http.answer_writer import CONTINUE, PartWriter
+from carpool.http.answer_writer import CONTINUE, AnswerWriter
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
@@ -52,7 +52,7 @@ _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many req
 _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that says "ok" has not
 
 
-class Connection(PartWriter):
+class Connection(AnswerWriter):
     """One client.
 
     Args:
