@@ -3,10 +3,8 @@
 These are their settings, how they behave as methods, copies and pickles, and how they call the
 user's function.
 
-Warn callers of a batch function over a `def` whose thread runs an event loop.
-
-Such a call holds up the loop, so none of its other tasks can join the batch: the function works,
-and batches nothing.
+A call of a function over a `def` from a thread that runs an event loop is warned of. It holds up
+the loop, so none of its other tasks can join the batch: the function works, and batches nothing.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Over a `def`, callers are threads, and one of them runs the batch for the others
 def`, callers are tasks, and a batch is a task. The function takes and returns a list; callers bring
 one item and get one result.
 
-The types of `@carpool.batch`: what it is applied to, what comes of it, and its settings.
-
-Nothing of it runs; type checkers read it.
+The types at the end are for type checkers: the functions and classes that it takes, the objects
+that it returns, and its settings.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The commands that change a running server: `carpool reload`, `scale`, and `services add` and
-`remove`.
+"""The commands for a running server: `carpool reload`, `scale`, `services add` and `remove`, and
+`health`.
 
-They send an order to its admin routes (`http/admin.py`) and wait until it has been carried out.
-
-`carpool health`: asks a server whether it is ready, for probes that run a command.
+Those that change it send an order to its admin routes (`http/admin.py`) and wait until it has been
+carried out. `carpool health` asks whether it is ready, for probes that run a command.
 """
 
 from __future__ import annotations

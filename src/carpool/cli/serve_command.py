@@ -1,6 +1,6 @@
-"""`carpool serve`: serves services over HTTP until it is told to end.
+"""`carpool serve`: serves services over HTTP until a signal ends it.
 
-Tells what is about to be served: a person in the terminal, or a program in the log.
+It begins with a summary, for a person in the terminal or for a program in the log.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Where commands have their settings from: flags, the environment and the file with settings.
+"""The parts that commands share: where their input is from, and how they end.
 
-How a command ends that cannot be carried out: one line, and an exit status.
-
-What users are told of a command line that is not right.
-
-Finds the service that a command names as module:attribute.
-
-The address and the API key with which commands ask a server.
+Settings come from flags, the environment and the file with settings, a service from the name
+module:attribute, and the address and key of a server from the settings that it would have here. A
+command that cannot be carried out ends with one line and an exit status.
 """
 
 from __future__ import annotations

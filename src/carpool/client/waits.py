@@ -1,9 +1,8 @@
 """How a client waits: no longer than it may, nor once it is closed; and how its tasks end.
 
-When a client tries again: what may be retried, how long it waits, and how often in all. Sans-IO.
-
-Retries of many clients make an overload worse. So they are a share of the requests: each request
-earns a tenth of a retry. A few are lent in the beginning, for a server that is just starting.
+A `RetryBudget` decides what may be retried, after which wait, and how often in all. Retries of many
+clients make an overload worse. So they are a share of the requests: each request earns a tenth of a
+retry. A few are lent in the beginning, for a server that is just starting.
 """
 
 from __future__ import annotations

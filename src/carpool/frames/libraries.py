@@ -1,15 +1,14 @@
-"""What models of tables need of pandas and polars: to make frames, cut them and join them.
+"""Makes frames of pandas and polars for models of tables, cuts them and joins them.
 
 Neither library is imported before it is needed. With declared columns, how a cell is read does not
 depend on what else is read in the same call: only the type of its column counts, and types that
 depend on a whole column are refused.
 
-Arrow streams as tables, counted before they are read.
-
-A stream of few bytes can stand for a large table: its buffers may be compressed, or be one and the
-same for many columns; nulls, references and empty lists take no bytes at all. pyarrow takes the
-memory that the stream asks for, and there is no limit to give it. So the sizes in the messages are
-read here first, and the columns are counted before anything is made of them.
+Arrow streams are counted before they are read. A stream of few bytes can stand for a large table:
+its buffers may be compressed, or be one and the same for many columns; nulls, references and empty
+lists take no bytes at all. pyarrow takes the memory that the stream asks for, and there is no limit
+to give it. So the sizes in the messages are read here first, and the columns are counted before
+anything is made of them.
 """
 
 from __future__ import annotations

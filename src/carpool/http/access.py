@@ -2,11 +2,10 @@
 
 An app has an `Access` only where something is restricted. It judges heads. A front that remembers
 heads by their exact bytes remembers its judgement with them, so a key that is presented again and
-again costs nothing; `Access.on_change` tells it when to forget.
+again costs nothing; `Access.on_change` is called when it must forget.
 
-The API keys of a server: a file of them, who presents one, and how long each is good.
-
-Only digests are compared and kept. A key that is written in plain text is hashed where it is read.
+`KeyRing` has the API keys of a server: a file of them, and how long each is good. Only digests are
+compared and kept. A key that is written in plain text is hashed where it is read.
 """
 
 from __future__ import annotations

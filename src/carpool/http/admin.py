@@ -12,14 +12,9 @@ Of the first two all members but `workers` may be left out, and so may `stage` w
 one. Without `service` all of them are reloaded, and the only one is scaled. The answer comes when
 it is done.
 
-Adds services to an app that runs, and removes them.
-
 A service is added once its workers are ready, and is removed once the requests inside are answered.
-If anything fails before, the app stays as it was.
-
-Whether services can be served over HTTP together: their names, and the types of their items.
-
-Reloads the services of an app when a source file changes: `carpool serve --watch`.
+If anything fails before, the app stays as it was. With
+`carpool serve --watch` the services are reloaded when a source file changes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Where a model's `decode` asks for the whole request, the head is packed when it is admitted, so a
 known head brings its packed form along. Requests of other models cost nothing more.
 
-The table of what answers at which path with which method, and how it is put together.
+The table of routes says which function answers at a path with a method.
 """
 
 from __future__ import annotations

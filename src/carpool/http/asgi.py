@@ -1,6 +1,6 @@
 """The ASGI front: serves the app under uvicorn and the like, or mounted in FastAPI or Starlette.
 
-The client of an ASGI server, as far as the server's `receive` and `send` show it.
+Its client is known as far as the server's `receive` and `send` show it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Compresses answers for clients that accept it, where the server is told to.
+"""Compresses answers for clients that accept it, and expands request bodies, where settings say so.
 
-Compressed request bodies: expanded within the limit of bodies, and within a ratio.
-
-A small body may expand to a thousand times its size, so a server reads compressed bodies only if
-its user says so.
+Bodies are expanded within the limit of bodies, and within a ratio. A small body may expand to a
+thousand times its size, so a server reads compressed bodies only if its user says so.
 """
 
 from __future__ import annotations

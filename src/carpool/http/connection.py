@@ -1,7 +1,6 @@
 """The HTTP/1.1 front: one client connection, its order and flow.
 
-`reader.py` reads for it. What it writes is in its base classes: whole answers in `answer_writer.py`
-and answers in parts in `answer_writer.py`.
+`reader.py` reads for it. `answer_writer.py`, its base class, writes the answers.
 
 * Answers leave in the order of their requests; while too many are owed, nothing more is read.
 * A request that is refused before its body was read is answered, and then the connection is closed.
@@ -30,7 +29,8 @@ Time is not among them: see `timers.py`.
 A client that has closed its side may still wait for its answer, or be gone: an interim `100
 Continue` finds out (`probe`).
 
-What the transport delivers to while a large body is received straight into its memory.
+A `LargeBody` takes its place at the transport while a large body is received straight into its
+memory.
 """
 
 from __future__ import annotations

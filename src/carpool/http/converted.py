@@ -1,8 +1,7 @@
 """Requests whose bodies are converted here and not in the worker: forms and .npy files.
 
-Bodies of HTML forms (`multipart/form-data`): one file, or fields that fit the model's items.
-
-The .npy format of numpy: one array as a body. The header is read by numpy's rules but strictly:
+A form (`multipart/form-data`) holds one file, or fields that fit the model's items. A body in the
+.npy format of numpy is one array. The header is read by numpy's rules but strictly:
 only plain dtypes, and a shape that fits the body, before anything is made of it.
 """
 

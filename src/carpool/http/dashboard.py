@@ -1,7 +1,7 @@
 """The dashboard: a page, the figures of the last ten minutes, and those of each second as
 server-sent events.
 
-The files of the pages for browsers: ours, and libraries of others with their licences.
+The files of the pages are ours, and libraries of others with their licences.
 """
 
 from __future__ import annotations

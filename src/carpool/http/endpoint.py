@@ -1,9 +1,7 @@
 """One service as an app serves it: its life, its formats, and whether it could answer now.
 
-The addresses at which a service can be asked, and what a body means at each of them.
-
-Tries a model as a client would: an example goes in as the body of a request, and the body of an
-answer comes out.
+It also lists the addresses of a service with the meaning of a body at each, and tries a model as a
+client would: an example goes in as the body of a request, and the body of an answer comes out.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 This file knows neither the app nor its models. What it needs of them are two protocols,
 `ErrorResponder` and `ServedModel`.
 
-The ids of requests whose clients have given them none.
-
-What is noted of one request while it is inside, for the log and for traces.
+`RequestIds` are for requests whose clients have given them none, and `Notes` record one
+request while it is inside, for the log and for traces.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A request of our own HTTP/1.1 front, whose answer a connection writes when its turn has come.
 
-Keeps the order of answers on one connection. Sans-IO: it says which is next and writes nothing.
-
-Answers leave in the order of their requests, and the app gets only so many of a connection's
-requests at a time. So a request in the queue is in one of three states, and passes through them in
-this order:
+`AnswerQueue` keeps the order of answers on one connection: it says which is next and writes
+nothing. Answers leave in the order of their requests, and the app gets only so many of a
+connection's requests at a time. So a request in the queue is in one of three states, and passes
+through them in this order:
 
 * *waiting*: it was read, and the app does not have it yet;
 * *given*: the app has it, and no response is there yet;

@@ -1,7 +1,7 @@
 """Where a server listens: a host and port, a Unix socket, or a socket that was handed to it.
 
-TLS of our own server: certificates that are read again when they have been renewed, and how
-connections shake hands.
+With TLS it shakes hands before a connection is served, and reads certificates again when they have
+been renewed.
 """
 
 from __future__ import annotations

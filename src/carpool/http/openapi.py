@@ -1,6 +1,6 @@
 """Writes the OpenAPI 3.1 document of an app from the models' type hints and examples.
 
-The page at `/`, for people who look at a server for the first time: what is where.
+`overview` writes the page at `/`, for people who look at a server for the first time.
 """
 
 from __future__ import annotations

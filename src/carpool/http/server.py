@@ -1,6 +1,6 @@
 """Our own server around an app: it binds, starts the services, serves, and stops on a signal.
 
-Tells systemd that the server is up, goes down, or is still alive (sd_notify), if it asks.
+Where systemd asks for it, it sends `sd_notify` messages: up, going down, still alive.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Half of it is guaranteed, to each service in proportion to its `share=`. The oth
 whichever service needs it first, and what is guaranteed to others is left for them. A service that
 is alone may have everything.
 
-`ConnectionShares` counts connections in this way. Bytes of bodies are counted in `shares.py`.
+`ConnectionShares` counts connections in this way. `Bodies` counts bytes of bodies.
 
 Connections count for the service that they asked last, not for the one whose answer they wait for.
 So a request of a counted connection costs one comparison (`Connection.counted_for`), an answer
@@ -13,13 +13,12 @@ the request. Evicting waiting requests was rejected: anyone who opens connection
 others' requests. Connections that end take no room (`ServerState.ending`), or refused clients that
 come again would take the place of those for whom it was kept.
 
-Limits the memory of bodies that are being received. Bytes count when they come, not before.
-
-Each connection has a share that no other can take from it. What is left beyond the shares goes to
-whichever connection needs it first. When the memory is full, one of the bodies over their share is
-ended: the one of which the smallest part came lately. So clients that send heads and no bodies take
-nothing from others, and a client that fills the memory and then pauses makes room as soon as others
-need it.
+`Bodies` limits the memory of bodies that are being received. Bytes count when they come, not
+before. Each connection has a share that no other can take from it. What is left beyond the shares
+goes to whichever connection needs it first. When the memory is full, one of the bodies over their
+share is ended: the one of which the smallest part came lately. So clients that send heads and no
+bodies take nothing from others, and a client that fills the memory and then pauses makes room as
+soon as others need it.
 
 Where there are several services, the shares of connections are half of the memory, and the other
 half is guaranteed to the services: no body of a service is ended as long as those over their share

@@ -4,10 +4,9 @@ Calls of Ray that may block (asking for an actor, killing one, asking what the c
 errands: a thread of its own does them one after the other, so that the loop never waits for a
 cluster of which the head is gone.
 
-Which nodes of a cluster fell silent, and which have been heard from. Sans-IO.
-
-Ray takes a minute to notice that a node is gone, and would place the successor of a lost worker on
-the same node until then. So for a while no worker is placed there.
+`Suspects` lists the nodes that fell silent. Ray takes a minute to notice that a node is gone, and
+would place the successor of a lost worker on the same node until then. So for a while no worker is
+placed there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Functions named for a value (`seconds`, `flag`, ...) return it in the form that carpool keeps; those
 named `check_...` return nothing.
-
-What requests of a stage must have in common to share a batch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Handles turn Python objects into requests and wait for the answers; the driver does the rest. A
 handle belongs to the process that started it. `Handle` is in `thread_handle.py`.
-
-How many items of a stream are inside a service at a time.
 """
 
 from __future__ import annotations

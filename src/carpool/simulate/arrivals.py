@@ -1,14 +1,12 @@
 """When requests come: by open processes, or from clients that wait for their answers.
 
-Whatever form a user gives arrivals in, here they become a list of processes.
-
-Random arrival processes: requests that come whatever becomes of the earlier ones.
+Whatever form a user gives arrivals in, here they become a list of processes. Those of an open
+process come whatever becomes of the earlier ones: they are drawn at random, recorded in a trace, or
+given as numbers.
 
 A process gives the arrival times of one run, from 0 to before its end. Its rate is given either
 in requests per second (`rate`) or as a share of what the simulated workers can serve (`rho`),
 which is known only when the run starts (`servers.capacity`).
-
-Arrival times that are given instead of drawn: those of a recorded trace, or any numbers.
 """
 
 from __future__ import annotations

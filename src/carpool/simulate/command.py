@@ -1,6 +1,4 @@
 """The command `carpool simulate`: compare policies on a workload, in a table, a picture or JSON.
-
-The options of `carpool simulate`, and what each of them means.
 """
 
 from __future__ import annotations

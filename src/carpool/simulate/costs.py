@@ -5,7 +5,7 @@ and need not be a whole number, and with the length that all of its items are pa
 curves ignore. `over` returns the function from which a run takes its seconds: the curve, with noise
 or drift if there is any.
 
-Files of measured costs: what `carpool profile` writes, and `simulate` and `plan` read.
+`carpool profile` writes measured costs into a file, which `simulate` and `plan` read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One run: arrivals go into the core, batches cost what the user says, and a report comes out.
 
 Core, batcher, queue and policy are the same classes that a service uses; only the driver is
-another one.
-
-What the batches of a run cost: curve, padding, noise, and the change from one key to another.
+another one. `BatchCosts` adds up the cost of a batch: curve, padding, noise, and the
+change from one key to another.
 """
 
 from __future__ import annotations

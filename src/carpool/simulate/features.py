@@ -1,8 +1,4 @@
 """How the requests of a run differ from each other: in weight, in length and by key.
-
-Which key each request has, where only requests with equal keys may share a batch.
-
-How much requests weigh, where they do not all weigh the same.
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ A decision is made when a batch ends and when a request arrives at an idle worke
 that wait, or wait for one more. Queues are cut off at a length that is doubled until the result no
 longer depends on it.
 
-What a scheduler that knows all arrivals beforehand could answer in time: a bound on goodput.
-
-No policy can do better. The bound holds for one worker, for a known cost without noise that does
-not fall with the batch size, and for requests that are due in the order in which they arrive (one
-SLO for all).
+The other bound is on goodput: the number of requests that a scheduler which knows all arrivals
+beforehand (`clairvoyant_attainment`) answers in time. No policy can do better. The bound holds for
+one worker, for a known cost without noise that does not fall with the batch size, and for requests
+that are due in the order in which they arrive (one SLO for all).
 
 Such a scheduler loses nothing if it serves in order, and leaves out the requests that it drops
 before a batch and not inside it: if of two requests the earlier one is served and the later one is

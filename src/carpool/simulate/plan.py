@@ -1,6 +1,6 @@
-"""How many workers a load needs: runs over numbers of workers and batch limits, until it is met.
+"""The command `carpool plan`: how many workers a load needs.
 
-The command `carpool plan`: how many workers a load needs, in a table.
+It runs numbers of workers and batch limits until the load is met, and prints a table.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ is served within its SLO, or at all where there is none. A mean latency says lit
 dropping half of the requests lowers it; so there is also the penalised mean, in which a dropped
 request counts for two SLOs.
 
-The record of a run, in columns that take a few bytes for each request.
+A run is recorded in columns that take a few bytes for each request.
 """
 
 from __future__ import annotations

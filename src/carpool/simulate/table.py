@@ -1,6 +1,6 @@
-"""A table of reports for a terminal: policies as rows, the best figure of each column marked.
+"""Tables of reports for a terminal: policies as rows, the best figure of each column marked.
 
-`carpool simulate --steps`: policies of steps side by side, in a table or as JSON.
+Those of `carpool simulate --steps` may be JSON instead.
 """
 
 from __future__ import annotations

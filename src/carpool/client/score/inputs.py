@@ -1,10 +1,8 @@
 """What `carpool score` reads: rows of NDJSON, CSV and Parquet, one after the other.
 
-What the columns of a Parquet file hold: a type that keeps each value of a column as it is, or
-JSON text where none does. Sans-IO.
-
-pyarrow would decide by the rows that it sees first, and make 1.0 of `true` among floats, 1 of 1.5
-among whole numbers, and nothing of a field that the first object lacks.
+A column of a Parquet file gets a type that keeps each of its values as it is, or JSON text where
+none does. pyarrow would decide by the rows that it sees first, and make 1.0 of `true` among floats,
+1 of 1.5 among whole numbers, and nothing of a field that the first object lacks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What answers the rows of `carpool score`: a service started for it, or a running server.
+"""The command `carpool score`: reads rows, has them answered, shows how far it is, and sums up.
 
-The command `carpool score`: reads its arguments, shows how far it is, and sums up.
+A service that is started for it answers the rows, or a running server.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Chunks of rows instead of items: callers' chunks become one merged input, and its output is cut
 up again by rows.
 
-`merge=True` joins and cuts up the kinds of chunks that `call/chunks.py` knows, and
-`merge=carpool.pad()` arrays of different lengths as well (`call/merge.py`). Anything else needs
-`merge=` and `split=` functions.
-
-Ragged arrays in one call: `merge=carpool.pad(...)` pads the shorter ones and tells the function
-their lengths.
+`merge=True` joins and cuts up the kinds of chunks that `call/chunks.py` has.
+`merge=carpool.pad(...)` joins arrays of different lengths as well: it pads the shorter ones and
+passes their lengths to the function. Anything else needs `merge=` and `split=` functions.
 
 A function's output is cut up by rows and never along another axis. An axis of the output that has
 the padded length may follow the padded axis, or have that length by chance (ten classes, and the

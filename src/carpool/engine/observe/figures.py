@@ -1,11 +1,10 @@
 """The figures of running services as plain data, for the dashboard and `carpool top`.
 
-They are the numbers of `/metrics`, before anything is divided or averaged: whoever shows them
+They are the numbers of `/metrics`, before anything is divided or averaged: a page that shows them
 compares two moments.
 
-The figures of the last ten minutes, for whoever opens the dashboard after it has happened.
-
-One sample is kept of each `EVERY_S` seconds, as JSON and without what only the latest figures are
+`PastFigures` keeps those of the last ten minutes, for people who open the dashboard afterwards. One
+sample is kept of each `EVERY_S` seconds, as JSON and without what only the latest figures are
 shown of: some kilobytes a service. So the ring takes at most `MOST_BYTES`, however many there are.
 """
 

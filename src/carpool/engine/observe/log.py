@@ -2,10 +2,9 @@
 
 Text from outside is escaped and cut.
 
-Lines of text for a stream that may block, since a pipe that nobody reads must not stop the loop.
-
-A thread writes them. Lines for which there is no room are dropped and counted, and the count is
-written as soon as there is room again.
+A pipe that nobody reads must not stop the loop. So a thread writes the lines (`Outlet`). Lines for
+which there is no room are dropped and counted, and the count is written as soon as there is room
+again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The counters as Prometheus metrics, from one collector in the coordinator.
+"""The counters of services and batch functions as Prometheus metrics, from one collector in the
+coordinator.
 
 Labels come from closed sets (models and stages as declared, outcomes, reasons, worker states), so
 no client can add series.
-
-The numbers of batch functions as Prometheus metrics.
 """
 
 from __future__ import annotations

@@ -3,12 +3,11 @@
 It decides when a line is due, and what it says.
 
 An overloaded service refuses thousands of requests a second, and a line for each would hide all
-other lines. The first refusal of a kind is told at once, and what follows is summed up every ten
-seconds. Whoever counts here asks for the lines that are due and writes them; this file has no clock
-and no log.
+other lines. The first refusal of a kind has a line at once, and those that follow are summed up
+every ten seconds. The caller that counts here asks for the lines that are due and writes them; this
+file has no clock and no log.
 
-What can become of a request, which error is counted as which of these outcomes, and what clients
-are told of it.
+The outcomes of a request are here, too, each with its errors and its text for clients.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The numbers of a service and of its stages at one moment, as `stats()` returns and shows them.
 
-What answers in parts have come to so far, in numbers. Drivers report to it.
-
-A part costs a subtraction and a comparison, in one loop for all the parts that are handed on
-together; all else is counted once for each step, or for each stream.
-
-A histogram of durations, cheap to add to: a few integer operations for one, or for many.
+`StreamStats` counts answers in parts, and drivers report to it. A part costs a subtraction and a
+comparison, in one loop for all the parts that are handed on together; all else is counted once for
+each step, or for each stream. `Durations` is a histogram that costs a few integer operations for
+one duration, or for many.
 """
 
 from __future__ import annotations

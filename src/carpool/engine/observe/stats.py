@@ -1,14 +1,10 @@
-"""What a service has done so far, in numbers. Drivers report to it; the core knows nothing of it.
+"""Counts the work of a service and of its stages. Drivers report to it; the core imports nothing of
+it.
 
-`observe/stats.py` counts for each stage, `observe/snapshot.py` answers in parts, and
-`observe/snapshot.py` is the copy of all numbers that users get.
-
-What one stage of a service has done so far, in numbers.
-
+`observe/snapshot.py` has the copy of all numbers that users get, and counts answers in parts.
 Counting is a handful of integer additions per request; means are computed when somebody asks.
 
-Metrics of models' own that workers of one stage have sent over the network.
-
+`SentMetrics` holds the metrics of models' own that workers of one stage have sent over the network.
 Of a worker that is there the message that came last is kept as it is, which is at most
 `MAX_METRICS_BYTES` long. Of those that have gone only what they have counted is kept, as one sum.
 Counting comes before keeping: a new series is kept only if it fits into what is left of

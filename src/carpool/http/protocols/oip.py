@@ -4,7 +4,7 @@ MLServer speak.
 The first axis of each tensor is the rows. Each row is an item with a place of its own in the queue,
 so it shares batches with rows of other callers.
 
-The statistics extension of the Open Inference Protocol, from what carpool counts.
+Its statistics extension is answered from the numbers that carpool counts.
 """
 
 from __future__ import annotations

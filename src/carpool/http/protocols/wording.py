@@ -1,6 +1,5 @@
-"""What several protocols share: reading JSON, paths of models, and errors as a single text.
-
-`/v1/models`, which KServe V1, TF Serving and OpenAI have: one answer with the keys of all.
+"""The parts that several protocols share: reading JSON, paths of models, errors as a single text,
+and `/v1/models`, which KServe V1, TF Serving and OpenAI have: one answer with the keys of all.
 """
 
 from __future__ import annotations
