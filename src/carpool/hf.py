@@ -227,7 +227,7 @@ class _Layer(CacheLayerMixin):
         self._longest = longest
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Make the tensors, once it is known what they hold."""
+        """Make the tensors, once their contents are known."""
         self.keys, self.values = (
             each.new_zeros(self._n, each.shape[1], self._longest, each.shape[3]) for each in (key_states, value_states)
         )

@@ -311,7 +311,7 @@ def _check_run_in(run_in: Any) -> None:
 
 
 class CallersSignature:
-    """The signature that callers see, of one item: what `inspect.signature` tells, and `help`."""
+    """The signature that callers see, of one item: as `inspect.signature` and `help` show it."""
 
     def __get__(self, batched: Bindable | None, owner: type) -> inspect.Signature:
         if batched is None:  # the class has none but that of its constructor

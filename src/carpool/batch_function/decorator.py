@@ -316,7 +316,7 @@ class PostprocessesLater(PredictsAnyLater, Postprocesses, Protocol):
 
 
 Hooked = type[Preprocesses | Postprocesses] | Preprocesses | Postprocesses
-"""Models whose `predict` does not tell what callers bring and get, as classes and as instances."""
+"""Models whose `predict` has no types of items and results, as classes and as instances."""
 
 HookedLater = type[PreprocessesLater | PostprocessesLater] | PreprocessesLater | PostprocessesLater
 

@@ -20,7 +20,7 @@ from carpool.model import is_model_object, item_types_of, name_of
 B = TypeVar("B")
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_OURS = ("lead", "priority")  # what callers tell us, and not the function
+_OURS = ("lead", "priority")  # for carpool, and not for the function
 
 
 class Arguments:
@@ -42,7 +42,7 @@ class Arguments:
         """Read the parameters off a function; None if it takes a single list, as models do.
 
         Raises:
-            TypeError: There are several, and they cannot be told one by one or are named like
+            TypeError: There are several, and they cannot be matched one by one or are named like
                 settings of a call.
         """
         if isinstance(function, type) or is_model_object(function):

@@ -170,7 +170,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         driver = self._drivers.latest
         # Most calls come from the loop of the last one, so what has to be
         # known is whether that loop is running in this thread, now. Only the loop's own private
-        # record says so: `is_running` tells of any thread, a thread that we had noted could run
+        # record says so: `is_running` is about any thread, a thread that we had noted could run
         # another loop meanwhile, and `asyncio.get_running_loop` makes a system call in Python 3.11.
         # Loops without the record take the slow path.
         if driver is None or driver.loop._thread_id != get_ident():  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ _PREFIX = "CARPOOL_"
 _TABLES = ("services", "stages")
 _NOT_SETTINGS = frozenset({"api_keys", "worker", "workers", "config", "set", "key", "metrics_folder"})
 _NEXT_CHANGE = re.compile(r"(?<!\s)\s++(?=(?:services|stages)\.[^=]{1,200}=)")
-_LINKS = ("service_", "port_")  # Kubernetes tells each pod of the services, and one may be called carpool
+_LINKS = ("service_", "port_")  # variables that Kubernetes sets for each service, one of which may be called carpool
 
 
 class Found(NamedTuple):

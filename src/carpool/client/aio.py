@@ -170,8 +170,8 @@ class AsyncClient:
     async def _readiness(self) -> httpx.Response:
         """Ask whether the model can answer.
 
-        Older servers only tell it of the whole server. They differ from one that has no such model
-        in what GET gets where the model is asked: 405, and not 404.
+        Older servers only report it of the whole server. They differ from one that has no such
+        model in what GET gets where the model is asked: 405, and not 404.
         """
         http = self._connected()
         answer = await http.get(self._readiness_path)
@@ -535,7 +535,7 @@ class _SentItems:
 
 
 async def _check(answer: httpx.Response) -> None:
-    """Raise the error that an answer tells, if it is no good one."""
+    """Raise the error of an answer, if it is no good one."""
     if answer.status_code >= 300:
         body = await answer.aread()
         await answer.aclose()

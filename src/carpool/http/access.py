@@ -289,7 +289,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _HASHED = "sha256:"
 _EXPIRES = "expires="
-_PREFIX = "cp_"  # so that scanners for leaked secrets can tell what they have found
+_PREFIX = "cp_"  # by which scanners for leaked secrets name what they find
 _KEY_BYTES = 32
 
 

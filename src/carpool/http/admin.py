@@ -51,7 +51,7 @@ class ReloadOrder(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         service: The name of a service; None for all.
-        rolling: Whether one worker is replaced at a time; None for what the server was told.
+        rolling: Whether one worker is replaced at a time; None for the server's setting.
         grace_s: How long answers in parts may go on in old workers, in seconds.
     """
 
@@ -215,7 +215,7 @@ class Admin:
             self._begin(self._answer(exchange, change(order)))
 
     async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, None]) -> None:
-        """Wait for a change, and tell the operator what came of it."""
+        """Wait for a change, and answer the operator with its outcome."""
         try:
             await change
         except (StartupError, Unavailable) as error:

@@ -272,7 +272,7 @@ def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Handler, 
 
 
 def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
-    """Have each address tell its methods, and repeat those for clients below a root path.
+    """Have each address list its methods, and repeat those for clients below a root path.
 
     The others are nowhere else, so that a rule of a proxy for their paths keeps all of them.
 
@@ -294,13 +294,13 @@ def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
 
 
 def _tell_methods(*methods: bytes) -> Handler:
-    """Make a route that tells which methods an address has."""
+    """Make a route that lists the methods of an address."""
     response = HttpResponse(204, b"", headers=allow(name.decode() for name in methods))
     return lambda exchange: exchange.respond(response)
 
 
 class WhatIsThere(NamedTuple):
-    """What a client is told that has asked at an address where nothing is.
+    """The answer to a client that asked at an address where nothing is.
 
     Attributes:
         owner: What has other addresses, with the verb.
@@ -314,7 +314,8 @@ class WhatIsThere(NamedTuple):
 
 
 def what_is_there(routes: Routes, root_path: str) -> WhatIsThere:
-    """Return what to tell of a table: where models answer, or the pages if it has no models.
+    """Return the addresses of a table that help: where models answer, or the pages if it has no
+    models.
 
     Args:
         routes: The table.

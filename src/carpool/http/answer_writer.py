@@ -41,7 +41,7 @@ class AnswerWriter(asyncio.Protocol, ABC):
 
     Attributes:
         app: Answers the requests.
-        is_reading_paused: Whether the transport has been told not to read.
+        is_reading_paused: Whether the reading of the transport is paused.
         counted_for: The model for which it counts as a connection; None if there is none, or if
             there may be no room for it any more.
     """
@@ -323,11 +323,11 @@ class AnswerWriter(asyncio.Protocol, ABC):
         return start
 
     def watch_silence(self, exchange: HttpExchange) -> None:
-        """See to it that the client of an answer in parts hears something now and then."""
+        """Send keep-alives while no parts of an answer come."""
         _delivery_of(exchange).unwatch = self._loop.call_later(SILENCE_S, self._look_if_silent, exchange).cancel
 
     def _look_if_silent(self, exchange: HttpExchange) -> None:
-        """Tell a client that has heard nothing for a while that the connection is alive."""
+        """Send a keep-alive to a client that has received nothing for a while."""
         delivery, stream, ask = exchange.delivery, exchange.stream, exchange.head.ask
         if exchange.response is not None or delivery is None or self._transport.is_closing():
             return

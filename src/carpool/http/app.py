@@ -1,4 +1,4 @@
-"""The app says what each address means, and what each outcome is in HTTP. It knows no socket.
+"""The app says what each address means, and what each outcome is in HTTP. It has no socket.
 
 Two fronts lead here, our own HTTP/1.1 connection (`connection.py`) and ASGI (`asgi.py`). A front
 asks `admit` once it has a request's head, reads the body unless that was refused, makes an
@@ -98,7 +98,7 @@ class App:
         compress: The codings in which answers may be sent, such as `zstd,gzip`; empty for none.
         compress_from_bytes: The size of the smallest answer that is compressed.
         protocols: Which protocols of other servers are spoken besides, by their names or as objects
-            (docs/protocols.md); None for all that carpool knows, as far as they fit the models.
+            (docs/protocols.md); None for all of carpool's own, as far as they fit the models.
         accept_compressed: Whether compressed request bodies are read.
 
     Attributes:

@@ -300,7 +300,7 @@ async def _answer_in_parts(
     Raises:
         BaseException: The server's `receive` or `send` raised it.
         ClientStalled: The client takes nothing.
-        BrokenAnswer: The answer is broken off, which the server tells its client by closing.
+        BrokenAnswer: The answer is broken off; the server closes the connection.
     """
     sending = asyncio.ensure_future(_send_parts(exchange, send))
     try:
@@ -363,8 +363,8 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
 
 
 async def _wait_for_part(exchange: AsgiExchange, delivery: Delivery, alive: bytes) -> None:
-    """Wait for a part, the end or an ordinary response; tell a client of a long silence that the
-    connection is alive.
+    """Wait for a part, the end or an ordinary response; after a long silence show the client that
+    the connection is alive.
     """
     while not (delivery.held or exchange.has_ended or exchange.ordinary):
         exchange.news.clear()

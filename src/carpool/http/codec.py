@@ -85,7 +85,7 @@ MESSAGES = {
     "internal_error": "Something went wrong in the server; it has been logged.",
     "metrics_unavailable": "Metrics need the package prometheus-client: pip install 'carpool[serve]'.",
 }
-"""What clients are told, by error code. User exceptions are shown only in debug mode."""
+"""The texts for clients, by error code. User exceptions are shown only in debug mode."""
 
 
 _OVERLOADED = {
@@ -95,7 +95,7 @@ _OVERLOADED = {
     "priority": "The queue is full, and requests of a higher priority go first; try again later.",
     "uploads": "Too many bytes of requests are being received; try again later.",
 }
-"""What clients are told of an overload, by its reason; of others, what `MESSAGES` says."""
+"""The texts for clients of an overload, by its reason; others have that of `MESSAGES`."""
 
 
 class Refusal(CarpoolError):
@@ -105,7 +105,7 @@ class Refusal(CarpoolError):
         status: Of the response.
         code: One of `MESSAGES`.
         headers: That the response has beside the usual ones.
-        text: What the client is told in the place of what `MESSAGES` says of the code.
+        text: For the client, in the place of the text that `MESSAGES` has for the code.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Formats:
 
     A model whose own `decode` reads a format that carpool reads, too, has replaced carpool's
     reading: `decode` gets all that is sent, and what it cannot get is refused. So it is with
-    `encode` and what is written. A format of the model's own that carpool does not know comes
+    `encode` and what is written. A format of the model's own comes
     beside JSON and msgpack.
 
     Args:

@@ -61,7 +61,7 @@ class Connection(AnswerWriter):
     Attributes:
         app: Answers the requests.
         ignoring_input: Whether everything that still comes is thrown away.
-        is_reading_paused: Whether the transport has been told not to read.
+        is_reading_paused: Whether the reading of the transport is paused.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -127,7 +127,7 @@ class Connection(AnswerWriter):
         if is_owed:
             self._timers.probe()
             self._probe_client_of_parts()
-        return is_owed and self._transport.can_write_eof()  # TLS knows no half-closed connections
+        return is_owed and self._transport.can_write_eof()  # TLS has no half-closed connections
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
@@ -257,7 +257,7 @@ class Connection(AnswerWriter):
         feed_bulk(exchange, self.app.refuse(exchange.head, Refusal(408, "request_timeout")))
 
     def leave_body_unread(self) -> None:
-        """Read no further: the rest of the bulk request cannot be told from what follows it."""
+        """Read no further: the end of the bulk request cannot be found."""
         if self._bulk is not None:
             self._bulk.head.keep_alive = False
             self._bulk.head.is_cut_short = True

@@ -171,7 +171,7 @@ class Address:
     """One address of a service.
 
     Attributes:
-        path: As clients are told it, quoted.
+        path: As clients write it, quoted.
         takes: The type of a body, or of an item of the list that the body is.
         formats: Which formats are read and written there.
         of_lines: Those of an item that is a line of a body.

@@ -1,6 +1,6 @@
 """One HTTP request and the answer that it is owed: the noun that the app and both its fronts share.
 
-This file knows neither the app nor its models. What it needs of them are two protocols,
+This file imports neither the app nor its models. It needs two protocols of them,
 `ErrorResponder` and `ServedModel`.
 
 `RequestIds` are for requests whose clients have given them none, and `Notes` record one
@@ -376,7 +376,7 @@ class Exchange(Request):
             return responder.error(self.head, as_model_error(error, what))
 
     def watch_silence(self) -> None:
-        """See to it that the client hears something now and then, if no parts come."""
+        """Send keep-alives while no parts come."""
 
     def write_part(self, data: bytes) -> None:
         """Send a part to the client, behind the head of the response if it is the first."""
@@ -436,7 +436,7 @@ class Exchange(Request):
             self.respond(HttpResponse(200, body, ask.framing.content_type, ask.framing.headers))
 
     def _tell_end(self, ask: Ask, framing: Framing) -> None:
-        """End an answer in parts, of which no status can tell any more what has become of it.
+        """End an answer in parts, whose status has been sent already.
 
         That of a model which returns whole answers is a single part.
         """
@@ -462,7 +462,7 @@ def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
     Args:
         response: The response.
         accept: The format of the entry, JSON or MSGPACK.
-        more: What else is told.
+        more: Further fields.
     """
     told = msgspec.json.decode(response.body)["error"]
     return entries.of_error({**told, "status": response.status, **more}, accept)

@@ -43,7 +43,7 @@ class ExchangeConnection(Protocol):
         """Write a good answer at once if that is all there is to do."""
 
     def watch_silence(self, exchange: HttpExchange) -> None:
-        """See to it that the client of an answer in parts hears something now and then."""
+        """Send keep-alives while no parts of an answer come."""
 
     def write_part(self, exchange: HttpExchange, data: bytes) -> None:
         """Write a part of an answer, or keep it until those before it are written."""

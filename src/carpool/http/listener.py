@@ -38,7 +38,8 @@ class Listener(Protocol):
 
     @property
     def address(self) -> str:
-        """What people are told, such as `127.0.0.1:8000`; a free port is known once it is bound."""
+        """The address for people, such as `127.0.0.1:8000`; a free port is known once it is
+        bound."""
 
     @property
     def is_private(self) -> bool:

@@ -271,7 +271,7 @@ def new_observer(
 
 
 def server_timing(notes: Notes, now: float) -> bytes:
-    """Return the header that tells a browser, or a person, where the time went."""
+    """Return the `Server-Timing` header, which browsers show."""
     parts = []
     for each, until in _with_ends(notes, now):
         about = f'desc="{_token(each.stage)}"'

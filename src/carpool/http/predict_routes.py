@@ -163,7 +163,7 @@ class PredictRoutes:
 
 
 def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
-    """Have an answer told in parts; that of a model which makes none is a single one."""
+    """Have an answer sent in parts; that of a model which makes none is a single one."""
     exchange.fix_id(ask.responder.request_ids)
     exchange.stream = Stream(until=now + ask.stream_s)
     exchange.delivery = Delivery(now)

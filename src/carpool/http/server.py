@@ -198,7 +198,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where the server listens, as people are told it."""
+        """The address of the server, for people."""
         address = self.listener.address
         return address if ":/" in address else f"http{'s' if self._tls is not None else ''}://{address}"
 
@@ -267,7 +267,7 @@ class Server:
             starting = asyncio.ensure_future(self.app.start())
             if await _done_first(starting, stopped):
                 starting.result()
-                self._take_signals(stopping)  # again: Ray's own handler would tell of a stop as of a crash
+                self._take_signals(stopping)  # again: Ray's own handler would log a stop as a crash
                 ready()
                 notify_systemd("READY=1")
                 beating = asyncio.ensure_future(keep_systemd_awake())
@@ -372,7 +372,7 @@ _MICROSECONDS = 1e6
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd a state, such as `READY=1`; without systemd, or if it has gone, nobody."""
+    """Send systemd a state, such as `READY=1`; do nothing without it, or if it has gone."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -383,7 +383,7 @@ def notify_systemd(state: str) -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return how often systemd wants to hear that we are alive, in seconds; None for never."""
+    """Return the seconds between two signs of life for systemd; None for none."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     text = os.environ.get("WATCHDOG_USEC", "")
@@ -391,7 +391,7 @@ def watchdog_s() -> float | None:
 
 
 async def keep_systemd_awake() -> None:
-    """Tell systemd again and again that this loop turns, until cancelled."""
+    """Send systemd signs of life as long as this loop turns, until cancelled."""
     every_s = watchdog_s()
     while every_s is not None:
         notify_systemd("WATCHDOG=1")

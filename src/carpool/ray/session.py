@@ -50,7 +50,7 @@ class ActorOrder(NamedTuple):
         place: The worker's position in its stage.
         ticket: By which it says who it is.
         token: With which it proves that, once.
-        goes_to_the_well: Whether it is to be on a node from which workers have been heard.
+        goes_to_the_well: Whether it is to be on a node whose workers have answered.
     """
 
     launch: Launch
@@ -207,7 +207,7 @@ class Session:
             self._loop.call_soon_threadsafe(act, *arguments)
 
     def suspect(self, node: str) -> None:
-        """Place no worker on a node for a while, since nothing is heard of it."""
+        """Place no worker on a node for a while, since it is silent."""
         text = "nothing is heard of node %s: no worker is placed there for %g s if there is another node"
         logger.warning(text, node, SUSPECT_S, extra={"model": self.service})
         self._suspects.add(self.clock(), node)
@@ -345,7 +345,8 @@ class Suspects:
         self._workers[node] += 1
 
     def disconnected(self, now: float, node: str) -> None:
-        """Note that the connection of a worker has ended; `add` tells if that was by silence."""
+        """Note that the connection of a worker has ended; after a silence `add` is called as
+        well."""
         self._workers[node] -= 1
         self._heard[node] = now
 

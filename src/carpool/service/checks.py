@@ -357,7 +357,7 @@ def warn_if_former(policy: object) -> None:
         f"{kind.__name__}.decide takes (now, queue, free, busy), which will not work in the next version: a policy has"
         " decide(view) now, and learn(now, done), see carpool.Policy"
     )
-    registry = vars(sys.modules[kind.__module__]).setdefault("__warningregistry__", {})  # so that it is told once
+    registry = vars(sys.modules[kind.__module__]).setdefault("__warningregistry__", {})  # so that it is warned of once
     warnings.warn_explicit(text, DeprecationWarning, code.co_filename, code.co_firstlineno, kind.__module__, registry)
 
 

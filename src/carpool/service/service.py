@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
 """What imports the function that serves services over a protocol, at its first use: Python callers
-need no HTTP. `carpool/__init__.py` fills it in, since services do not know the modules that build
+need no HTTP. `carpool/__init__.py` fills it in, since services do not import the modules that build
 on them."""
 
 

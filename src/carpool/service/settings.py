@@ -78,22 +78,22 @@ class ServerSettings(TypedDict, total=False):
         watch: Reload when a Python file below the current folder changes. For development.
         protocol: A protocol of other servers to speak besides carpool's own addresses: oip,
             kserve-v1, sagemaker, openai, rerank, vertex, or module:attribute for one of yours. It
-            may be given several times; without it all of them are spoken, and none stands for none.
+            may be given several times; all are enabled by default, and none disables them.
         vertex: Listen and answer as Vertex AI wants it: on all addresses, at port AIP_HTTP_PORT
-            (8080), and at AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE. This is done in any case where
-            these are set.
+            (8080), and at AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE. Enabled automatically where
+            these variables are set.
         accept_compressed: Read compressed request bodies (Content-Encoding: gzip, deflate, zstd),
             which count expanded for the size of the largest body.
         debug: Show the texts of exceptions in error responses. Not for production.
         log: Write log lines for people, or one JSON object per line.
         log_level: The least important lines that are shown, also of your models' own loggers: debug
-            says now and then why batches go when they do, info tells of starts and ends, warning of
+            says now and then why batches go when they do, info logs starts and ends, warning of
             requests that are refused or late, error of lost workers and of what models raise. What
             models print is always shown.
         access_log: The share of requests that get a line in the log: 1 for all, 0.01 for one in a
             hundred, 0 for none. Errors always get one, probes that are answered 200 never.
         access_log_slow_ms: A request that takes longer gets a line whatever the share.
-        server_timing: Tell each client in Server-Timing how long its request waited and was
+        server_timing: Send each client in Server-Timing how long its request waited and was
             computed.
         trace: Make spans of requests and batches, and send them where OpenTelemetry's own variables
             say (OTEL_EXPORTER_OTLP_ENDPOINT). It needs carpool[otel].

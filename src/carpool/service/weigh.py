@@ -38,7 +38,7 @@ class Weigher:
         size: The user's function; None if each item counts as one.
         name: The name of the stage, for error texts.
         input_type: The type of the stage's items, to read those that come as JSON or msgpack.
-        length: The user's function that tells how long an item is; None if that does not matter.
+        length: The user's function for the length of an item; None if that does not matter.
         key: What requests must have in common to share a batch: a function of an item, the name of
             a field or `header:` with that of a header; None if any may share one.
     """

@@ -28,7 +28,7 @@ from carpool.simulate import specs
 
 
 class Scene(NamedTuple):
-    """What a process must know of the run in which it takes part.
+    """The facts of a run that a process needs.
 
     Attributes:
         duration_s: How long requests arrive.
@@ -503,7 +503,7 @@ def _seconds_of(text: str) -> float:
 
 
 USUAL_ARRIVALS = "poisson:rate=800"
-"""The requests of a simulation that is not told any, and the example in error texts."""
+"""The requests of a simulation without `arrivals`, and the example in error texts."""
 
 START_WITHIN_S = 0.02
 """The clients of a closed loop send their first requests at random within this time."""

@@ -45,7 +45,7 @@ Seconds = Callable[[BatchShape, float, Random], float]
 """The seconds of a batch, from what it is, the time of the run in seconds, and a random source."""
 
 USUAL_COST = "affine:a=8ms,b=0.25ms"
-"""The cost of a simulation that is not told any, and the example in error texts."""
+"""The cost of a simulation without `cost`, and the example in error texts."""
 
 _SAMPLES = 64  # for the mean of a function that draws its seconds at random
 

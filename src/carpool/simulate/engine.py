@@ -95,11 +95,11 @@ def run(
             start does not count. Batches are counted all the same.
         weights: How much requests weigh, if they differ: a spec, `Pareto(...)` or a list to draw
             from. A batch costs what the sum of its weights costs. A trace brings its own weights.
-        weights_known: Whether the policy is told the weights. The size of a request is then its
+        weights_known: Whether the policy gets the weights. The size of a request is then its
             weight, rounded up, and a batch costs what the sum of its sizes costs.
         lengths: How long requests are, if batches are padded to their longest: a spec, or an object
             such as `Lognormal(...)`, of which the inputs count. A trace may bring its own lengths.
-        lengths_known: Whether the policy is told the lengths, as a stage with `length=` does.
+        lengths_known: Whether the policy gets the lengths, as a stage with `length=` does.
         max_padded_size: The most that a batch's count times its longest length may be.
         allowed_lengths: The lengths to which batches are padded, rising, as for models that are
             compiled for each shape; None for the longest of each batch.

@@ -1,5 +1,4 @@
-"""How the requests of a run differ from each other: in weight, in length and by key.
-"""
+"""How the requests of a run differ from each other: in weight, in length and by key."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ class Features(NamedTuple):
 
     Attributes:
         weights: The weights of requests that bring none; None where these weigh 1.
-        weights_known: Whether the core is told the weights, as sizes.
+        weights_known: Whether the core gets the weights, as sizes.
         lengths: The lengths of requests that bring none; None where these have none.
-        lengths_known: Whether the core is told the lengths.
+        lengths_known: Whether the core gets the lengths.
         keys: The keys of requests; None where all may share a batch.
     """
 

@@ -11,7 +11,7 @@ A decision is made when a batch ends and when a request arrives at an idle worke
 that wait, or wait for one more. Queues are cut off at a length that is doubled until the result no
 longer depends on it.
 
-The other bound is on goodput: the number of requests that a scheduler which knows all arrivals
+The other bound is on goodput: the number of requests that a scheduler which has all arrivals
 beforehand (`clairvoyant_attainment`) answers in time. No policy can do better. The bound holds for
 one worker, for a known cost without noise that does not fall with the batch size, and for requests
 that are due in the order in which they arrive (one SLO for all).

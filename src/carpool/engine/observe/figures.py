@@ -23,7 +23,7 @@ from carpool.engine.observe.stats import StageStats, Stats, explained
 from carpool.engine.policy.cost import CostModel
 
 _LATE_SHARE = 0.05  # of the answers may be later than the SLO before that is a problem
-_LARGEST_INT = 2**53  # what JavaScript can tell from the next one
+_LARGEST_INT = 2**53  # which JavaScript can distinguish from the next one
 _FEW = 0.01  # of the requests may fail before that is bad, and not only worth a look
 _RULES = {
     "full": "the batch is full",

@@ -106,10 +106,10 @@ class Refusals:
     """Counts refusals by reason.
 
     A reason is open from its first refusal until `EVERY_S` seconds have passed without any. Its
-    opening is told at once, and what comes later at most once in `EVERY_S` seconds.
+    opening has a line at once, and later ones at most once in `EVERY_S` seconds.
 
     Attributes:
-        is_due: Whether a reason has been opened that has not been told yet.
+        is_due: Whether a reason has been opened that has had no line yet.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Refusals:
         self._told: dict[Reason, float] = {}  # when that was
 
     def count(self, error: Exception) -> None:
-        """Count a request that ended with `error`; what a model raised is told elsewhere."""
+        """Count a request that ended with `error`; errors of models are logged elsewhere."""
         if isinstance(error, ModelError) or not isinstance(error, CarpoolError):
             return
         self._note(_reason_of(error))
@@ -135,7 +135,7 @@ class Refusals:
             self._note(_WENT_ON, streams)
 
     def _note(self, reason: Reason, times: int = 1) -> None:
-        """Count a reason, and see to it that it is told."""
+        """Count a reason, and have a line about it."""
         if reason not in self._counts:
             if len(self._counts) >= _MOST_REASONS:
                 reason = _OTHER
@@ -198,12 +198,12 @@ MODEL_MESSAGES: Final = {
     "model_error": "The model raised an error.",
     "bad_result": "The model returned a result that does not fit its declaration.",
 }
-"""What clients are told of a model's error, by its code, in the place of its own text."""
+"""The texts for clients of a model's error, by its code, in the place of its own text."""
 
 _LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
 _LONGEST_LIST = 1000  # that of a 415, which lists what is read, and of a 406
 _LISTING = ("unsupported_media_type", "not_acceptable")
-_OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, which tells clients nothing
+_OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, and of no use to clients
 
 _OUTCOME_OF: dict[type[Exception], str] = {
     InvalidRequest: "invalid_request",

@@ -228,7 +228,7 @@ class StreamStats:
         self.has_goals = slo_s is not None or part_slo_s is not None
         self._slo_s = inf if slo_s is None else slo_s
         self._part_slo_s = inf if part_slo_s is None else part_slo_s
-        self._resumed = 0  # of these the log has been told
+        self._resumed = 0  # of which the log has had a line
 
     def reported(self, report: SetReport) -> None:
         """Count the times of a report, whose parts are counted when they are handed on."""

@@ -61,7 +61,7 @@ REASONS = (
 
 
 class BatchWatcher(Protocol):
-    """Whoever is told of each batch of a stage."""
+    """Is called at the start and the end of each batch of a stage."""
 
     def batch_started(self, stage: StageStats, batch: Batch) -> None:
         """Note that a worker has got to a batch."""
@@ -101,7 +101,7 @@ class StageStats:
         positions: In a stage with `length`, how many positions (tokens, frames, ...) the model has
             computed for the items, those included that it has padded them with.
         length_padding: How many of these were padding.
-        watcher: Is told of each batch; None unless requests are logged or traced one by one.
+        watcher: Is called for each batch; None unless requests are logged or traced one by one.
     """
 
     def __init__(self, name: str, core: Core, index: int, roster: Roster | None, single: bool) -> None:

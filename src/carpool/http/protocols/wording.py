@@ -138,7 +138,7 @@ def without_details(error: ShownError) -> HttpResponse:
     return as_response({"error": error.message}, status)
 
 
-_CREATED: Final = 0  # OpenAI's clients want the time at which a model was made, which nobody knows
+_CREATED: Final = 0  # OpenAI's clients want the time at which a model was made, which is unknown
 
 
 def routes_of_list(models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
@@ -157,7 +157,7 @@ def routes_of_list(models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
 
 
 class _Described:
-    """What is told of one model."""
+    """The entry of one model."""
 
     def __init__(self, model: ModelOfApp) -> None:
         self._model = model
