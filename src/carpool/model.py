@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from carpool.engine.batch_hints import is_called_as_hinted, is_list, is_never_a_list, is_union
 from carpool.engine.foreign import text_of
 from carpool.engine.forms import (
     STEPS_HOOKS,
@@ -26,11 +25,10 @@ from carpool.engine.forms import (
     yielded_type,
     yields,
 )
-from carpool.engine.http_request import HTTPRequest
-from carpool.engine.http_response import Response
+from carpool.engine.http_messages import HTTPRequest, Response
 from carpool.engine.logger import logger
 from carpool.engine.rows import is_array_type
-from carpool.engine.type_hints import hints_of, signature_of
+from carpool.engine.type_hints import hints_of, is_called_as_hinted, is_list, is_never_a_list, is_union, signature_of
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32

@@ -14,8 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import carpool
-from carpool.cli.settings_file import read, values
-from carpool.cli.sources import server_url
+from carpool.cli.sources import read, server_url, values
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
 from carpool.service.settings import LISTS, NAMES, ServerOptions, ServerSettings, with_defaults
 from tests.effort import slow_where

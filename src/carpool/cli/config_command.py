@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from carpool.cli.settings_file import values
-from carpool.cli.sources import chosen_by, fail, find_service, sources
+from carpool.cli.sources import chosen_by, fail, find_service, sources, values
 from carpool.engine.policy.base import name_of
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, as_written, changed
 from carpool.service.settings import NAMES, ServerOptions

@@ -14,8 +14,7 @@ from urllib.parse import quote
 from cyclopts import App as Cli
 from cyclopts import Parameter
 
-from carpool.cli.plain_request import NoAnswer, PlainAnswer, send
-from carpool.cli.sources import FAILED, fail, server_key, server_url
+from carpool.cli.sources import FAILED, NoAnswer, PlainAnswer, fail, send, server_key, server_url
 from carpool.service.overrides import workers_in
 
 _OK = 200

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 import carpool
-from carpool.cli.settings_file import values
-from carpool.cli.sources import FAILED, fail, find_service, sources
+from carpool.cli.sources import FAILED, fail, find_service, sources, values
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import CarpoolError

@@ -13,8 +13,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 import carpool
-from carpool.cli.settings_file import Config, values
-from carpool.cli.sources import FAILED, chosen_by, fail, find_service, sources
+from carpool.cli.sources import FAILED, Config, chosen_by, fail, find_service, sources, values
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import StartupError, Unavailable

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from carpool.cli.plain_request import NoAnswer, send
+from carpool.cli.sources import NoAnswer, send
 
 _EVERY_S = 1.0
 _TIMEOUT_S = 5.0

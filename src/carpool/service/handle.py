@@ -1,15 +1,17 @@
 """The handle of a running service for the tasks of its loop; that for threads has one of these.
 
 Handles turn Python objects into requests and wait for the answers; the driver does the rest. A
-handle belongs to the process that started it. `Handle` is in `thread_handle.py`.
+handle belongs to the process that started it. `Handle` is in `thread_handle.py`. `RunSettings` are
+those that `run`, `run_async` and `start` of `Service` take.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from carpool.engine.clock import monotonic
 from carpool.engine.core.journal import Entry, Journal
@@ -19,6 +21,7 @@ from carpool.engine.drive.batches import BatchPool
 from carpool.engine.drive.callers import TaskCaller, request_for, result_of
 from carpool.engine.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.engine.drive.lending import Lending
+from carpool.engine.drive.output import LineSink, print_line
 from carpool.engine.drive.parts import AsyncParts
 from carpool.engine.drive.streams import AsyncStream, StreamWindow
 from carpool.engine.logger import logger
@@ -32,16 +35,18 @@ from carpool.errors import Unavailable
 from carpool.service.assemble import Assembly, assemble
 from carpool.service.checks import (
     at_least,
+    check_callable,
     check_range,
     flag,
     numbers_of_workers,
     optional_seconds,
     seconds,
     valid_priority,
+    when_full_waits,
 )
 from carpool.service.declaration import Declaration
-from carpool.service.join import open_gate
-from carpool.service.run_settings import RunSettings
+from carpool.service.elsewhere import Elsewhere, elsewhere_of
+from carpool.service.join import Join, join_of, open_gate
 from carpool.service.running import Running
 from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
@@ -521,3 +526,55 @@ def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> StreamWindo
 def _most_items(stage: Stage, single: int) -> int:
     """Return how many items one batch of a stage may hold; `single` if the stage has no batches."""
     return min(stage.max_batch_size or single, stage.max_queue_size)
+
+
+class RunSettingsByName(TypedDict, total=False):
+    """The settings as users write them; `Service.run_async` says what each is."""
+
+    journal_size: int
+    output: LineSink
+    when_full: Literal["wait", "refuse"]
+    join: str | Join | None
+    on: Literal["ray"] | Elsewhere | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The settings once they have been checked.
+
+    Attributes:
+        journal_size: How many events are remembered for `story`.
+        output: Called with each line that a worker prints.
+        waits: Whether requests wait while the queue is full, instead of being refused.
+        join: Where workers join that come by themselves; None if none can.
+        on: Where worker processes run; None for this machine.
+    """
+
+    journal_size: int
+    output: LineSink
+    waits: bool
+    join: Join | None
+    on: Elsewhere | None
+
+
+def run_settings_of(service: Declaration, settings: RunSettingsByName) -> RunSettings:
+    """Check the settings of a run of a service, and fill in those that were left out.
+
+    Raises:
+        ValueError: One of them is out of range, or does not fit the service.
+        TypeError: One of them is of the wrong kind, or there is no such setting.
+        ImportError: `on="ray"`, and Ray is not installed.
+    """
+    known = RunSettingsByName.__optional_keys__
+    for name in settings:
+        if name not in known:
+            raise TypeError(f"a run of a service has no setting {name!r}; there are {', '.join(sorted(known))}")
+    output = settings.get("output", print_line)
+    check_callable("output", output, "a worker's name, whether it is an error, and a line")
+    return RunSettings(
+        output=output,
+        waits=when_full_waits(settings.get("when_full", "wait")),
+        join=join_of(service, settings.get("join")),
+        on=elsewhere_of(settings.get("on")),
+        journal_size=at_least("journal_size", settings.get("journal_size", 0), 0),
+    )

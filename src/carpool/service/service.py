@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 from carpool.service.declaration import Declaration
 
 if TYPE_CHECKING:
-    from carpool.service.handle import AsyncHandle
-    from carpool.service.run_settings import RunSettingsByName
+    from carpool.service.handle import AsyncHandle, RunSettingsByName
     from carpool.service.settings import ServerSettings
     from carpool.service.thread_handle import Handle
 
@@ -95,8 +94,7 @@ class Service(Declaration):
             TypeError: `output` cannot be called, or there is no such setting.
             ImportError: `on="ray"`, and Ray is not installed.
         """
-        from carpool.service.handle import AsyncHandle
-        from carpool.service.run_settings import run_settings_of
+        from carpool.service.handle import AsyncHandle, run_settings_of
 
         return AsyncHandle(self, run_settings_of(self, settings))
 
@@ -114,7 +112,7 @@ class Service(Declaration):
             TypeError: See `run_async`.
             ImportError: See `run_async`.
         """
-        from carpool.service.run_settings import run_settings_of
+        from carpool.service.handle import run_settings_of
         from carpool.service.thread_handle import Handle
 
         return Handle(self, run_settings_of(self, settings))

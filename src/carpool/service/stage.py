@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from carpool.engine.batch_hints import HintWarning
 from carpool.engine.call.oom import OomErrors
 from carpool.engine.forms import Form
 from carpool.engine.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
 from carpool.engine.policy.base import name_of as name_of_policy
+from carpool.engine.type_hints import HintWarning
 from carpool.engine.worker.place import VISIBLE_DEVICES, Cores, Devices, parse_cpus, parse_devices, share_devices
 from carpool.model import AnyModel, Traits, check_kwargs, check_takes_a_list, doubt_about_an_item, traits_of
 from carpool.service.checks import (
