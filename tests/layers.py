@@ -20,8 +20,8 @@ LAYERS: Final = (
     Layer(
         "engine",
         "engine.process_one version engine.clock engine.details errors engine.allowance engine.foreign engine.logger "
-        "engine.faults engine.fast_paths engine.request engine.http_request engine.http_messages engine.type_hints "
-        "engine.rows engine.batch_hints engine.parts openai engine.forms model",
+        "engine.faults engine.fast_paths engine.request engine.http_request engine.http_response engine.type_hints "
+        "engine.rows engine.parts openai engine.forms model",
         "the nouns that all others share",
     ),
     Layer("engine", "engine.hints", "the meaning of type hints: readers, writers, misfits"),

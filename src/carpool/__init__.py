@@ -16,7 +16,8 @@ if os.getpid() == 1:  # as in a container; signals are lost until it takes them,
     if process_one.is_command():
         process_one.become_init()
 
-from carpool.engine.http_messages import HTTPError, HTTPRequest, Response
+from carpool.engine.http_request import HTTPRequest
+from carpool.engine.http_response import HTTPError, Response
 from carpool.engine.parts import END, End, Last
 from carpool.engine.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.engine.worker.place import worker_index

@@ -25,7 +25,8 @@ from carpool.engine.forms import (
     yielded_type,
     yields,
 )
-from carpool.engine.http_messages import HTTPRequest, Response
+from carpool.engine.http_request import HTTPRequest
+from carpool.engine.http_response import Response
 from carpool.engine.logger import logger
 from carpool.engine.rows import is_array_type
 from carpool.engine.type_hints import hints_of, is_called_as_hinted, is_list, is_never_a_list, is_union, signature_of

@@ -11,7 +11,7 @@ import pytest
 
 import carpool
 from carpool import HTTPRequest, Service, Stage
-from carpool.engine.http_messages import Headers, RequestMaker, pack_head
+from carpool.engine.http_request import Headers, RequestMaker, pack_head
 from carpool.http.app import App
 from carpool.http.server_state import Limits, ServerState
 from carpool.model import traits_of

@@ -11,7 +11,7 @@ import msgspec
 
 from carpool.engine.details import Detail
 from carpool.engine.hints import schema
-from carpool.engine.http_messages import HTTPError
+from carpool.engine.http_response import HTTPError
 from carpool.engine.type_hints import meant
 from carpool.errors import (
     CarpoolError,

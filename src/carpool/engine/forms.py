@@ -18,7 +18,7 @@ import typing
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from carpool.engine.http_messages import Response
+from carpool.engine.http_response import Response
 from carpool.engine.parts import End, Last
 from carpool.engine.type_hints import is_union
 

@@ -20,7 +20,7 @@ from carpool.engine.allowance import Allowance
 from carpool.engine.details import Detail
 from carpool.engine.foreign import text_of
 from carpool.engine.hints import schema
-from carpool.engine.http_messages import HTTPRequest
+from carpool.engine.http_request import HTTPRequest
 from carpool.engine.worker.own import own
 from carpool.errors import CarpoolError, ModelError, ValidationError
 from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of, with_error, with_errors

@@ -16,7 +16,8 @@ import msgspec
 
 from carpool.engine.details import Detail, sanitized
 from carpool.engine.foreign import text_of
-from carpool.engine.http_messages import HTTPError, pack_head
+from carpool.engine.http_request import pack_head
+from carpool.engine.http_response import HTTPError
 from carpool.engine.observe.refusals import MODEL_MESSAGES, reason_of, text_for_clients
 from carpool.engine.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 from carpool.errors import (

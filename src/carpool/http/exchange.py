@@ -23,7 +23,7 @@ import msgspec
 
 from carpool.engine.core.running_set import stream_of
 from carpool.engine.foreign import as_model_error
-from carpool.engine.http_messages import Field
+from carpool.engine.http_request import Field
 from carpool.engine.request import DONE, NEW, Lane, Request
 from carpool.engine.wire.outcome import CheckedResponse
 from carpool.engine.wire.payload import JSON

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import httptools
 
 from carpool.engine.fast_paths import fast_path
-from carpool.engine.http_messages import Field
+from carpool.engine.http_request import Field
 from carpool.engine.logger import logger
 from carpool.errors import CarpoolError
 from carpool.http.access import SINGLE

@@ -15,7 +15,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Final, Protocol
 
 from carpool.engine.drive.refusal_log import RefusalLog
-from carpool.engine.http_messages import Field
+from carpool.engine.http_request import Field
 from carpool.engine.observe.refusals import Refusals
 from carpool.engine.wire.payload import Memory
 from carpool.http.codec import content_length, too_many_connections

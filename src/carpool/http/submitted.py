@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from carpool.engine.drive.callers import load_result
 from carpool.engine.foreign import as_model_error
-from carpool.engine.http_messages import Response
+from carpool.engine.http_response import Response
 from carpool.engine.request import DONE, Lane, Stream
 from carpool.engine.wire.outcome import CheckedResponse
 from carpool.engine.wire.payload import OBJECT, OBJECTS, dump, size_of

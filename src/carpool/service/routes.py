@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool.engine.call.invoke import is_async
 from carpool.engine.hints import schema
-from carpool.engine.http_messages import HTTPRequest
+from carpool.engine.http_request import HTTPRequest
 from carpool.engine.type_hints import signature_of
 from carpool.engine.wire.payload import MOST_ADAPTERS
 from carpool.model import Adapter, types_of

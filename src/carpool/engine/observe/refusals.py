@@ -18,7 +18,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from carpool.engine.foreign import text_of
-from carpool.engine.http_messages import HTTPError
+from carpool.engine.http_response import HTTPError
 from carpool.errors import (
     OVERLOAD_REASONS,
     CarpoolError,

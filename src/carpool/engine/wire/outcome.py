@@ -21,7 +21,7 @@ import msgspec
 
 from carpool.engine import details
 from carpool.engine.details import Detail
-from carpool.engine.http_messages import BODILESS, HTTPError, Response, check_content_type, check_headers, check_status
+from carpool.engine.http_response import BODILESS, HTTPError, Response, check_content_type, check_headers, check_status
 from carpool.engine.wire.payload import Buffer, Payload, dumps, load
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError, too_large
 

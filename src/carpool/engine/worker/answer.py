@@ -22,7 +22,8 @@ from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import text_of
 from carpool.engine.hints import nesting, schema
 from carpool.engine.hints.plain import with_arrays
-from carpool.engine.http_messages import RequestMaker, Response
+from carpool.engine.http_request import RequestMaker
+from carpool.engine.http_response import Response
 from carpool.engine.rows import ArrayRows
 from carpool.engine.wire import arrays, payload
 from carpool.engine.wire.arrays import Block

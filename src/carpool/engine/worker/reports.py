@@ -13,7 +13,7 @@ from carpool.engine import details
 from carpool.engine.call.results import Failed, Miscount
 from carpool.engine.details import Detail
 from carpool.engine.foreign import named_text_of, text_of
-from carpool.engine.http_messages import HTTPError, check_refusal
+from carpool.engine.http_response import HTTPError, check_refusal
 from carpool.engine.wire.outcome import FailureReport, Outcome, pack_report, with_cause
 from carpool.engine.worker.own import own
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
