@@ -22,6 +22,7 @@ except ImportError:
 
 import carpool
 from carpool.cli.config_command import show_config
+from carpool.cli.graph_command import graph
 from carpool.cli.operate_commands import health, reload, scale, services
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
@@ -50,6 +51,7 @@ cli.command(show_config, name="config")
 cli.command(worker)
 cli.command(score)
 cli.command(health)
+cli.command(graph)
 cli.command(reload)
 cli.command(scale)
 cli.command(services)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import ipaddress
+import itertools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -413,7 +414,9 @@ def _imported(target: str) -> Service:
 
 
 def check_services(services: tuple[Service, ...]) -> None:
-    """Raise ValueError or TypeError unless the services have different names and items for HTTP."""
+    """Raise ValueError or TypeError unless the services have different names, no stage in common,
+    and items for HTTP.
+    """
     if not services:
         raise ValueError("App needs at least one service")
     for service in services:
@@ -425,11 +428,18 @@ def check_services(services: tuple[Service, ...]) -> None:
         raise ValueError(f"two services are called {twice.pop()!r}: give one of them another name with name=")
     for service in services:
         _check_types(service)
+    for a, b in itertools.combinations(services, 2):
+        for stage in a.stages:
+            if any(stage is other for other in b.stages):
+                raise ValueError(
+                    f"services {a.name} and {b.name} share stage {stage.name}, and a stage cannot belong to several"
+                    " services yet: give each of them a Stage object of its own"
+                )
 
 
 def _check_types(service: Service) -> None:
     """Raise TypeError if JSON cannot express the items, and the model names no format for them."""
-    first, last = service.stages[0].traits, service.stages[-1].traits
+    first, last = service.takes, service.gives
     if not first.accepts:
         _check_hint(f"{first.name} takes", first.input_type, schema.why_unreadable(first.input_type), "accepts")
     if not last.produces:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from carpool.engine.drive.descriptors import fill_standard
+from carpool.engine.drive.output import fill_standard
 from carpool.engine.logger import logger
 from carpool.engine.observe import log as log_lines
 from carpool.engine.worker import program

@@ -19,7 +19,7 @@ import pytest
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Stage, StartupError, Unavailable
-from carpool.engine.drive.joined import JoinedWorker
+from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.wire.handshake import Hello
 from tests.effort import slow_where
 from tests.support import joining, models
