@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import carpool
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 from carpool.service.graph import Element
-from tests.engine.core.shapes import Fate, Made, Shape, a_shape
 from tests.graphs.models import element_of, plain, stages_for
+from tests.support.shapes import Fate, Made, Shape, a_shape
 
 EXAMPLES = {"thread": 12, "loop": 12, "process": 5}
 CALLERS = 40

@@ -23,8 +23,8 @@ from carpool.engine.policy import Adaptive, Greedy, Static
 from carpool.engine.policy.steps import GreedySteps
 from carpool.engine.request import Request, Stream
 from carpool.errors import DeadlineExceeded, ModelError, Overloaded
-from tests.engine.core.shapes import Early
 from tests.support.pipelines import Listed, together
+from tests.support.shapes import Early
 from tests.support.steps import StubWorker, part_of
 
 
