@@ -19,6 +19,7 @@ Kept = TypeVar("Kept", covariant=True)
 Declared = TypeVar("Declared")
 
 _CHECK = "check"
+_FROM_OUTSIDE = "from_outside"
 _NEVER_MADE = "only the types of a Setting are read"
 
 
@@ -36,15 +37,21 @@ class Setting(Generic[Given, Kept]):
         raise TypeError(_NEVER_MADE)
 
 
-def setting(default: Any, check: Callable[[str, Any], Any] | None = None) -> Any:
+def setting(default: Any, check: Callable[[str, Any], Any] | None = None, *, from_outside: bool = False) -> Any:
     """Return a field with a default and a check.
 
     Args:
         default: The value of a setting that is left out.
         check: Takes the name and the value, and returns the value that is kept or raises ValueError
             or TypeError. None where the class checks it together with other settings.
+        from_outside: Whether a file, the environment or a flag may change it.
     """
-    return field(default=default, metadata={_CHECK: check})
+    return field(default=default, metadata={_CHECK: check, _FROM_OUTSIDE: from_outside})
+
+
+def from_outside(kind: Any) -> tuple[str, ...]:
+    """Return the names of the settings of a class that can be changed without its code."""
+    return tuple(each.name for each in fields(kind) if each.metadata.get(_FROM_OUTSIDE))
 
 
 def keep(declaration: object, name: str, value: object) -> None:

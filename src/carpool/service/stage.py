@@ -153,30 +153,34 @@ class Stage:
 
     model: AnyModel = field(kw_only=False)
     name: Setting[str | None, str] = setting(None, optional_text)
-    workers: Setting[int | tuple[int, int] | None, int | tuple[int, int]] = setting(None)
+    workers: Setting[int | tuple[int, int] | None, int | tuple[int, int]] = setting(None, from_outside=True)
     join: bool = setting(False, flag)
-    cpus: Setting[Sequence[int | Collection[int]] | None, tuple[Cores, ...] | None] = setting(None)
+    cpus: Setting[Sequence[int | Collection[int]] | None, tuple[Cores, ...] | None] = setting(None, from_outside=True)
     run_in: RunIn = "process"
     kwargs: Setting[Mapping[str, Any] | None, Mapping[str, Any]] = setting(None, mapping)
-    env: Setting[Mapping[str, str] | Sequence[Mapping[str, str]] | None, tuple[Mapping[str, str], ...]] = setting(None)
-    devices: Setting[Devices | None, tuple[str, ...] | None] = setting(None)
+    env: Setting[Mapping[str, str] | Sequence[Mapping[str, str]] | None, tuple[Mapping[str, str], ...]] = setting(
+        None, from_outside=True
+    )
+    devices: Setting[Devices | None, tuple[str, ...] | None] = setting(None, from_outside=True)
     needs: Setting[Mapping[str, Any] | None, Mapping[str, Any]] = setting(None, cluster_needs)
-    max_batch_size: int | None = setting(None, optional_count)
-    max_rows: int | None = setting(None, optional_count)
-    allowed_batch_sizes: Setting[Sequence[int] | None, tuple[int, ...] | None] = setting(None, rising("[1, 2, 4]"))
+    max_batch_size: int | None = setting(None, optional_count, from_outside=True)
+    max_rows: int | None = setting(None, optional_count, from_outside=True)
+    allowed_batch_sizes: Setting[Sequence[int] | None, tuple[int, ...] | None] = setting(
+        None, rising("[1, 2, 4]"), from_outside=True
+    )
     size: Callable[[Any], int] | None = None
     length: Callable[[Any], int] | None = None
     max_padded_size: int | None = setting(None, optional_count)
     allowed_lengths: Setting[Sequence[int] | None, tuple[int, ...] | None] = setting(None, rising("[32, 64, 128]"))
     key: Key | None = None
     max_workers_per_key: int | None = setting(None, optional_count)
-    policy: Policy | PolicyName | None = None
-    max_queue_delay_s: float | None = setting(None, optional_delay)
-    max_queue_size: int = setting(1024, positive_count)
-    max_queue_bytes: int = setting(256 * 2**20, positive_count)
-    max_batch_time_s: float | None = setting(None, optional_seconds)
-    idempotent: bool = setting(True, flag)
-    isolate_errors: Setting[bool | None, bool] = setting(None, optional_flag)
+    policy: Policy | PolicyName | None = setting(None, from_outside=True)
+    max_queue_delay_s: float | None = setting(None, optional_delay, from_outside=True)
+    max_queue_size: int = setting(1024, positive_count, from_outside=True)
+    max_queue_bytes: int = setting(256 * 2**20, positive_count, from_outside=True)
+    max_batch_time_s: float | None = setting(None, optional_seconds, from_outside=True)
+    idempotent: bool = setting(True, flag, from_outside=True)
+    isolate_errors: Setting[bool | None, bool] = setting(None, optional_flag, from_outside=True)
     max_calls: int | None = setting(None, optional_count)
     max_memory_mb: float | None = setting(None, optional_mib)
     max_age_s: float | None = setting(None, optional_finite_seconds)
