@@ -31,7 +31,7 @@ GENERATED: Final = {"api.md"}
 
 BUDGET: Final = {
     "files": 369,
-    "lines of code": 45_890,
+    "lines of code": 45_870,
     "bases with a single subclass": 21,
     "protocol classes": 71,
     "words of the glossary": 48,
