@@ -24,7 +24,7 @@ GLOSSARY: Final = (
     Word(
         "service",
         "Service",
-        "stages in a row with common settings, as the user declares them; it can be run many times",
+        "stages in a row, or in a graph, with common settings, as the user declares them; it can be run many times",
     ),
     Word("handle", "Handle AsyncHandle", "a running service, for threads and for tasks"),
     Word(
@@ -35,6 +35,12 @@ GLOSSARY: Final = (
     Word("core", "Core", "the stages of one driver, and their services: all decisions, no waiting"),
     Word("flow", "Flow", "a service in the core: its graph, its doors, its one admission, its counts"),
     Word("node", "Node", "a place in the graph of a service at which requests wait for a stage; its successor is data"),
+    Word(
+        "element",
+        "Parallel Route ForEach",
+        "what a graph is declared of: a stage, a line of elements, branches, a route or a list",
+    ),
+    Word("turn", "Done To", "the word of a model on where its result goes: an early answer, or the name of a branch"),
     Word(
         "child",
         "Siblings",

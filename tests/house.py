@@ -30,12 +30,12 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 369,
-    "lines of code": 45_870,
+    "files": 377,
+    "lines of code": 47200,
     "bases with a single subclass": 21,
-    "protocol classes": 71,
-    "words of the glossary": 48,
-    "words of the docs": 89_600,
+    "protocol classes": 72,
+    "words of the glossary": 50,
+    "words of the docs": 91480,
 }
 
 

@@ -194,7 +194,7 @@ class Handle:
         self, x: Any, timeout_s: float | None, priority: int, on_part: Callable[[Any], object]
     ) -> Any:
         """Call `on_part` with each part, and return the whole answer."""
-        collects = self.service.stages[-1].traits.collects
+        collects = self.service.gives.collects
         with self._parts_of(self._inner.new_stream(x, timeout_s, priority, is_told_both=collects)) as parts:
             got = []
             for part in parts:

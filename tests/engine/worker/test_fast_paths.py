@@ -153,8 +153,9 @@ def test_results_are_written_at_once_as_one_by_one(
     accepts = bytes([accept]) * n
     together, each = (Frame(FrameKind.REPLY, 1, list(range(n))) for _ in range(2))
     answerer = answerer_of(Arrays, is_last)
-    done = answerer._write_alike(values, accepts, set(map(type, values)), together)
-    answerer._write_each(list(values), accepts, each)
+    encoders = answerer._usual.encoders  # type: ignore[union-attr]
+    done = answerer._write_alike(values, accepts, set(map(type, values)), together, encoders)
+    answerer._write_each(list(values), accepts, each, encoders)
 
     if done:
         assert together.formats == each.formats
@@ -194,8 +195,9 @@ def test_scalars_are_written_as_json_at_once_as_one_by_one(kind: Any, values: li
     accepts = bytes([JSON]) * len(values)
     together, each = (Frame(FrameKind.REPLY, 1, list(range(len(values)))) for _ in range(2))
 
-    done = answerer._write_alike(values, accepts, set(map(type, values)), together)
-    answerer._write_each(values, accepts, each)
+    encoders = answerer._usual.encoders  # type: ignore[union-attr]
+    done = answerer._write_alike(values, accepts, set(map(type, values)), together, encoders)
+    answerer._write_each(values, accepts, each, encoders)
 
     if done:
         assert (together.formats, together.payloads) == (each.formats, each.payloads)

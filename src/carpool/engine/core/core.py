@@ -24,12 +24,13 @@ policy holds back. Policies are called before a change of a request or after it 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import Any
 
 from carpool.engine.core.batch import Batch, Gone, Reply, Todo
 from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.content import Content
 from carpool.engine.core.flow import Flow
 from carpool.engine.core.graph import Declared, Door, Each, Node, all_after
 from carpool.engine.core.journal import Journal, parts_so_far, record_batches, record_orders, record_report
@@ -48,7 +49,7 @@ class Core:
         declared: What the graph of the first service is made of; a line of all stages if it is not
             given.
         slo_s: As for `Flow`, of the first service.
-        measure: Likewise.
+        content: Likewise.
         journal: Records what happens to each request, if given.
 
     Attributes:
@@ -64,7 +65,7 @@ class Core:
         declared: Declared | None = None,
         *,
         slo_s: float | None = None,
-        measure: Callable[[object], int] = lambda result: 0,
+        content: Content | None = None,
         journal: Journal | None = None,
     ) -> None:
         self.batchers = tuple(batchers)
@@ -78,7 +79,7 @@ class Core:
         for stage, batcher in enumerate(self.batchers):
             batcher.lobby.stage = stage
             batcher.lobby.nodes = []
-        self.flow = self.serve(list(batchers) if declared is None else declared, slo_s=slo_s, measure=measure)
+        self.flow = self.serve(list(batchers) if declared is None else declared, slo_s=slo_s, content=content)
 
     def __repr__(self) -> str:
         between = " -> " if self._line else ", "
@@ -89,19 +90,19 @@ class Core:
         declared: Declared,
         *,
         slo_s: float | None = None,
-        measure: Callable[[object], int] = lambda result: 0,
+        content: Content | None = None,
     ) -> Flow:
         """Add a service over the stages, and return it; nothing may wait in them yet.
 
         Args:
             declared: What its graph is made of.
             slo_s: As for `Flow`.
-            measure: Likewise.
+            content: Likewise.
 
         Raises:
             ValueError: A stage that answers in parts is not the last one.
         """
-        flow = Flow(declared, self._transit, slo_s=slo_s, measure=measure)
+        flow = Flow(declared, self._transit, slo_s=slo_s, content=content)
         for node in flow.graph.nodes:
             if isinstance(node.crew, Stepper) and (node.needs or node.doors):
                 text = f"stage {node.name} answers in parts, so it must be the last of its service, or of its branch"
@@ -363,17 +364,25 @@ class Core:
         """Have the stages at which requests begin start no batch for now, or go on.
 
         What comes waits in their queues, so the stages behind them run empty. It has no effect on
-        those that have nothing behind them, and ends when the service closes.
+        those that have nothing behind them, and ends when the service closes. In a graph that is no
+        line what comes waits at the doors, as its requests may be at several stages at a time.
         """
         for flow in self.flows:
+            if not flow.is_line:
+                flow.is_held = is_held and flow.closed_because is None
+                continue
             for node in flow.graph.nodes:
                 node.is_held = is_held and node.is_first and not node.is_last and flow.closed_because is None
 
     @property
     def is_empty_behind_queue(self) -> bool:
         """Whether no request is between its first queue and its answer, streams apart."""
+        if self._transit.families:
+            return False
         for batcher in self.batchers:
             if batcher.in_flight:
+                return False
+            if batcher.queue.count and not self._line:
                 return False
             if batcher.queue.count and any(node.queued and not node.is_first for node in batcher.lobby.nodes):
                 return False

@@ -46,7 +46,8 @@ class Lobby:
         queue: Where requests wait.
         idempotent: Whether a request may be run once more when its worker is lost.
         weigh: Writes on a request what the result of the stage before counts for in this one: its
-            size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
+            size, if that is not 1, its length and its key. It may raise a `CarpoolError`. Of an
+            item that no stage has had before, it gets the format, too.
         substitute: Returns what takes the place of a policy that has raised; by default a greedy
             one with the same limit.
 
@@ -66,6 +67,7 @@ class Lobby:
             share batches; those of a lobby by itself have None for their node.
         is_shared: Whether there are several of these.
         entered: How many requests have joined the queue.
+        early: How many answers have been early ones, by a result that said so.
         wake_at: When to ask again what to do although nothing happened; None for never.
         attention_at: No request expires and no worker hangs before this.
     """
@@ -77,7 +79,7 @@ class Lobby:
         queue: Queue,
         *,
         idempotent: bool = True,
-        weigh: Callable[[Request, object], None] | None = None,
+        weigh: Callable[..., None] | None = None,
         substitute: Callable[[Policy], Policy] | None = None,
     ) -> None:
         self.name = name
@@ -96,7 +98,7 @@ class Lobby:
         self.nodes: list[Any] = [None]
         self.is_shared = False
         self.closing = False
-        self.entered = 0
+        self.entered = self.early = 0
         self.wake_at: float | None = None
         self.attention_at = inf
         self._substitute = substitute
@@ -432,5 +434,5 @@ def lost_with(request: Request, stage: str, given_up: str) -> CarpoolError:
     return ModelError(text, code="request_crashed_worker")
 
 
-def _counts_for_one(request: Request, result: object) -> None:
+def _counts_for_one(request: Request, result: object, format: int = 0) -> None:
     request.size = 1

@@ -242,9 +242,10 @@ class Changes:
         """Have the new workers take all batches from now on, and the old ones no more.
 
         With several stages a request must not pass old ones and new ones. So the first one starts
-        nothing until no request is behind its queue, which then waits there.
+        nothing until no request is behind its queue, which then waits there; in a graph that is no
+        line, nothing leaves the doors until no request is inside.
         """
-        if len(self._pools) == 1:
+        if len(self._pools) == 1 and self._driver.core.flow.is_line:
             self._switch(successors)
             return
         driver = self._driver

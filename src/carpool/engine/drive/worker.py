@@ -27,6 +27,7 @@ from carpool.engine.wire.frame import Frame
 from carpool.engine.wire.handshake import Hello
 from carpool.engine.worker.place import INDEX_VARIABLE, Cores
 from carpool.engine.worker.program import Setup
+from carpool.engine.worker.ways import Spot
 from carpool.errors import CarpoolError, StartupError
 from carpool.model import Adapter, AnyModel
 
@@ -152,6 +153,7 @@ class Launch:
         model: For workers inside this process; a worker process finds its own by `setup`.
         kwargs: Those of the model, for the same workers.
         adapters: Those of its addresses, for the same workers.
+        spots: What becomes of its results, for the same workers.
         cores: By the index of a worker, the cores that it runs on; None for those of the parent
             before it was pinned.
         env: By the index of a worker, environment variables to add.
@@ -168,6 +170,7 @@ class Launch:
     model: AnyModel
     kwargs: Mapping[str, Any]
     adapters: Sequence[Adapter]
+    spots: Sequence[Spot]
     cores: tuple[Cores | None, ...]
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
