@@ -166,7 +166,7 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         made, module = _with(change), sys.modules[change.function.__module__]
         owner = change.function.__qualname__.rpartition(".")[0]
         if not owner:
-            for other in [each for each in sys.modules.values() if each.__name__.startswith("carpool.core.")]:
+            for other in [each for each in sys.modules.values() if each.__name__.startswith("carpool.engine.core.")]:
                 if vars(other).get(made.__name__) is change.function:
                     monkeypatch.setattr(other, made.__name__, made)
             continue
