@@ -114,3 +114,47 @@ def test_the_capacity_question_takes_two_commands(tmp_path: Path) -> None:
     *_, following = told.splitlines()
     assert following == "carpool plan --cost costs.json --arrivals poisson:rate=800 --slo 60ms"
     assert "enough: " in run(*following.split()[1:], "--duration", "2s", "--seeds", "1")
+
+
+def small(x: float) -> carpool.Done[list[float]] | float:
+    return carpool.Done([]) if x > 1.5 else x
+
+
+def to_left(x: float) -> carpool.To[float]:
+    return carpool.To("left", x + 10)
+
+
+def three(x: float) -> list[float]:
+    return [x, x + 1, x + 2]
+
+
+def at(name: str, model: object, **settings: object) -> carpool.Stage:
+    return carpool.Stage(model, name=name, run_in="thread", **settings)  # type: ignore[arg-type]
+
+
+def a_graph(**ways: object) -> carpool.Service:
+    return carpool.Service(
+        at("shift", Shift),
+        carpool.Parallel({"a": at("sleep", Sleeper, max_batch_size=2), "b": []}),
+        at("one", lambda both: both["b"] - 10),
+        at("small", small),
+        at("turn", to_left),
+        carpool.Route({"left": at("left", three), **ways}),  # type: ignore[dict-item]
+        carpool.ForEach(at("last", Sleeper, max_batch_size=4)),
+        name="graph",
+    )
+
+
+def test_a_graph_is_measured_with_what_comes_to_each_stage() -> None:
+    """Examples go through branches, routes and lists; those that are answered early go no further."""
+    SEEN.clear()
+    found = asyncio.run(profile(a_graph(), runs=1))
+    assert [costs.stage for costs in found] == ["shift", "sleep", "one", "small", "turn", "left", "last"]
+    assert [11.0, 12.0] in SEEN
+    assert [11.0, 12.0, 13.0, 11.0] in SEEN  # of the first example alone
+
+
+def test_a_stage_to_which_no_example_comes_is_named() -> None:
+    """A branch that no example takes cannot be measured, and the error says so."""
+    with pytest.raises(ValueError, match="no example comes to stage right: give the first model one that takes its"):
+        asyncio.run(profile(a_graph(right=at("right", three)), runs=1))

@@ -73,7 +73,8 @@ def profile(
         return
     _print(found)
     if out is not None:
-        print(f"carpool plan --cost {out} --arrivals poisson:rate=800 --slo 60ms")
+        what = "plan" if service.is_line else f"simulate --service {target}"
+        print(f"carpool {what} --cost {out} --arrivals poisson:rate=800 --slo 60ms")
 
 
 def _measured(service: Service, runs: int, threads: int) -> list[StageCosts]:

@@ -174,7 +174,7 @@ _HEADERS = (
 )
 _PAGES = {
     b"/dashboard": (
-        *("dashboard.html", "dashboard.js", "dashboard.css", "figures.js", "charts.js"),
+        *("dashboard.html", "dashboard.js", "dashboard.css", "figures.js", "charts.js", "graph.js"),
         *("uPlot.esm.js", "uPlot.min.css", "icon.svg"),
     ),
     b"/docs": ("docs.html", "swagger-ui-bundle.js", "swagger-ui.css", "docs.js", "icon.svg"),

@@ -34,6 +34,7 @@ from carpool.http.streaming import Delivery, Framing, framed
 if TYPE_CHECKING:
     from carpool.engine.allowance import Allowance
     from carpool.engine.drive.aio import Driver
+    from carpool.engine.observe.picture import Branch
     from carpool.service.declaration import Declaration
     from carpool.service.handle import AsyncHandle
     from carpool.service.weigh import Weigher
@@ -506,15 +507,21 @@ class RequestIds:
         return b"%b%d" % (self.start, self.next_number())
 
 
-class InStage(NamedTuple):
-    """How a request fared in one stage.
+@dataclass(slots=True)
+class InStage:
+    """How a request fared in one stage; in a graph, at one place.
 
     Attributes:
-        stage: The name of the stage.
+        stage: The name of the stage, or of the place.
         arrived: When it entered the stage.
         started: When a worker got to its batch.
         batch: The id of the batch, unique in its stage.
         n: How many requests the batch had.
+        left: When it left the stage; None if that is not known, as in a row of stages, where it
+            came to the next one then, or while it is there.
+        branches: In which branches of a graph the place is, the outermost first.
+        items: How many of its items came there, where it has become several; the times are from the
+            first to the last of them, and the batch is that of the latest.
     """
 
     stage: str
@@ -522,6 +529,9 @@ class InStage(NamedTuple):
     started: float
     batch: int
     n: int
+    left: float | None = None
+    branches: tuple[Branch, ...] = ()
+    items: int = 1
 
 
 class Notes:
@@ -545,3 +555,11 @@ class Notes:
         self.span = span
         self.tracing: Any = None
         self.request_id = b""
+
+    def with_ends(self, now: float) -> list[tuple[InStage, float]]:
+        """Return what was noted of each stage, and when the request left it."""
+        arrivals = [each.arrived for each in self.stages[1:]] + [now]
+        return [
+            (each, arrival if each.left is None else each.left)
+            for each, arrival in zip(self.stages, arrivals, strict=False)
+        ]

@@ -18,6 +18,7 @@ from carpool.errors import OVERLOAD_REASONS
 from carpool.http.codec import MESSAGES, as_json
 from carpool.http.endpoint import MANY, Address, predict_path, ready_path
 from carpool.http.protocol_lists import ShownRoute, lines_of, operations_of
+from carpool.service.graph import in_short
 from carpool.version import __version__
 
 if TYPE_CHECKING:
@@ -374,7 +375,7 @@ def overview(
 def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
     """Yield the lines about the models."""
     for endpoint in endpoints:
-        yield f"{endpoint.name}: {' -> '.join(stage.name for stage in endpoint.service.stages)}"
+        yield f"{endpoint.name}: {in_short(endpoint.service.graph)}"
         formats = endpoint.formats
         for address in endpoint.addresses:
             if not address.formats.is_open:

@@ -26,9 +26,11 @@ class Service(Declaration):
     """An immutable declaration of a service; `run`, `run_async` and `start` bring it to life.
 
     Args:
-        stages: What a request passes through, first to last. A bare model stands for a stage of
-            single items.
-        name: The model's name over HTTP and in metrics. Defaults to the name of the last stage.
+        stages: What a request passes through, first to last: stages, and elements of graphs (lists
+            of elements, `Parallel`, `Route`, `ForEach`; docs/graphs.md). A bare model stands for a
+            stage of single items. One `Stage` object at several places is one pool of workers.
+        name: The model's name over HTTP and in metrics. Defaults to the name of the last stage, or
+            to "service" where that is none.
         timeout_s: The longest time from a request's arrival to its answer, in seconds. None or
             infinity means no limit; then nothing ends a call that hangs unless its stage has a
             `max_batch_time_s`.
@@ -58,12 +60,13 @@ class Service(Declaration):
 
     Raises:
         ValueError: A setting of a stage is out of range (see `Stage`), two stages have the same
-            name, a queue is too small for the batches of the stage before it, or the static policy
-            holds requests back for longer than `timeout_s`. An address of `routes` is none, or is
-            one that each service has.
-        TypeError: A setting is of the wrong kind, or a model cannot be served (see `Stage`). What
-            `routes` gives for an address is no function of one argument that could run in the
-            workers, or takes what cannot be sent over HTTP.
+            name, a queue is too small for the batches of the stage before it, a graph cannot work
+            (see docs/graphs.md), or the static policy holds requests back for longer than
+            `timeout_s`. An address of `routes` is none, or is one that each service has.
+        TypeError: A setting is of the wrong kind, or a model cannot be served (see `Stage`), or by
+            the hints a stage cannot take what the one before gives. What `routes` gives for an
+            address is no function of one argument that could run in the workers, or takes what
+            cannot be sent over HTTP.
     """
 
     __slots__ = ()

@@ -489,3 +489,27 @@ def given_costs(given: list[str] | None, usual: str) -> tuple[list[str], list[in
         raise ValueError(f"--cost {files[0]} has the costs of all stages: give no other --cost beside it")
     stages = read_costs(Path(files[0]))
     return [stage.spec for stage in stages], [stage.max_batch_size for stage in stages]
+
+
+def costs_by_stage(given: list[str] | None, usual: str, stages: Sequence[str]) -> dict[str, str]:
+    """Return the spec of the cost of each stage of a graph, by its name.
+
+    Args:
+        given: A file of costs; or `STAGE=spec` for each stage; or a spec for all of them; None for
+            the usual one.
+        usual: The spec that counts if none is given.
+        stages: The names of the stages.
+
+    Raises:
+        ValueError: The file cannot be read, or several are given of which one names no stage.
+    """
+    if given and given[0].endswith(".json"):
+        specs, _ = given_costs(given, usual)
+        return {costs.stage: spec for costs, spec in zip(read_costs(Path(given[0])), specs, strict=True)}
+    named = [each.partition("=") for each in given or ()]
+    if all(name in stages for name, *_ in named) and named:
+        return {name: spec for name, _, spec in named}
+    if len(named) > 1:
+        name = next(name for name, *_ in named if name not in stages)
+        raise ValueError(f"--cost {name}=…: there is no stage {name!r}; there are {', '.join(stages)}")
+    return dict.fromkeys(stages, (given or [usual])[0])

@@ -8,7 +8,7 @@ change from one key to another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -28,10 +28,11 @@ from carpool.simulate.contestants import GRID, Tuned
 from carpool.simulate.coordinator import BusyDriver, Coordinator, coordinator_of
 from carpool.simulate.costs import USUAL_COST, BatchShape
 from carpool.simulate.features import Features
+from carpool.simulate.graphs import SimulatedGraph, graph_of
 from carpool.simulate.policies import TUNED, PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
 from carpool.simulate.scaling import USUAL_RULE, Rule, Scaling, rule_of
-from carpool.simulate.servers import Servers, per_stage
+from carpool.simulate.servers import USUAL_LIMIT, USUAL_WORKERS, Servers, per_stage
 from carpool.simulate.traffic import Traffic
 
 _LEVEL = 0.995  # goodputs of at least this share of the best one are as good; then the penalised mean decides
@@ -42,11 +43,15 @@ def run(
     arrivals: Any = USUAL_ARRIVALS,
     cost: Any = USUAL_COST,
     slo_s: float | Sequence[float] | None = 0.06,
-    max_batch_size: int | Sequence[int] = 64,
-    workers: int | str | Sequence[int | str] = 1,
+    max_batch_size: int | Sequence[int] = USUAL_LIMIT,
+    workers: int | str | Sequence[int | str] = USUAL_WORKERS,
     duration_s: float | None = 30,
     seed: int = 0,
     *,
+    graph: Any = None,
+    ways: Mapping[str, float] | None = None,
+    early: Mapping[str, float] | None = None,
+    items: int | Sequence[int] | None = None,
     settle_s: float = 0.0,
     weights: Any = None,
     weights_known: bool = False,
@@ -72,7 +77,8 @@ def run(
     time again where there is no SLO; what is not finished by then is reported as unfinished.
 
     A list of costs stands for stages in a row; `policy`, `max_batch_size` and `workers` may then be
-    lists too.
+    lists too. With `graph`, requests go through the graph of a service, whose stages have the batch
+    limits, workers and queues that they are declared with.
 
     With the policy "tuned" it makes a run for each point of a grid of static settings, and returns
     the best report. That is the one with the least penalised mean among those with at least 99.5 %
@@ -83,7 +89,8 @@ def run(
             Names are those of a service's policies, and `window`, `ray`, `triton`, `symphony`,
             `clockwork`, `batch` and `tuned`, which do as other systems do.
         arrivals: A spec, a process such as `Poisson(...)`, several of them, or times in seconds.
-        cost: A spec, a `Cost`, or a function `n -> seconds`, `(n, longest) -> seconds`,
+        cost: With a graph one for all stages, or a dict of them by the stage's name. Each is a
+            spec, a `Cost`, or a function `n -> seconds`, `(n, longest) -> seconds`,
             `(n, now, rng) -> seconds` or `(n, longest, now, rng) -> seconds`.
         slo_s: The seconds within which requests should be answered. Of several SLOs each request
             has one, all with equal chance.
@@ -91,6 +98,12 @@ def run(
         workers: How many workers serve at the same time; "1-8" where they follow the load.
         duration_s: How long requests arrive, in seconds; None for the length of a trace.
         seed: The seed of everything random.
+        graph: A service, or what one is made of, such as `Parallel(...)`; None for stages in a row.
+        ways: The share of the items that take each branch of a `Route`, by its name, from 0 to 1.
+            Branches that are not named share the rest evenly.
+        early: The share of the items for which a stage answers early (`Done`), by the stage's name.
+        items: How long the lists are that come to a `ForEach`: a number, or several, of which each
+            list has one, all with equal chance; 4 if not given. All lists of one item are alike.
         settle_s: The seconds at the beginning whose requests the figures leave out, so that a cold
             start does not count. Batches are counted all the same.
         weights: How much requests weigh, if they differ: a spec, `Pareto(...)` or a list to draw
@@ -129,7 +142,12 @@ def run(
         ValueError: A setting makes no sense; the text says what to change.
         TypeError: A setting is of a wrong kind.
     """
-    servers = Servers.of(cost, max_batch_size, workers)
+    joints = None if graph is None else graph_of(graph, ways, early, items)
+    if joints is not None and max_queue_size != inf:
+        raise ValueError("max_queue_size is that of the graph's stages: leave it out")
+    if joints is None and (ways or early or items):
+        raise ValueError("ways, early and items say what happens in a graph: give graph=, too")
+    servers = Servers.of(cost, max_batch_size, workers, joints)
     templates = per_stage("policy", policy, len(servers.costs))
     slos = slos_of(slo_s)
     _check_seconds(
@@ -148,16 +166,17 @@ def run(
             processes, servers, slos=slos, duration_s=duration_s, features=features, settle_s=settle_s, seed=seed
         )
         policies = _policies(templates, servers, traffic, max(slos), max_padded_size, allowed_lengths)
-        core = _core(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=ahead)
+        core = _core(policies, traffic, max_queue_size, max_workers_per_key, joints, seed, runs_ahead=ahead)
         costs = BatchCosts(servers, policies, traffic, switch_s, seed)
         workers_at_first = [each.least for each in servers.ranges]
-        ways: dict[str, Any] = {"hop_s": hop_s, "hop_item_s": hop_item_s, "watcher": traffic.record}
+        way: dict[str, Any] = {"hop_s": hop_s, "hop_item_s": hop_item_s, "watcher": traffic.record}
+        way["turns"] = None if joints is None else joints.early_of(core, seed)
         if busy is None:
-            driver = VirtualDriver(core, costs, workers_at_first, turn_s=turn_s, **ways)
+            driver = VirtualDriver(core, costs, workers_at_first, turn_s=turn_s, **way)
         else:
             dice, between = Random(f"{seed}/coordinator"), (settle_s, traffic.duration_s)
             own: dict[str, Any] = {"coordinator": busy, "dice": dice, "between": between}
-            driver = BusyDriver(core, costs, workers_at_first, **own, **ways)
+            driver = BusyDriver(core, costs, workers_at_first, **own, **way)
         scaled = Scaling(
             driver,
             servers.ranges,
@@ -229,22 +248,32 @@ def _policies(
 
 
 def _core(
-    policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, max_workers_per_key: float, *, runs_ahead: bool
+    policies: Sequence[Policy],
+    traffic: Traffic,
+    max_queue_size: float,
+    max_workers_per_key: float,
+    graph: SimulatedGraph | None,
+    seed: int,
+    *,
+    runs_ahead: bool,
 ) -> Core:
     """Make a core with a stage for each policy; only the first stage refuses requests."""
-    return Core(
-        [
-            Batcher(
-                f"stage {i}",
-                policy,
-                Queue(inf if i else max_queue_size, levels=_levels(policy, traffic)),
-                runs_ahead=runs_ahead and not traffic.has_keys,
-                weigh=traffic.weigh,
-                keyed=KeyedWorkers(max_workers_per_key) if traffic.has_keys else None,
-            )
-            for i, policy in enumerate(policies)
-        ]
-    )
+    names = [f"stage {i}" for i in range(len(policies))] if graph is None else graph.stages
+    queues = [max_queue_size, *[inf] * len(policies)] if graph is None else graph.queues
+    batchers = [
+        Batcher(
+            name,
+            policy,
+            Queue(room, levels=_levels(policy, traffic)),
+            runs_ahead=runs_ahead and not traffic.has_keys,
+            weigh=traffic.weigh,
+            keyed=KeyedWorkers(max_workers_per_key) if traffic.has_keys else None,
+        )
+        for name, policy, room in zip(names, policies, queues, strict=False)
+    ]
+    if graph is None:
+        return Core(batchers)
+    return Core(batchers, graph.declared(batchers, seed), content=graph.content(seed))
 
 
 def _levels(policy: Policy, traffic: Traffic) -> LevelsOf | None:

@@ -155,7 +155,7 @@ class Traffic:
         lengths = self.record.lengths
         return [lengths[request.item] for request in batch.requests]  # type: ignore[call-overload]
 
-    def weigh(self, request: Request, index: object) -> None:
+    def weigh(self, request: Request, index: object, format: int = 0) -> None:
         """Do nothing: in each stage a request has the size and the length that it has in the first.
 
         A batcher passes the result of the stage before, which in a simulation is the request's

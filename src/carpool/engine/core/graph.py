@@ -349,6 +349,10 @@ class Switch:
         choose: Names it by the item; None if results name it themselves.
         refuses: Whether what comes where there is no room fails; else there is always room, as what
             is before it waits for room on all ways.
+
+    Attributes:
+        ways: Where each leads.
+        then: What follows all of them.
     """
 
     def __init__(
@@ -358,6 +362,7 @@ class Switch:
         self.choose = choose
         self.refuses = refuses
         self.ways: dict[str, After] = {}
+        self.then: After = None
 
 
 class Onward(NamedTuple):
@@ -432,6 +437,7 @@ class Graph:
             self.blocks.append(declared)
             return declared
         if isinstance(declared, Switch):
+            declared.then = after
             declared.ways = {name: self._link(way, after, block) for name, way in declared.declared.items()}
             return declared
         if isinstance(declared, Sequence):

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from carpool.engine.core.roster import PlaceRecord
+from carpool.engine.observe.picture import Dot, Picture
 from carpool.engine.observe.snapshot import DURATION_BOUNDS, Durations, StreamStats
 from carpool.engine.observe.stats import StageStats, Stats, explained
 from carpool.engine.policy.cost import CostModel
@@ -60,7 +61,33 @@ def _service(stats: Stats, now: float) -> dict[str, Any]:
         "within_slo": stats.within_slo,
         "stages": [_stage(stage, now) for stage in stats.stages],
         "streams": None if stats.streams is None else _streams(stats.streams),
+        "graph": None if stats.picture is None else _graph(stats.picture, stats),
     }
+
+
+def _graph(picture: Picture, stats: Stats) -> dict[str, Any]:
+    """Return how a graph is drawn, with what is known of each place."""
+    return {
+        "width": picture.width,
+        "height": picture.height,
+        "dots": [_dot(dot, stats) for dot in picture.dots],
+        "links": [list(link) for link in picture.links],
+    }
+
+
+def _dot(dot: Dot, stats: Stats) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": dot.kind, "name": dot.name, "x": dot.x, "y": dot.y}
+    if dot.node is not None:
+        waited = stats.stages[dot.node.crew.lobby.stage].waited_at(dot.node)
+        found |= {
+            "stage": dot.node.crew.lobby.stage,
+            "place": stats.places[dot.node].name,
+            "queued": dot.node.queued,
+            "running": dot.node.running,
+            "entered": waited.count,
+            "waited_s": waited.sum_s,
+        }
+    return found
 
 
 def _stage(stage: StageStats, now: float) -> dict[str, Any]:
@@ -324,7 +351,7 @@ LATELY_S: Final = 10.0
 DEATHS_S: Final = 60.0
 """How many seconds a worker's death counts as a cause of that."""
 
-_OF_A_SERVICE = ("name", "run", "outcomes", "latency", "within_slo", "slo_s", "streams")
+_OF_A_SERVICE = ("name", "run", "outcomes", "latency", "within_slo", "slo_s", "streams", "graph")
 _OF_A_STAGE = ("name", "batch_sizes", "queue", "compute", "idle_gap", "queued")
 
 

@@ -20,6 +20,7 @@ from carpool.engine.observe.snapshot import DURATION_BOUNDS, Durations, StreamSt
 from carpool.engine.observe.stats import StageStats, Stats, explained
 
 _STAGE = ("model", "stage")
+_PLACE = (*_STAGE, "place")
 
 
 class Callers(Protocol):
@@ -114,6 +115,8 @@ def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:
     yield from _requests(services)
     stages = [(stats.name, stage) for stats in services for stage in stats.stages]
     yield from _queues(stages)
+    if any(stage.waited for _, stage in stages):
+        yield from _places(services)
     yield from _batches(stages)
     yield from _failures(stages)
     yield from _policies(stages, now)
@@ -176,6 +179,25 @@ def _queues(stages: _Stages) -> Iterator[Metric]:
     yield from (length, nbytes, waited)
 
 
+def _places(services: Sequence[Stats]) -> Iterator[Metric]:
+    """Yield how requests waited at each place of stages that stand at several ones."""
+    came = CounterMetricFamily("carpool_place_requests", "Requests that came to a place of a stage.", labels=_PLACE)
+    length = GaugeMetricFamily("carpool_place_queue_length", "Requests waiting at a place of a stage.", labels=_PLACE)
+    waited = HistogramMetricFamily(
+        "carpool_place_queue_duration_seconds",
+        "Time from the arrival of a request at a place of a stage to the start of its batch.",
+        labels=_PLACE,
+    )
+    for stats in services:
+        for stage in stats.stages:
+            for node, durations in stage.waited.items():
+                labels = (stats.name, stage.name, stats.places[node].name)
+                came.add_metric(labels, node.entered)
+                length.add_metric(labels, node.queued)
+                waited.add_metric(labels, _buckets(durations), durations.sum_s)
+    yield from (came, length, waited)
+
+
 def _batches(stages: _Stages) -> Iterator[Metric]:
     """Yield the metrics of batches, by stage."""
     sizes = HistogramMetricFamily("carpool_batch_size", "Requests in a call of the model.", labels=_STAGE)
@@ -226,16 +248,9 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
         labels=_STAGE,
     )
     early = CounterMetricFamily("carpool_early_answers", "Answers that the stage's model gave early.", labels=_STAGE)
-    places = CounterMetricFamily(
-        "carpool_place_requests",
-        "Requests that came to each place of a stage which stands at several.",
-        labels=(*_STAGE, "place"),
-    )
     for model, stage in stages:
         labels = (model, stage.name)
         early.add_metric(labels, stage.batcher.lobby.early)
-        for place, count in enumerate(stage.places if len(stage.places) > 1 else ()):
-            places.add_metric((*labels, str(place)), count)
         split.add_metric(labels, stage.split_batches)
         unsplit.add_metric(labels, stage.unsplit_batches)
         memory.add_metric(labels, stage.out_of_memory)
@@ -244,8 +259,6 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
     yield from (split, unsplit, memory, safe)
     if any(stage.batcher.lobby.early for _, stage in stages):
         yield early
-    if any(len(stage.places) > 1 for _, stage in stages):
-        yield places
 
 
 def _policies(stages: _Stages, now: float) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
@@ -26,11 +26,13 @@ from carpool.engine.call.results import Trouble
 from carpool.engine.call.retry import padded_size
 from carpool.engine.core.batch import Batch
 from carpool.engine.core.core import Core
+from carpool.engine.core.graph import Node
 from carpool.engine.core.roster import PlaceState, Roster
 from carpool.engine.core.running_set import Order, SetReport
 from carpool.engine.core.stepper import Crew
 from carpool.engine.foreign import text_of
 from carpool.engine.logger import logger
+from carpool.engine.observe.picture import PlaceInGraph, picture, places
 from carpool.engine.observe.refusals import OUTCOMES, Refusals, outcome_of, reason_of
 from carpool.engine.observe.snapshot import Durations, ServiceSnapshot, StageSnapshot, StreamStats, first_part_s
 from carpool.engine.policy import Policy
@@ -86,6 +88,9 @@ class StageStats:
         batcher: The batcher of the stage, which keeps some counts itself.
         roster: The roster of the stage's workers, if it has one.
         batch_sizes: How many calls of the model had each size.
+        waited: How long requests waited at each place of a stage that stands at several places of
+            its service; empty for others, as those have `queue_time`.
+        in_graph: Where each place of its service's graph is; empty where stages stand in a row.
         reasons: How many batches were sent for each of `REASONS`.
         queue_time: The time from arrival in the stage to the start of the batch, per request.
         compute_time: The time that a worker spent on a batch, per batch.
@@ -120,6 +125,9 @@ class StageStats:
         self._explain_at = -inf
         self.elsewhere: dict[int, Hello] = {}
         self.sent_metrics = SentMetrics()
+        nodes = self.batcher.lobby.nodes
+        self.waited = {node: Durations() for node in nodes} if len(nodes) > 1 else {}
+        self.in_graph: Mapping[Node, PlaceInGraph] = {}
         self.watcher: BatchWatcher | None = None
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
 
@@ -138,6 +146,8 @@ class StageStats:
             self._log_reason(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += calls
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
+        if self.waited:
+            self._count_places(batch.started, batch.requests)
         if self.watcher is not None:
             self.watcher.batch_started(self, batch)
 
@@ -189,6 +199,8 @@ class StageStats:
         arrivals = [r.arrived for r in requests if not (r.losses or (r.stream and r.stream.parts))]
         if arrivals:
             self.queue_time.add_since(now, arrivals)
+            if self.waited:
+                self._count_places(now, requests)
 
     def stepped(self, rows: int, step_s: float) -> None:
         """Count a step of a running set, which is a call of the model with so many requests."""
@@ -200,6 +212,16 @@ class StageStats:
         self.split_batches += any(each.split for each in trouble)
         self.unsplit_batches += any(each.unsplit for each in trouble)
         self.out_of_memory += any(each.out_of_memory for each in trouble)
+
+    def _count_places(self, now: float, requests: Sequence[Request]) -> None:
+        """Count how long requests waited at their places."""
+        for request in requests:
+            if (waited := self.waited.get(request.node)) is not None:  # else it has ended meanwhile
+                waited.add(now - request.arrived)
+
+    def waited_at(self, node: Node) -> Durations:
+        """Return how long requests waited at a place of the stage."""
+        return self.waited.get(node, self.queue_time)
 
     def _count_positions(self, batch: Batch) -> None:
         """Count how much of the items' lengths is padding up to the longest, or an allowed one."""
@@ -343,6 +365,8 @@ class Stats:
         last_ok_at: When the last answer without an error was given.
         run: A number of these counters, which begin at 0, of their own in this process.
         stages: The counters of each stage.
+        places: Where each place of a graph is; empty where stages stand in a row.
+        picture: How a graph is drawn; None where stages stand in a row.
     """
 
     stage_stats = StageStats
@@ -373,6 +397,11 @@ class Stats:
             for i, (stage, roster, single) in enumerate(zip(core.batchers, rosters, singles, strict=True))
         ]
         self.streams = streams
+        graph = None if core.flow.is_line else core.flow.graph
+        self.places = {} if graph is None else places(graph)
+        self.picture = None if graph is None else picture(graph)
+        for stage in self.stages:
+            stage.in_graph = self.places
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
         """Count requests that have got their answers."""
