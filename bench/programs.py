@@ -40,7 +40,7 @@ PROGRAMS = (
     Program("peers.http", 50, "HTTP servers beside each other", "all peers, wrk"),
     Program("documents", 8, "the designs that carpool was made after", "wrk"),
     Program("policies", 15, "all policies on 119 workloads, and on a dozen with a busy coordinator, in virtual time"),
-    Program("policies.ablation", 3, "what each part of Adaptive is worth"),
+    Program("policies.ablation", 60, "what each mechanism of Adaptive is worth"),
     Program("policies.coordinator", 5, "a busy coordinator, real beside simulated", "wrk, an idle machine"),
     Program("policies.limits", 6, "with several workers, a limit of 64 beside the best limit"),
     Program("policies.lengths", 0.1, "what it takes to compose a batch by length"),

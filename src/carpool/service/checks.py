@@ -330,7 +330,7 @@ def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None
         if has_settings and name in BY_NAME:
             raise ValueError(
                 f"policy {policy!r} is how carpool simulate has it: here write policy={name!r} with max_queue_delay_s="
-                f" of its own, or carpool.{BY_NAME[name].__name__}(...) for its other settings"
+                f" of its own, or carpool.{type(BY_NAME[name]()).__name__}(...) for its other settings"
             )
         raise ValueError(f"there is no policy {policy!r}; choose one of {known}, or give a Policy object")
     if isinstance(policy, StepPolicy) and not in_parts:
