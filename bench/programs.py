@@ -31,7 +31,7 @@ PROGRAMS = (
     Program("alone.copies", 0.4, "6 MB through a stage in a thread and in a process, beside a bare copy"),
     Program("alone.blas", 5, "BLAS threads as carpool chooses them, one, and all", "torch, scikit-learn"),
     Program("peers.install", None, "nothing: it makes the peers' environments, once", "network", False),
-    Program("tools.api", 0.1, "nothing: it writes docs/api.md anew from the docstrings", "", False),
+    Program("site", 0.2, "nothing: it builds the site of the documentation, for `make docs`", "make docs", False),
     Program("tools.entries", 0.1, "nothing: it begins entries of docstrings with a capital letter", "", False),
     Program("tools.lowest", 0.1, "nothing: it prints the lowest versions for `make test-lowest`", "", False),
     Program("tools.pythons", 0.1, "nothing: it finds the oldest and the newest Python on this machine", "", False),

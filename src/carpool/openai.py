@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+__all__ = ["Chat", "Completion", "Delta", "Message", "Sampling"]
+
 _CHARACTERS_A_TOKEN: Final = 4  # a common estimate for English
 _DEFAULT_MAX_TOKENS: Final = 256
 
