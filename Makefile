@@ -7,11 +7,12 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 LOWEST  := .venv-lowest
 DOCS    := .venv-docs
+DIST    := .venv-dist
 
 # The tests start a thousand processes: where an environment keeps no bytecode, each would compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-all test-lowest test-ray fuzz lint bench bench-policies chaos chaos-mutants worlds conformance docs docs-serve clean
+.PHONY: help setup demo serve test test-all test-lowest test-ray fuzz lint bench bench-policies chaos chaos-mutants worlds conformance docs docs-serve dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -95,6 +96,17 @@ $(DOCS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --group docs
+	@touch $@
+
+dist: $(DIST)/.installed  ## build wheel and sdist into dist/, and check them
+	rm -rf dist
+	$(DIST)/bin/python -m build
+	$(DIST)/bin/python -m twine check --strict dist/*
+
+$(DIST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check --group dist
 	@touch $@
 
 clean:           ## remove the virtual environment and caches

@@ -19,6 +19,7 @@ import pytest
 import carpool
 from bench.tools.lowest import project
 from tests.effort import slow_where
+from tests.support.console import shown_programs
 from tests.support.serving import serve
 
 ROOT = Path(__file__).parent.parent
@@ -88,10 +89,7 @@ def test_the_service_of_the_page_over_http(tmp_path: Path) -> None:
 
 README = (ROOT / "README.md").read_text()
 START = (DOCS / "README.md").read_text()
-SHOWN_PROGRAMS = {
-    page: re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n+```text\n(.*?)```", text, re.DOTALL)
-    for page, text in {"README": README, "start page": START}.items()
-}
+SHOWN_PROGRAMS = {"README": shown_programs(README), "start page": shown_programs(START)}
 
 
 @pytest.mark.parametrize(
