@@ -97,6 +97,17 @@ GROUPS: Final = (
     Group("types", "Types", "What statistics and streams are made of, for type checkers", ("carpool.types",)),
 )
 
+MEMBERS: Final = {
+    "carpool.Stage": (),
+    "carpool.Service": ("run", "run_async", "serve", "start"),
+    "carpool.AsyncHandle": (
+        *("close", "join_address", "pids", "predict", "predict_stream", "reload", "scale", "start", "state", "stats"),
+        *("story", "stream"),
+    ),
+    "carpool.http.App": ("start", "stop"),
+}
+"""The public members of classes that have others for carpool's own parts."""
+
 MODULES: Final = ("carpool", *(name for group in GROUPS for name in group.names if name.rpartition(".")[2].islower()))
 """`carpool` and candidates for modules; `modules()` leaves out the functions among them."""
 
@@ -161,6 +172,9 @@ def python_pages() -> dict[str, str]:
         lines = [f"# {group.title}\n", f"{group.about}.\n"]
         for name in names_of(group):
             lines.append(f"::: {name}\n")
+            if name in MEMBERS:
+                shown = "".join(f"\n        - {each}" for each in MEMBERS[name]) or " false"
+                lines[-1] += f"    options:\n      members:{shown}\n"
         pages[f"reference/{group.page}.md"] = "\n".join(lines)
     return pages
 
