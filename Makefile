@@ -53,7 +53,7 @@ test-ray: setup  ## run the tests on a Ray cluster of three local nodes; they ar
 	$(BIN)/python -m pytest -m ray tests/on_ray
 
 fuzz: setup      ## noise for all that reads frames or bodies, FUZZ_EXAMPLES=20000 per test, then MINUTES=60 of random programs; SEED=, JOBS=2
-	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 -m "long or not long" tests/wire tests/drive/test_heard.py tests/http/test_lies.py
+	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 -m "long or not long" tests/engine/wire tests/engine/drive/test_heard.py tests/http/test_lies.py
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),2) $(if $(SEED),--seed $(SEED))
 
 lint: setup      ## ruff (style, format), mypy --strict, the size of the house, and both type checkers over all programs of the docs
@@ -71,14 +71,14 @@ bench-policies: setup  ## simulate all policies on all workloads, into docs/poli
 
 chaos: setup     ## kill workers under load for MINUTES=2 and check every answer; SEED=, TARGET=ray|mosec|litserve, DOCS=1
 	$(if $(TARGET),,$(if $(MINUTES),FUZZ_MINUTES=$(MINUTES)) $(BIN)/python -m pytest -m long)
-	$(if $(TARGET),,$(BIN)/python -m tests.core.cancel_storm $(if $(SEED),--seed $(SEED)))
+	$(if $(TARGET),,$(BIN)/python -m tests.engine.core.cancel_storm $(if $(SEED),--seed $(SEED)))
 	$(if $(filter ray,$(TARGET)),unshare --net --pid --fork --mount-proc --kill-child) \
 	    $(BIN)/python -m bench.chaos --target $(or $(TARGET),carpool) --minutes $(or $(MINUTES),2) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(DOCS),--docs)
 
 worlds: setup    ## the core in WORLDS=20000 random graphs and schedules of everything, and each of its rules broken once
 	CARPOOL_CHAOS_SCHEDULES=$(or $(WORLDS),20000) $(BIN)/python -m pytest -n 2 -m "" \
-	    tests/core/test_worlds.py tests/core/test_world_mutants.py
+	    tests/engine/core/test_worlds.py tests/engine/core/test_world_mutants.py
 
 conformance: setup  ## run the clients of other servers against ours, each in its own environment, and write docs/clients.md
 	$(BIN)/python -m conformance --docs

@@ -17,7 +17,7 @@ from typing import Any, Final, get_overloads
 
 from bench.site.reference import MEMBERS, metrics, modules, public
 from carpool.cli import cli
-from carpool.config import NAMES
+from carpool.cli.settings_file import NAMES
 from carpool.http.codec import MESSAGES
 
 LIST: Final = Path(__file__).parent / "public.txt"

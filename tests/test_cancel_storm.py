@@ -1,5 +1,5 @@
 """Ten thousand callers of `@carpool.batch` leave at random moments, tasks and threads: nobody else notices, nothing
-stays behind, nobody waits for ever. (The same in virtual time: `tests/core/test_cancel_storm.py`.)"""
+stays behind, nobody waits for ever. (The same in virtual time: `tests/engine/core/test_cancel_storm.py`.)"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool.core.core import Core
+from carpool.engine.core.core import Core
 
 CANCELS = 10_000
 PATIENCE_S = 100.0

@@ -22,8 +22,7 @@ import pytest
 
 import carpool
 from carpool import Handle, ModelError, Service, Stage
-from carpool.errors import CarpoolError
-from carpool.wire.outcome import (
+from carpool.engine.wire.outcome import (
     LONGEST_CAUSE,
     FailureReport,
     Outcome,
@@ -32,6 +31,7 @@ from carpool.wire.outcome import (
     unpack_error,
     with_cause,
 )
+from carpool.errors import CarpoolError
 from tests.effort import slow_where
 from tests.support.causes import (
     RAISED,

@@ -20,12 +20,12 @@ import carpool
 from carpool.cli import main, wants_json
 from carpool.cli.summary import in_short, print_summary
 from carpool.cli.targets import find_service
+from carpool.engine.logger import GuardedLogger
+from carpool.engine.observe import log
+from carpool.engine.observe.log import JsonLines, TextLines
 from carpool.http import App
 from carpool.http.server import Server
-from carpool.logger import GuardedLogger
-from carpool.observe import log
-from carpool.observe.log import JsonLines, TextLines
-from carpool.settings import ServerSettings
+from carpool.service.settings import ServerSettings
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.serving import serve
@@ -107,7 +107,7 @@ def test_the_level_of_the_log_hides_no_worker_s_line() -> None:
     the level already.
     """
     program = (
-        "import logging; from carpool.observe import log; log.set_up('text', logging.WARNING);"
+        "import logging; from carpool.engine.observe import log; log.set_up('text', logging.WARNING);"
         "logger = logging.getLogger('carpool'); logger.info('hidden'); logger.warning('shown');"
         "log.worker_line('Digits/0', True, 'WARNING mine: printed')"
     )
@@ -272,8 +272,8 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 LOGS = """
 import logging, logging.config, sys
 from carpool.http.observer import access_logger
-from carpool.logger import logger
-from carpool.observe import log
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 log.set_up(sys.argv[1])
 for again in range(2):
     {program}

@@ -15,9 +15,9 @@ import pytest
 
 import carpool
 from carpool.cli.server_keys import server_url
-from carpool.config import read, values
+from carpool.cli.settings_file import read, values
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
-from carpool.settings import LISTS, NAMES, ServerSettings, SettingsByName
+from carpool.service.settings import LISTS, NAMES, ServerSettings, SettingsByName
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.sources import ROOT
@@ -236,7 +236,7 @@ def test_config_shows_values_and_where_they_are_from(tmp_path: Path) -> None:
 
 EVERYTHING = """
 import carpool
-from carpool.policy import Static
+from carpool.engine.policy import Static
 
 class Many(carpool.Model):
     def predict(self, xs: list[int]) -> list[int]:

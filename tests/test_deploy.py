@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from carpool.config import read
-from carpool.observe.prometheus import CallerMetrics, Callers, render
-from carpool.settings import NAMES
+from carpool.cli.settings_file import read
+from carpool.engine.observe.prometheus import CallerMetrics, Callers, render
+from carpool.service.settings import NAMES
 from tests.support.sources import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -29,12 +29,12 @@ class _NoCallers(Callers):
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, set[str]]:
     """The labels of each metric that /metrics can have, by the name of its samples."""
-    from carpool.core.batcher import Batcher
-    from carpool.core.core import Core
-    from carpool.core.queue import Queue
-    from carpool.core.roster import Roster
-    from carpool.observe.stats import Stats
-    from carpool.policy import Adaptive
+    from carpool.engine.core.batcher import Batcher
+    from carpool.engine.core.core import Core
+    from carpool.engine.core.queue import Queue
+    from carpool.engine.core.roster import Roster
+    from carpool.engine.observe.stats import Stats
+    from carpool.engine.policy import Adaptive
 
     core = Core([Batcher("s", Adaptive(8), Queue(8))])
     stats = Stats("m", core, [Roster(1, lambda: 0.5)], [False], slo_s=1.0)
@@ -43,7 +43,7 @@ def metrics() -> dict[str, set[str]]:
     found = {name: set[str]() for family in families for name in (family, *(family + each for each in _SUFFIXES))}
     for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
         found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
-    source = (ROOT / "src/carpool/observe/prometheus.py").read_text()
+    source = (ROOT / "src/carpool/engine/observe/prometheus.py").read_text()
     for family in re.findall(r'"(carpool_\w+)"', source):
         for name in (family, *(family + each for each in _SUFFIXES)):
             found.setdefault(name, set())

@@ -19,10 +19,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from carpool.allowance import Allowance
 from carpool.client.messages import EventReader, LineSplitter
-from carpool.core.queue import Queue
-from carpool.drive.streams import StreamWindow
+from carpool.client.score.inputs import Input
+from carpool.client.score.outputs import Answer, LineRows, SheetRows, done_in
+from carpool.engine.allowance import Allowance
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.streams import StreamWindow
+from carpool.engine.request import Lane, Request
+from carpool.engine.wire.payload import JSON, MSGPACK
 from carpool.errors import CarpoolError
 from carpool.frames import Pandas
 from carpool.frames.sheets import as_sheet, check_size
@@ -34,10 +38,6 @@ from carpool.http.protocols.instances import records_of
 from carpool.http.protocols.openai_text import Choice, ChoiceTerms
 from carpool.http.protocols.tensors import from_binary, from_json, to_binary
 from carpool.openai import Delta
-from carpool.request import Lane, Request
-from carpool.score.inputs import Input
-from carpool.score.outputs import Answer, LineRows, SheetRows, done_in
-from carpool.wire.payload import JSON, MSGPACK
 from tests.support.opcodes import opcodes
 from tests.support.pipelines import pipeline_of, stage
 

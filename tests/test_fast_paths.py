@@ -7,7 +7,7 @@ import re
 import pytest
 
 from bench.fast_paths.paths import PATHS, Path, counting
-from carpool.fast_paths import without
+from carpool.engine.fast_paths import without
 from tests.support.sources import ROOT, SOURCE, text_of
 
 ROUNDS = 20  # a worker is lent after some calls

@@ -87,10 +87,16 @@ def test_a_narrow_folder_imports_little_of_the_folder_around_it(folder: str) -> 
 
 def test_declaring_a_service_imports_nothing_that_runs_one() -> None:
     """A worker process, which imports the module that declares a service, does not load asyncio and the drivers."""
-    program = "import sys, carpool, carpool.worker.main; carpool.Service(carpool.Stage(len)); print(*sys.modules)"
+    program = (
+        "import sys, carpool, carpool.engine.worker.main; carpool.Service(carpool.Stage(len)); print(*sys.modules)"
+    )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    heavy = {name for name in found if name.startswith(("carpool.drive", "carpool.core", "carpool.http.", "asyncio"))}
-    assert heavy <= {"carpool.core", "carpool.core.running_set"}  # what orders to workers are made of
+    heavy = {
+        name
+        for name in found
+        if name.startswith(("carpool.engine.drive", "carpool.engine.core", "carpool.http.", "asyncio"))
+    }
+    assert heavy <= {"carpool.engine.core", "carpool.engine.core.running_set"}  # what orders to workers are made of
 
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:
@@ -165,8 +171,8 @@ def test_hidden_imports_are_found() -> None:
     text = """
 from __future__ import annotations
 import time as clock, os.path
-from carpool.core import queue
-from carpool.core.queue import Queue
+from carpool.engine.core import queue
+from carpool.engine.core.queue import Queue
 from carpool import Service
 if TYPE_CHECKING:
     import never
@@ -183,9 +189,16 @@ class A:
                 import deep
         except ImportError:
             importlib.import_module("carpool.http")
-        return lambda: importlib.import_module("carpool.demo").run()
+        return lambda: importlib.import_module("carpool.cli.demo_command").run()
 from . import near
 from ..core import far
 """
-    expected = "__future__ time os.path carpool.core.queue carpool.core.queue carpool either other"
-    assert [*imports(ast.parse(text))] == [*expected.split(), "deep", "carpool.http", "carpool.demo", ".", "..core"]
+    expected = "__future__ time os.path carpool.engine.core.queue carpool.engine.core.queue carpool either other"
+    assert [*imports(ast.parse(text))] == [
+        *expected.split(),
+        "deep",
+        "carpool.http",
+        "carpool.cli.demo_command",
+        ".",
+        "..core",
+    ]

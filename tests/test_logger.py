@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.logger import logger
+from carpool.engine.logger import logger
 from tests.foreign.surroundings import bad_handler
 from tests.support.kinds import KINDS
 

@@ -28,28 +28,28 @@ from tests.support.serving import Served, serve
 from tests.support.sources import MODULES, imports, nodes_of
 
 PICKLES = {
-    "carpool.wire.payload": "objects between our own processes, without what lies beside them",
-    "carpool.drive.process": "writes the Setup of a worker",
-    "carpool.worker.main": "reads its own Setup, the first frame from its parent",
-    "carpool.worker.program": "the model's reference, or a model that was typed in, within the Setup",
+    "carpool.engine.wire.payload": "objects between our own processes, without what lies beside them",
+    "carpool.engine.drive.process": "writes the Setup of a worker",
+    "carpool.engine.worker.main": "reads its own Setup, the first frame from its parent",
+    "carpool.engine.worker.program": "the model's reference, or a model that was typed in, within the Setup",
     "carpool.ray.actor_worker": "writes the Setup of a worker on a cluster",
     "carpool.ray.shell": "reads its own Setup, the first frame from its coordinator",
     "carpool.simulate.compare": "only asks whether a run can go to another process",
 }
 LOADS = {
-    "carpool.wire.payload": {"load"},
-    "carpool.worker.main": {"_live"},
-    "carpool.worker.program": {"unpack_model"},
+    "carpool.engine.wire.payload": {"load"},
+    "carpool.engine.worker.main": {"_live"},
+    "carpool.engine.worker.program": {"unpack_model"},
     "carpool.ray.shell": {"_read_setup"},
 }
 """The functions that unpickle."""
 READ_PAYLOADS = {
-    "carpool.worker.answer",
-    "carpool.worker.step_loop",
-    "carpool.worker.own",
+    "carpool.engine.worker.answer",
+    "carpool.engine.worker.step_loop",
+    "carpool.engine.worker.own",
     "carpool.service.weigh",
-    "carpool.drive.callers",
-    "carpool.wire.outcome",
+    "carpool.engine.drive.callers",
+    "carpool.engine.wire.outcome",
 }
 """Who reads what `payload.dump` made: workers, of items, of parts from which an answer goes on, and of copies that
 they make themselves, `size=`, and Python callers, of results and, when they ask for it, of an error's `__cause__`.
@@ -103,7 +103,9 @@ def test_the_front_never_reads_payloads() -> None:
             match node:
                 case ast.Attribute(value=ast.Name("payload"), attr="load"):
                     users.add(name)
-                case ast.ImportFrom(module="carpool.wire.payload", names=names) if any(a.name == "load" for a in names):
+                case ast.ImportFrom(module="carpool.engine.wire.payload", names=names) if any(
+                    a.name == "load" for a in names
+                ):
                     users.add(name)
     assert users == READ_PAYLOADS
 
@@ -121,12 +123,12 @@ def test_the_front_never_asks_for_a_cause() -> None:
                 case ast.Attribute(attr="_open_cause"):
                     openers.add(name)
     assert not {name for name in askers if ".http" in name}
-    assert openers == {"carpool.drive.callers"}
+    assert openers == {"carpool.engine.drive.callers"}
     assert askers == {
         "carpool.errors",
-        "carpool.hints.misfits",  # of msgspec's errors
-        "carpool.call.oom",  # of what models raise, in the worker
-        "carpool.worker.reports",  # of a model's own ModelError
+        "carpool.engine.hints.misfits",  # of msgspec's errors
+        "carpool.engine.call.oom",  # of what models raise, in the worker
+        "carpool.engine.worker.reports",  # of a model's own ModelError
         "carpool.testing.batches",  # of a model under test, in the test's own process
         "carpool.testing.steps",  # likewise
     }
@@ -137,7 +139,7 @@ def test_cloudpickle_only_writes() -> None:
     What it writes holds code, and is read where the model's reference is read: in a worker, from
     the first frame of its parent.
     """
-    tree = MODULES["carpool.worker.program"]
+    tree = MODULES["carpool.engine.worker.program"]
     uses = [
         node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "cloudpickle"
     ]
@@ -150,11 +152,11 @@ def test_cloudpickle_only_writes() -> None:
     ]
     assert importers == ["_cloudpickle"]
     readers = {name for name, tree in MODULES.mentioning("unpack_model").items() if "unpack_model" in ast.unparse(tree)}
-    assert readers == {"carpool.worker.program", "carpool.worker.main", "carpool.ray.shell"}
+    assert readers == {"carpool.engine.worker.program", "carpool.engine.worker.main", "carpool.ray.shell"}
 
 
 ALLOWED = {
-    "carpool.worker.program": {"cloudpickle"},
+    "carpool.engine.worker.program": {"cloudpickle"},
     "carpool.hf": {"torch"},  # makes tensors and loads nothing
 }
 
@@ -167,7 +169,7 @@ def test_nothing_else_that_runs_code_from_bytes_is_there(module: str) -> None:
     tree = MODULES[module]
     dangerous = {name for name in imports(tree) if name.split(".")[0] in DANGEROUS_MODULES}
     assert dangerous == ALLOWED.get(module, set())
-    assert "runpy" not in imports(tree) or module == "carpool.worker.program"
+    assert "runpy" not in imports(tree) or module == "carpool.engine.worker.program"
     for node in nodes_of(tree):
         match node:
             case ast.Call(func=ast.Name(id=name)):

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from carpool.observe import log
-from carpool.observe.outlet import _MOST_LINES, Outlet
+from carpool.engine.observe import log
+from carpool.engine.observe.outlet import _MOST_LINES, Outlet
 from tests.effort import slow_where
 from tests.support.waiting import wait_until
 

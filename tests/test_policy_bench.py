@@ -16,7 +16,7 @@ from bench.policies.runs import Case, Row, Runs
 from bench.policies.tables import Means, ahead_table, best_of, figures_table, summary_table, workload_table
 from bench.policies.workloads import GROUPS, Workload, load
 from bench.tools.docs import DOCS, END, marker, page_of, write
-from carpool.policy import Adaptive
+from carpool.engine.policy import Adaptive
 from carpool.simulate import Affine, Coordinator, Noisy, Report, run
 from carpool.simulate.contestants import CONTESTANTS
 
@@ -129,13 +129,15 @@ def test_the_sources_of_a_policy_are_its_own_and_the_simulators() -> None:
     """A change of one policy does not make the runs of another again, and one of the core makes all
     of them.
     """
-    source = {name: policy_runs._source(name) for name in ("carpool.policy.greedy", "carpool.policy.cork")}
+    source = {
+        name: policy_runs._source(name) for name in ("carpool.engine.policy.greedy", "carpool.engine.policy.cork")
+    }
 
-    assert source["carpool.policy.greedy"] != source["carpool.policy.cork"] != ""
+    assert source["carpool.engine.policy.greedy"] != source["carpool.engine.policy.cork"] != ""
     reached = set(policy_runs._imports("carpool.simulate.engine"))
-    assert "carpool.core.core" in reached
-    assert not any(name.startswith("carpool.policy.") and name != "carpool.policy.base" for name in reached)
-    assert policy_runs.sources("carpool.policy.greedy") != policy_runs.sources("carpool.policy.cork")
+    assert "carpool.engine.core.core" in reached
+    assert not any(name.startswith("carpool.policy.") and name != "carpool.engine.policy.base" for name in reached)
+    assert policy_runs.sources("carpool.engine.policy.greedy") != policy_runs.sources("carpool.engine.policy.cork")
     assert Case("ray", {}, 0).key != Case("window", {}, 0).key
     assert "carpool.simulate.contestants" in policy_runs.SKIP
     assert not any(name.startswith("carpool.simulate.contestants.") for name in reached)

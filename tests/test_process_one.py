@@ -30,7 +30,7 @@ service = carpool.Service(carpool.Stage(Double, join={join}))
 """
 AS_INIT = """
 import ctypes, os, signal, subprocess, sys, time
-from carpool.process_one import become_init
+from carpool.engine.process_one import become_init
 ctypes.CDLL(None).prctl(36, 1)  # orphans of this process become its children, as those of process 1 do
 become_init()
 {child}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import carpool
-from carpool.profile import profile, sizes_of
+from carpool.cli.profiling import profile, sizes_of
 from carpool.simulate.cost_file import read_costs
 
 SEEN: list[list[float]] = []

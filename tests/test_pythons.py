@@ -113,5 +113,7 @@ def test_each_python_has_an_environment_of_its_own() -> None:
 
     assert ".venv/bin/python -m pytest -n 3" in commands()
     assert f".venv-{OWN}{sys.abiflags}/bin/python -m pytest" in commands(f"PYTHON={sys.executable}")
-    assert commands("TESTS=tests/hints tests/wire").endswith("--dist worksteal tests/hints tests/wire\n")
+    assert commands("TESTS=tests/engine/hints tests/engine/wire").endswith(
+        "--dist worksteal tests/engine/hints tests/engine/wire\n"
+    )
     assert commands("PYTHON=no-such-python") == ""

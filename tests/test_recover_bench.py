@@ -10,7 +10,7 @@ from bench.policies import recover
 from bench.policies.disturbed import KINDS, Figures, Scenario, World
 from bench.policies.recover import Pair, draw, verdict
 from bench.policies.traps import TRAPS
-from carpool.policy import Decision, DoneBatch, Greedy, View
+from carpool.engine.policy import Decision, DoneBatch, Greedy, View
 from carpool.simulate.costs import Affine
 
 CHEAP = ["--seed", "smoke", "--case", "23"]  # 32 clients of a model of 20 ms, for which full batches pay

@@ -8,7 +8,7 @@ import pytest
 
 from bench import ROOT
 from bench.policies.same_decisions import Case, Tree, all_cases, common, compare, copied, unpacked
-from carpool.policy import BY_NAME, STEPS_BY_NAME
+from carpool.engine.policy import BY_NAME, STEPS_BY_NAME
 
 HERE = Tree("here", ROOT / "src")
 
@@ -21,7 +21,7 @@ def cases(pattern: str, *policies: str) -> list[Case]:
 def changed(folder: Path, line: str) -> Tree:
     """A copy of our sources, with one more line where policies get their names."""
     sources = copied(ROOT / "src", folder / "src")
-    maker = sources / "carpool" / "policy" / "maker.py"
+    maker = sources / "carpool" / "engine" / "policy" / "maker.py"
     maker.write_text(f"{maker.read_text()}\n{line}\n")
     return Tree("there", sources)
 

@@ -9,8 +9,8 @@ import pytest
 
 from bench.policies.step_rules import Counters, Padded, chunked, static
 from bench.policies.steps import cell, loads
-from carpool.policy.steps import Stepped
-from carpool.request import Request, Stream
+from carpool.engine.policy.steps import Stepped
+from carpool.engine.request import Request, Stream
 from carpool.simulate.steps import StepCost, run_steps
 
 COST = StepCost(0.0, 0.1, 1.0, 0.0)

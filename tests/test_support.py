@@ -114,7 +114,7 @@ def test_helpers_that_folders_share_are_in_support() -> None:
         ("from tests.http.test_lists import x", True),
         ("    import tests.http.test_lists", True),
         ("from tests.http import (\n    models,\n    test_lists,\n)", True),
-        ("from tests.drive.hostile import x", True),
+        ("from tests.engine.drive.hostile import x", True),
         ("from tests import drive", True),
         ("from . import x", True),
         ("from tests.http.talkers import x", False),

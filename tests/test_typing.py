@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from carpool.policy import BY_NAME, STEPS_BY_NAME, PolicyName
+from carpool.engine.policy import BY_NAME, STEPS_BY_NAME, PolicyName
 from tests.effort import slow_where
 from tests.typing.checkers import mypy, pyright
 from tests.typing.programs import PAGES, ROOT, programs

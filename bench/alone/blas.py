@@ -22,7 +22,7 @@ from bench.tools import options
 from bench.tools.comparison import compare, one_table, take_turns
 from bench.tools.figures import Spread, median_ratio, short
 from bench.tools.side import figures_of
-from carpool.worker.place import FOR_ALL, THREAD_VARIABLES
+from carpool.engine.worker.place import FOR_ALL, THREAD_VARIABLES
 
 LIBRARIES = ("numpy", "torch", "sklearn")
 WORKERS = (1, 2, 4)

@@ -18,14 +18,14 @@ import uvloop
 
 from bench.alone.bare_loop import MAX_BATCH_SIZE, BareLoop, double
 from bench.tools import options
-from carpool.core.batch import Batch, Reply
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.drive.aio import Driver
-from carpool.observe.stats import Stats
-from carpool.policy import Greedy
-from carpool.request import Request
+from carpool.engine.core.batch import Batch, Reply
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.aio import Driver
+from carpool.engine.observe.stats import Stats
+from carpool.engine.policy import Greedy
+from carpool.engine.request import Request
 
 CALLERS = 512
 CALLS = 200_000

@@ -8,7 +8,7 @@ from typing import Any
 import carpool
 from bench.chaos import limits
 from bench.chaos.witness import Witness
-from carpool.faults import VARIABLE
+from carpool.engine.faults import VARIABLE
 
 
 class Witnessed(carpool.Model):

@@ -58,7 +58,7 @@ def _every(n: int) -> Callable[[], bool]:
 
 def _no_retry() -> None:
     """What a dead worker had fails, although it may be run again."""
-    from carpool.core.core import Core
+    from carpool.engine.core.core import Core
 
     def make(worker_lost: Callable[..., Any]) -> Callable[..., Any]:
         def lose(self: Any, now: float, stage: int, place: int, *rest: Any) -> Any:
@@ -72,7 +72,7 @@ def _no_retry() -> None:
 
 def _swapped_answers() -> None:
     """Two requests of a batch get each other's result."""
-    from carpool.core.core import Core
+    from carpool.engine.core.core import Core
 
     now_and_then = _every(50)
 
@@ -134,7 +134,7 @@ def _doubled_answers() -> None:
 
 def _second_runs() -> None:
     """A worker runs a batch again that it has answered."""
-    from carpool.worker.answer import BatchAnswerer
+    from carpool.engine.worker.answer import BatchAnswerer
 
     now_and_then = _every(100)
 
@@ -165,7 +165,7 @@ def _leaked_memory() -> None:
 
 def _leaked_descriptors() -> None:
     """Each lost worker leaves a descriptor behind."""
-    from carpool.core.core import Core
+    from carpool.engine.core.core import Core
 
     def make(worker_lost: Callable[..., Any]) -> Callable[..., Any]:
         def lose(self: Any, *arguments: Any) -> Any:
@@ -179,7 +179,7 @@ def _leaked_descriptors() -> None:
 
 def _uncounted_requests() -> None:
     """`/metrics` misses some good answers."""
-    from carpool.observe.stats import Stats
+    from carpool.engine.observe.stats import Stats
 
     now_and_then = _every(50)
     _wrap(Stats, "answered", lambda count_: lambda self, *given: None if now_and_then() else count_(self, *given))

@@ -208,7 +208,7 @@ async def _harm(server: Started, dice: random.Random, until: float, tally: Tally
 
 def _is_worker(pid: int) -> bool:
     with suppress(OSError):
-        return b"carpool.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"carpool.engine.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

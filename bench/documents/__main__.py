@@ -34,7 +34,7 @@ from bench.tools import options, wrk
 from bench.tools.comparison import compare, take_turns
 from bench.tools.figures import Facts, Spread, short, table
 from bench.tools.side import figures_of
-from carpool.worker.place import THREAD_VARIABLES
+from carpool.engine.worker.place import THREAD_VARIABLES
 
 TITLES = {
     "1": "Document 1, BatchedService: 256 tasks, one worker process, batches of up to 100",

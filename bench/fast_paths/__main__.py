@@ -16,7 +16,7 @@ from statistics import median
 from bench.fast_paths.paths import PATHS, Path
 from bench.tools import options
 from bench.tools.figures import machine, table
-from carpool.fast_paths import without
+from carpool.engine.fast_paths import without
 
 TURN_S = 0.1
 HEADER = ("fast path", "stands for", "work", "without / with", "lowest", "highest", "was", "figures")

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from bench.fast_paths import workloads
 from bench.fast_paths.workloads import Workload
-from carpool.fast_paths import FAST_PATHS
+from carpool.engine.fast_paths import FAST_PATHS
 
-LOADED_LATE = ("batch_function.tasks", "drive.threads", "drive.lending")
+LOADED_LATE = ("batch_function.tasks", "engine.drive.threads", "engine.drive.lending")
 for module in LOADED_LATE:
     import_module(f"carpool.{module}")
 
@@ -21,7 +21,7 @@ class Path(NamedTuple):
     """One fast path.
 
     Attributes:
-        name: As `carpool.fast_paths.fast_path` has it.
+        name: As `carpool.engine.fast_paths.fast_path` has it.
         stands_for: Its twin, which takes over where it declines.
         workload: Goes by it.
         gain: The processor time of the workload without it, as a multiple of that with it, as

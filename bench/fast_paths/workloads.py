@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 import carpool
-from carpool.call.results import run_now
-from carpool.core.batch import Reply
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
+from carpool.engine.call.results import run_now
+from carpool.engine.core.batch import Reply
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.policy import Greedy
+from carpool.engine.request import Request
+from carpool.engine.wire.frame import Frame, FrameKind, FrameReader, encode
+from carpool.engine.wire.payload import JSON, OBJECT, dump, load
+from carpool.engine.worker.program import Setup, describe
+from carpool.engine.worker.serve import serve
 from carpool.http.server import Server
-from carpool.policy import Greedy
-from carpool.request import Request
-from carpool.wire.frame import Frame, FrameKind, FrameReader, encode
-from carpool.wire.payload import JSON, OBJECT, dump, load
-from carpool.worker.program import Setup, describe
-from carpool.worker.serve import serve
 
 Answers = list[Any]
 Workload = Callable[[int], Answers]

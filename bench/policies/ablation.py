@@ -13,7 +13,7 @@ from sys import maxsize
 from bench.policies.workloads import DURATION_S, Workload, load
 from bench.tools import options
 from bench.tools.docs import write
-from carpool.policy import Adaptive, Decision
+from carpool.engine.policy import Adaptive, Decision
 from carpool.simulate import run
 
 WORKLOADS = (

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import carpool
-from carpool.drive import virtual
-from carpool.policy import BY_NAME, STEPS_BY_NAME
+from carpool.engine.drive import virtual
+from carpool.engine.policy import BY_NAME, STEPS_BY_NAME
 from carpool.simulate import StepCost, run, run_steps
 
 Note = Callable[[str], None]

@@ -15,13 +15,13 @@ from math import ceil, inf
 from random import Random
 from typing import NamedTuple
 
-from carpool.core.batch import Batch
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.drive.virtual import VirtualDriver
-from carpool.policy import Policy
-from carpool.request import Caller, Request
+from carpool.engine.core.batch import Batch
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.policy import Policy
+from carpool.engine.request import Caller, Request
 from carpool.simulate.costs import Cost
 
 NOTHING, START = "nothing", "start"

@@ -12,11 +12,11 @@ import time
 from math import inf
 
 from bench.tools import options
-from carpool.core.batch import Batch, WarmUpBatch
-from carpool.core.levels import BY_LENGTH
-from carpool.core.queue import Queue
-from carpool.policy import Adaptive, View
-from carpool.request import Request
+from carpool.engine.core.batch import Batch, WarmUpBatch
+from carpool.engine.core.levels import BY_LENGTH
+from carpool.engine.core.queue import Queue
+from carpool.engine.policy import Adaptive, View
+from carpool.engine.request import Request
 
 LIMIT = 32
 

@@ -13,10 +13,10 @@ import random
 import time
 
 from bench.tools import options
-from carpool.core.batch import Batch
-from carpool.core.queue import Queue
-from carpool.policy import BY_NAME, Policy, View
-from carpool.request import Request
+from carpool.engine.core.batch import Batch
+from carpool.engine.core.queue import Queue
+from carpool.engine.policy import BY_NAME, Policy, View
+from carpool.engine.request import Request
 
 REQUESTS = 200_000
 

@@ -41,7 +41,7 @@ from bench.policies import traps
 from bench.policies.disturbed import KINDS, START, Figures, Scenario, World
 from bench.policies.runs import add_jobs, bar, prepare
 from bench.tools import options
-from carpool.policy import BY_NAME, Policy
+from carpool.engine.policy import BY_NAME, Policy
 from carpool.simulate.costs import Affine, Knee, Sqrt, Tile
 from carpool.simulate.policies import policy_of
 

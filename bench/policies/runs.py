@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench import CACHE
-from carpool.core.batch import WarmUpBatch
-from carpool.policy import Policy
+from carpool.engine.core.batch import WarmUpBatch
+from carpool.engine.policy import Policy
 from carpool.simulate import capacity, run
 from carpool.simulate.arrival_processes import Poisson, Scene
 from carpool.simulate.arrivals import Closed, arrivals_of
@@ -55,7 +55,7 @@ others. `deadline` is given the true cost, which no user has. The contestants of
 
 OPTIMAL = "optimal"
 LAST_CALL = 200.0  # mean gaps after which the optimal policy believes that nobody comes any more
-SKIP = ("carpool", "carpool.policy", "carpool.simulate.contestants")  # these only collect others
+SKIP = ("carpool", "carpool.engine.policy", "carpool.simulate.contestants")  # these only collect others
 
 
 @dataclass(frozen=True, slots=True)

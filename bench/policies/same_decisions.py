@@ -36,7 +36,7 @@ from bench.policies import steps
 from bench.policies.runs import SPECS
 from bench.policies.workloads import load
 from bench.tools import options
-from carpool.policy import BY_NAME, STEPS_BY_NAME
+from carpool.engine.policy import BY_NAME, STEPS_BY_NAME
 
 QUICK = 0.1  # of each duration
 SEED = 1

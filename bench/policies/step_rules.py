@@ -9,10 +9,10 @@ from math import ceil
 from random import Random
 from typing import Any
 
-from carpool.clock import VirtualClock
-from carpool.policy import SetView, StepPolicy
-from carpool.policy.steps import Stepped
-from carpool.request import Request
+from carpool.engine.clock import VirtualClock
+from carpool.engine.policy import SetView, StepPolicy
+from carpool.engine.policy.steps import Stepped
+from carpool.engine.request import Request
 from carpool.simulate.steps import Reading, StepCost, StepReport, report_on, run_steps, traffic_of
 
 

@@ -29,7 +29,7 @@ from bench.policies.step_rules import Counters, chunked, static
 from bench.tools import options
 from bench.tools.docs import write
 from bench.tools.figures import commit, table
-from carpool.policy import GreedySteps, Paced
+from carpool.engine.policy import GreedySteps, Paced
 from carpool.simulate.steps import StepCost, StepReport, run_steps
 
 GPU = StepCost(5e-3, 1e-4, 18e-3, 1.5e-4)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.policies.disturbed import Scenario, World
-from carpool.policy import Greedy, Policy
+from carpool.engine.policy import Greedy, Policy
 from carpool.simulate.costs import Affine, Knee
 
 Maker = Callable[[Scenario], Policy]

@@ -17,14 +17,14 @@ from time import perf_counter
 from bench.tools import options
 from bench.tools.docs import write
 from bench.tools.figures import commit, table
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.levels import BY_KEY
-from carpool.core.places import KeyedWorkers
-from carpool.core.queue import Queue
-from carpool.drive.virtual import VirtualDriver
-from carpool.policy import Adaptive
-from carpool.request import Lane
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.levels import BY_KEY
+from carpool.engine.core.places import KeyedWorkers
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.policy import Adaptive
+from carpool.engine.request import Lane
 from carpool.simulate import run
 
 KEYS = (1, 10, 100, 1000, 10_000)

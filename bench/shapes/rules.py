@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any
 
 from bench.shapes.workloads import Kind, Workload
-from carpool.core.batch import WarmUpBatch
-from carpool.policy import Decision, DoneBatch, Policy, QueueView, View
-from carpool.policy.base import NOTHING
-from carpool.request import QUEUED, Request
+from carpool.engine.core.batch import WarmUpBatch
+from carpool.engine.policy import Decision, DoneBatch, Policy, QueueView, View
+from carpool.engine.policy.base import NOTHING
+from carpool.engine.request import QUEUED, Request
 from carpool.simulate.costs import Cost, cost_of
 from carpool.simulate.lengths import lengths_of, sample_of
 from carpool.simulate.policies import policy_of

@@ -87,7 +87,7 @@ GROUPS: Final = (
             "carpool.ValidationError",
         ),
     ),
-    Group("policy", "Policies", "Policies of batching, and the parts of one's own", ("carpool.policy",)),
+    Group("policy", "Policies", "Policies of batching, and the parts of one's own", ("carpool.engine.policy",)),
     Group("frames", "Tables", "Models of tables", ("carpool.frames",)),
     Group("openai", "OpenAI's items", "The items of models that clients of OpenAI ask", ("carpool.openai",)),
     Group("hf", "Hugging Face", "Rows of a KV cache for decoders of Hugging Face", ("carpool.hf",)),
@@ -111,7 +111,7 @@ MEMBERS: Final = {
 MODULES: Final = ("carpool", *(name for group in GROUPS for name in group.names if name.rpartition(".")[2].islower()))
 """`carpool` and candidates for modules; `modules()` leaves out the functions among them."""
 
-ALIASES: Final = frozenset({"carpool.policy"})
+ALIASES: Final = frozenset({"carpool.engine.policy"})
 """Modules of which names are in `carpool`, too; the page shows the shorter name."""
 
 

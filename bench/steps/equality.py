@@ -33,8 +33,8 @@ from bench.tools import options
 from bench.tools.comparison import Comparison, compare, one_table, say
 from bench.tools.figures import Facts
 from bench.tools.process_tree import every_process
-from carpool.request import Request
-from carpool.wire.payload import load
+from carpool.engine.request import Request
+from carpool.engine.wire.payload import load
 
 CROWD, LEAVE, PAUSE = 24, 0.15, 0.2
 DTYPES = {"float64": 1.0, "float32": 1.0, "bfloat16": 0.95}
@@ -135,7 +135,7 @@ def can_be_killed(s: Any) -> bool:
 
 def is_worker(pid: int) -> bool:
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return b"carpool.worker.main" in file.read()
+        return b"carpool.engine.worker.main" in file.read()
     return False
 
 

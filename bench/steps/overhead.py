@@ -30,7 +30,7 @@ from bench.steps.clockwork import STEP_S, Busy, Clockwork, Sleeping
 from bench.tools import options
 from bench.tools.comparison import Comparison, compare, one_table, say
 from bench.tools.figures import Facts, Spread
-from carpool.request import Request
+from carpool.engine.request import Request
 
 MODELS: dict[str, tuple[type[Clockwork], Callable[[list[float]], float]]] = {
     "busy": (Busy, median),

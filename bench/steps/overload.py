@@ -34,7 +34,7 @@ from bench.steps.decoder import ROWS, items, turn
 from bench.tools import options
 from bench.tools.comparison import Comparison, compare, one_table, say
 from bench.tools.figures import Facts, Spread, median_ratio, short
-from carpool.clock import VirtualClock
+from carpool.engine.clock import VirtualClock
 from carpool.simulate.steps import Reading, StepReport, report_on
 
 POLICIES = ("paced", "greedy", "static")

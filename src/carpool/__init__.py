@@ -11,11 +11,16 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if os.getpid() == 1:  # as in a container; signals are lost until it takes them, and all else takes its time
-    from carpool import process_one
+    from carpool.engine import process_one
 
     if process_one.is_command():
         process_one.become_init()
 
+from carpool.engine.http_request import HTTPRequest
+from carpool.engine.http_response import HTTPError, Response
+from carpool.engine.parts import END, End, Last
+from carpool.engine.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
+from carpool.engine.worker.place import worker_index
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -26,26 +31,21 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
-from carpool.http_request import HTTPRequest
-from carpool.http_response import HTTPError, Response
 from carpool.model import Model
-from carpool.parts import END, End, Last
-from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.elsewhere import PLACES
 from carpool.service.service import FRONTS, Service
 from carpool.service.stage import Stage
 from carpool.version import __version__ as __version__
-from carpool.worker.place import worker_index
 
 if TYPE_CHECKING:
     from carpool import http, openai, simulate
     from carpool import ray as ray
     from carpool.batch_function.decorator import batch
     from carpool.batch_function.threads import Ticket
-    from carpool.call.lock import Lock
-    from carpool.call.padding import pad
     from carpool.client.aio import AsyncClient
     from carpool.client.sync import Client
+    from carpool.engine.call.lock import Lock
+    from carpool.engine.call.padding import pad
     from carpool.http.asgi import lifespan
     from carpool.http.serve import serve
     from carpool.metrics import collector
@@ -113,12 +113,12 @@ _WHERE = {
     "Client": "carpool.client",
     "Handle": "carpool.service.thread_handle",
     "Join": "carpool.service.join",
-    "Lock": "carpool.call.lock",
+    "Lock": "carpool.engine.call.lock",
     "Ticket": "carpool.batch_function.threads",
     "batch": "carpool.batch_function.decorator",
     "collector": "carpool.metrics",
     "lifespan": "carpool.http.asgi",
-    "pad": "carpool.call.padding",
+    "pad": "carpool.engine.call.padding",
     "serve": "carpool.http.serve",
 }
 _FOLDERS = frozenset({"http", "openai", "ray", "simulate"})

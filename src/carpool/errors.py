@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from carpool.details import Detail
+from carpool.engine.details import Detail
 
 __all__ = [
     "CarpoolError",

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
-from carpool.logger import logger
-from carpool.observe.function_stats import FunctionSnapshot
+from carpool.engine.logger import logger
+from carpool.engine.observe.function_stats import FunctionSnapshot
 from carpool.service.handle import AsyncHandle
 from carpool.service.thread_handle import Handle
 
@@ -19,8 +19,8 @@ try:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import Collector
 
-    from carpool.observe.function_metrics import function_metrics
-    from carpool.observe.prometheus import service_metrics
+    from carpool.engine.observe.function_metrics import function_metrics
+    from carpool.engine.observe.prometheus import service_metrics
 except ImportError as error:
     raise ImportError(
         "carpool.collector needs the package prometheus-client: pip install 'carpool[metrics]'"

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from carpool.batch_hints import is_called_as_hinted, is_list, is_never_a_list, is_union
-from carpool.foreign import text_of
-from carpool.forms import (
+from carpool.engine.batch_hints import is_called_as_hinted, is_list, is_never_a_list, is_union
+from carpool.engine.foreign import text_of
+from carpool.engine.forms import (
     STEPS_HOOKS,
     Form,
     check_has_steps,
@@ -26,11 +26,11 @@ from carpool.forms import (
     yielded_type,
     yields,
 )
-from carpool.http_request import HTTPRequest
-from carpool.http_response import Response
-from carpool.logger import logger
-from carpool.rows import is_array_type
-from carpool.type_hints import hints_of, signature_of
+from carpool.engine.http_request import HTTPRequest
+from carpool.engine.http_response import Response
+from carpool.engine.logger import logger
+from carpool.engine.rows import is_array_type
+from carpool.engine.type_hints import hints_of, signature_of
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32

@@ -7,11 +7,11 @@ docs/streaming.md.
 
 from __future__ import annotations
 
-from carpool.core.journal import Entry
-from carpool.drive.parts import AsyncParts, ThreadParts
-from carpool.observe.function_stats import FunctionSnapshot
-from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot
-from carpool.observe.stream_stats import StreamSnapshot
+from carpool.engine.core.journal import Entry
+from carpool.engine.drive.parts import AsyncParts, ThreadParts
+from carpool.engine.observe.function_stats import FunctionSnapshot
+from carpool.engine.observe.snapshot import ServiceSnapshot, StageSnapshot
+from carpool.engine.observe.stream_stats import StreamSnapshot
 
 __all__ = [
     "AsyncParts",

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 import carpool
 from carpool.batch_function.base import Settings, invoker_of
 from carpool.batch_function.threads import ThreadBatch
-from carpool.clock import VirtualClock
-from carpool.core.batcher import Batcher
-from carpool.core.queue import Queue
-from carpool.drive.threads import LineDriver
-from carpool.drive.wakeups import Sleep
-from carpool.policy import BY_NAME, Adaptive, Decision, DoneBatch, Greedy, Policy, Static, View
+from carpool.engine.clock import VirtualClock
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.threads import LineDriver
+from carpool.engine.drive.wakeups import Sleep
+from carpool.engine.policy import BY_NAME, Adaptive, Decision, DoneBatch, Greedy, Policy, Static, View
 from tests.effort import examples
 from tests.support.values import flat
 from tests.support.waiting import PATIENCE_S, wait_until

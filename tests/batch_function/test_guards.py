@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool.drive import wakeups
+from carpool.engine.drive import wakeups
 from tests.support.loops import on_a_loop
 
 PATIENCE_S = 30.0

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import carpool
-from carpool.policy import BY_NAME, DoneBatch, Static, View
-from carpool.policy.base import Decision
+from carpool.engine.policy import BY_NAME, DoneBatch, Static, View
+from carpool.engine.policy.base import Decision
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.waiting import wait_until

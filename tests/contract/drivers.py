@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import carpool
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.drive.virtual import VirtualDriver
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.policy import Greedy
+from carpool.engine.request import Request
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable, ValidationError
 from carpool.http.admin import ScaleOrder
 from carpool.http.server import Server
-from carpool.policy import Greedy
-from carpool.request import Request
 from carpool.testing.driver import AsyncContract, Contract, Driven, Start
 from tests.support import joining
 

@@ -13,16 +13,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
 import carpool
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.core.stepper import Stepper
-from carpool.drive.virtual import VirtualDriver
-from carpool.drive.virtual_steps import StepCosts
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.core.stepper import Stepper
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.drive.virtual_steps import StepCosts
+from carpool.engine.policy import GreedySteps
+from carpool.engine.request import Request, Stream
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.http.app import App
 from carpool.http.server import Server
-from carpool.policy import GreedySteps
-from carpool.request import Request, Stream
 from tests.support.parts import Resuming
 
 STEP_S = 0.002

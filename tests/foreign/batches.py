@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import carpool
-from carpool.policy import Static
+from carpool.engine.policy import Static
 from tests.foreign import models
 from tests.foreign.models import Results, Spiny, bad, good, trip
 from tests.foreign.services import OTHERS, Input

@@ -21,29 +21,29 @@ class Place(NamedTuple):
 PLACES: Final = (
     Place(
         "`__init__` and `setup`",
-        "worker/serve.py, batch_function/decorator.py",
+        "engine/worker/serve.py, batch_function/decorator.py",
         "the service does not start: `StartupError`. `@carpool.batch` raises it where it is applied; an "
         "`async` `setup` fails the first batch, and the next one tries again",
     ),
     Place(
         "`teardown`",
-        "worker/serve.py",
+        "engine/worker/serve.py",
         "it is logged, and `close` returns. `@carpool.batch`: `close` raises it, once all else is done",
     ),
     Place(
         "`routes=`",
-        "call/invoke.py",
+        "engine/call/invoke.py",
         "its item fails",
     ),
     Place(
         "`preprocess`",
-        "call/invoke.py",
+        "engine/call/invoke.py",
         "its item fails",
         "as for `predict`",
     ),
     Place(
         "`predict`",
-        "call/retry.py, call/invoke.py",
+        "engine/call/retry.py, engine/call/invoke.py",
         "its item fails, or after halving the guilty ones",
         "MemoryError: the batch is run again in smaller calls. `@carpool.batch`: Stop(Async)Iteration are "
         'raised as RuntimeErrors; CancelledError and GeneratorExit are a `ModelError`, "broken off"; in '
@@ -51,41 +51,41 @@ PLACES: Final = (
     ),
     Place(
         "`postprocess`",
-        "call/invoke.py",
+        "engine/call/invoke.py",
         "its item fails",
         "as for `predict`",
     ),
     Place(
         "`start` of a model of steps",
-        "worker/steps.py",
+        "engine/worker/steps.py",
         "its stream fails, or after halving the guilty ones",
         "MemoryError: the newest half waits again",
     ),
     Place(
         "`step`",
-        "worker/steps.py",
+        "engine/worker/steps.py",
         "its stream fails; those of its call begin again in halves, by `resume` if they have had parts",
         "likewise",
     ),
     Place(
         "`resume`",
-        "worker/steps.py",
+        "engine/worker/steps.py",
         "as for `start`",
         "likewise",
     ),
     Place(
         "`stop`",
-        "worker/steps.py",
+        "engine/worker/steps.py",
         "it is logged",
     ),
     Place(
         "`collect`",
-        "worker/steps.py",
+        "engine/worker/steps.py",
         "its stream fails alone",
     ),
     Place(
         "a `predict` that yields",
-        "worker/generators.py, worker/steps.py",
+        "engine/worker/generators.py, engine/worker/steps.py",
         "its stream fails; of a generator for a batch, as for `step`",
     ),
     Place(
@@ -95,18 +95,18 @@ PLACES: Final = (
     ),
     Place(
         "`decode`",
-        "call/retry.py",
+        "engine/call/retry.py",
         "its item fails",
         "ValueError: 400, a parser's complaint",
     ),
     Place(
         "`encode`",
-        "call/retry.py",
+        "engine/call/retry.py",
         "its item fails",
     ),
     Place(
         "`__len__`, `__iter__` and `tolist` of what `predict` returns",
-        "call/retry.py",
+        "engine/call/retry.py",
         "as if `predict` had raised",
     ),
     Place(
@@ -126,38 +126,38 @@ PLACES: Final = (
     ),
     Place(
         "`merge=` and `split=`, and `__len__` and `__iter__` of chunks",
-        "call/retry.py, batch_function/base.py",
+        "engine/call/retry.py, batch_function/base.py",
         "that call fails, as if the function had raised",
     ),
     Place(
         "`__reduce__` of an item",
-        "drive/callers.py",
+        "engine/drive/callers.py",
         "raised in its caller; in a stream its item fails alone",
         "those that are no Exception: a `ModelError`",
     ),
     Place(
         "`__setstate__` of an item",
-        "worker/answer.py",
+        "engine/worker/answer.py",
         "its item fails alone",
     ),
     Place(
         "`__reduce__` of a result",
-        "worker/answer.py",
+        "engine/worker/answer.py",
         "its item fails alone",
     ),
     Place(
         "`__setstate__` of a result",
-        "drive/callers.py, service/weigh.py",
+        "engine/drive/callers.py, service/weigh.py",
         "its item fails alone",
     ),
     Place(
         "`__reduce__` of an exception that fails an item",
-        "wire/outcome.py",
+        "engine/wire/outcome.py",
         "the `ModelError` has no `__cause__`",
     ),
     Place(
         "`__setstate__` of an exception that fails an item",
-        "wire/outcome.py",
+        "engine/wire/outcome.py",
         "likewise",
     ),
     Place(
@@ -167,37 +167,37 @@ PLACES: Final = (
     ),
     Place(
         "types' own readers and writers: `__post_init__`, pydantic's validators, `model_dump`, `tolist`",
-        "worker/answer.py, hints/schema.py",
+        "engine/worker/answer.py, engine/hints/schema.py",
         "its item fails alone",
         "ValueError and TypeError of a reader: 422",
     ),
     Place(
         "`__iter__` and `__next__` of a stream's input",
-        "drive/streams.py",
+        "engine/drive/streams.py",
         "raised at the consumer, after the results of the items before it",
         "StopIteration of `__next__`: the end of the input",
     ),
     Place(
         "`__aiter__` and `__anext__` of a stream's input",
-        "drive/streams.py",
+        "engine/drive/streams.py",
         "likewise",
         "StopAsyncIteration of `__anext__`: the end of the input",
     ),
     Place(
         "sinks: `output=`",
-        "drive/output.py",
+        "engine/drive/output.py",
         "the line is dropped and logged",
     ),
     Place(
         "`examples`",
-        "worker/serve.py, service/warmup.py, http/openapi.py",
+        "engine/worker/serve.py, service/warmup.py, http/openapi.py",
         "one that cannot be read is refused where the stage is declared, one that does not run or cannot "
         "be weighed is a `StartupError`, one that cannot be shown is left out of `/openapi.json`, and one "
         "that cannot be tried makes its model unready",
     ),
     Place(
         "policies: `decide`",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "the stage, or the line of a batch function, fails for all requests, present and later, except "
         "those whose batch is done: `Unavailable`, code `stage_failed`, critical in the log, the model is "
         "not ready. A simulation raises it",
@@ -205,65 +205,65 @@ PLACES: Final = (
     ),
     Place(
         "policies: `decide` for a busy worker",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "likewise",
         "likewise",
     ),
     Place(
         "policies: `arrived`",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "likewise",
         "likewise",
     ),
     Place(
         "policies: `left`",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "likewise",
         "likewise",
     ),
     Place(
         "policies: `learn`",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "likewise",
         "likewise",
     ),
     Place(
         "policies: `limit`",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "likewise",
         "likewise",
     ),
     Place(
         "policies: `lone_slack_s`",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "the stage, or the line of a batch function, fails as for `decide`",
         "likewise",
     ),
     Place(
         "policies: `learn` of a lone request",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "likewise",
         "likewise",
     ),
     Place(
         "policies: `learn` of a warm-up",
-        "core/lobby.py",
+        "engine/core/lobby.py",
         "the service does not start: `StartupError`",
     ),
     Place(
         "policies: `explain`",
-        "observe/stage_stats.py",
+        "engine/observe/stage_stats.py",
         "the statistics show the error",
     ),
     Place(
         "execution locks",
-        "drive/threads.py, batch_function/tasks.py",
+        "engine/drive/threads.py, batch_function/tasks.py",
         "the thread or task that acquires or releases it ends with it, and the next one tries",
         "as for `predict`",
     ),
     Place(
         "`__copy__` of an exception that several callers get",
-        "drive/failures.py",
+        "engine/drive/failures.py",
         "they all get the same one",
     ),
     Place(
@@ -288,7 +288,7 @@ PLACES: Final = (
     ),
     Place(
         "collectors of metrics",
-        "observe/own_metrics.py, worker/own_metrics.py",
+        "engine/observe/own_metrics.py, engine/worker/own_metrics.py",
         "the process's own metrics are missing from `/metrics`, and it is logged",
     ),
     Place(
@@ -298,7 +298,7 @@ PLACES: Final = (
     ),
     Place(
         "handlers of the log",
-        "logger.py",
+        "engine/logger.py",
         "the line is lost",
     ),
     Place(

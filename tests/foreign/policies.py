@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from carpool.policy import Decision, DoneBatch, Static, View
-from carpool.request import Request
+from carpool.engine.policy import Decision, DoneBatch, Static, View
+from carpool.engine.request import Request
 from tests.foreign import models
 from tests.foreign.batches import Batched
 from tests.foreign.models import good

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from carpool import Policy, Service, Stage
-from carpool.policy import Static
+from carpool.engine.policy import Static
 from tests.foreign import models, typed
 from tests.foreign.ways import DOORS, LIMIT_S, TIMEOUT_S, close_quietly
 from tests.support.kinds import KINDS, fail

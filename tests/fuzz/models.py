@@ -14,7 +14,7 @@ import numpy as np
 
 import carpool
 from carpool import Model, Policy
-from carpool.policy import Greedy
+from carpool.engine.policy import Greedy
 
 SLOW_S = 0.02
 HANG_S = 2.0

@@ -17,10 +17,10 @@ from typing import Any
 from carpool.client import sync
 from carpool.client.aio import AsyncClient
 from carpool.client.waits import Waits
-from carpool.core.core import Core
-from carpool.drive import streams
-from carpool.drive.aio import Driver
-from carpool.drive.parts import AsyncParts, ThreadParts
+from carpool.engine.core.core import Core
+from carpool.engine.drive import streams
+from carpool.engine.drive.aio import Driver
+from carpool.engine.drive.parts import AsyncParts, ThreadParts
 from carpool.errors import Unavailable
 from carpool.service.handle import AsyncHandle
 from carpool.service.thread_handle import Handle

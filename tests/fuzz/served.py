@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import carpool
-from carpool.drive.loop_thread import LoopThread
+from carpool.engine.drive.loop_thread import LoopThread
 from carpool.http import App
 from carpool.http.server import Server
 from tests.fuzz.models import Sent

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from carpool import Service, Stage
+from carpool.engine.wire.payload import JSON
 from carpool.http.app import App
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols import protocols_named
@@ -22,7 +23,6 @@ from carpool.http.protocols.base import (
     Submission,
     unfit,
 )
-from carpool.wire.payload import JSON
 from tests.support.http import models
 from tests.support.http.both_fronts import ask, asked, both_fronts
 from tests.support.http.front import get

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from carpool import Service, Stage
-from carpool.core import roster
+from carpool.engine.core import roster
 from carpool.http.app import App
 from tests.effort import slow_where
 from tests.http.sample_requests import ID, REQUESTS

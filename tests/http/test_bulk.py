@@ -391,7 +391,7 @@ def test_few_large_answers_are_made_for_a_client_that_does_not_read(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
 ) -> None:
     """While as many bytes of answers wait as may, no more lines are taken, by both fronts."""
-    monkeypatch.setattr("carpool.drive.streams.MOST_WAITING", 2**18)
+    monkeypatch.setattr("carpool.engine.drive.streams.MOST_WAITING", 2**18)
     monkeypatch.setattr("carpool.http.bulk.MOST_WAITING", 2**18)
     made: list[int] = []
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.batch import Batch
-from carpool.drive.streams import StreamWindow
+from carpool.engine.core.batch import Batch
+from carpool.engine.drive.streams import StreamWindow
+from carpool.engine.request import DONE, Lane, Request
 from carpool.errors import ModelError
 from carpool.http import bulk
 from carpool.http.bulk import BulkItem, BulkItems
 from carpool.http.exchange import HttpResponse
-from carpool.request import DONE, Lane, Request
 from tests.support.pipelines import pipeline_of, reply, stage
 from tests.support.properties import PROPERTY
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from carpool import top
+from carpool.cli import top_command as top
+from carpool.engine.observe.durations import DURATION_BOUNDS
+from carpool.engine.observe.figures import in_words, problems
+from carpool.engine.observe.past_figures import PastFigures
 from carpool.http.app import App
-from carpool.observe.durations import DURATION_BOUNDS
-from carpool.observe.figures import in_words, problems
-from carpool.observe.past_figures import PastFigures
 from tests.effort import slow_where
 from tests.support import chromium, joining
 from tests.support.http import models

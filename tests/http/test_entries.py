@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.engine.wire.payload import JSON, MSGPACK
 from carpool.http import entries
-from carpool.wire.payload import JSON, MSGPACK
 from tests.support.properties import PROPERTY
 from tests.support.signs import SIGNS, result_of
 

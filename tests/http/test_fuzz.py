@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.engine.request import Request
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import Limits
-from carpool.request import Request
 from tests.effort import examples
 from tests.http.bad_requests import ALL
 from tests.support.http.front import Front, chunked, get, post

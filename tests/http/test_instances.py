@@ -16,7 +16,7 @@ from carpool.frames import Pandas
 from carpool.http.app import App
 from carpool.http.protocols.vertex import Vertex
 from carpool.http.serve import as_vertex_wants
-from carpool.settings import ServerSettings
+from carpool.service.settings import ServerSettings
 from tests.support.http import models
 from tests.support.http.both_fronts import asked
 from tests.support.http.front import get

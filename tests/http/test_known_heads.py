@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from carpool.fast_paths import without
+from carpool.engine.fast_paths import without
 from carpool.http.app import App
 from carpool.http.exchange import Exchange
 from carpool.http.server_state import Limits, ServerState

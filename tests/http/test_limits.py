@@ -11,11 +11,11 @@ from contextlib import ExitStack
 import pytest
 
 from carpool import Service, Stage
+from carpool.engine.wire.payload import Memory
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.reader import LARGE_BODY, LARGEST_READ
 from carpool.http.server_state import Limits
-from carpool.wire.payload import Memory
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, code_of, serving

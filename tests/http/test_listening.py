@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from carpool import top
-from carpool.drive.gate import Gate
+from carpool.cli import top_command as top
+from carpool.engine.drive.gate import Gate
+from carpool.engine.worker.address import parse_address
 from carpool.http import systemd
 from carpool.http.listener import InheritedListener, PortListener, UnixListener, listener_at
 from carpool.http.serve import new_server
-from carpool.settings import ServerSettings
-from carpool.worker.address import parse_address
+from carpool.service.settings import ServerSettings
 from tests.support.http import models
 from tests.support.http.front import get, post
 from tests.support.http.net import Client, RunningServer

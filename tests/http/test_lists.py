@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from carpool import Service, Stage
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.wire.payload import JSON, MSGPACK
 from carpool.http.app import App
 from carpool.http.many import split
-from carpool.wire.payload import JSON, MSGPACK
 from tests.support.http import models, routed
 from tests.support.http.both_fronts import ask, both_fronts
 from tests.support.http.front import get, post

@@ -12,20 +12,20 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from carpool import Service, Stage
-from carpool.core.batch import Batch
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.levels import BY_LENGTH
-from carpool.core.queue import Queue
+from carpool.engine.core.batch import Batch
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.levels import BY_LENGTH
+from carpool.engine.core.queue import Queue
+from carpool.engine.observe.durations import DURATION_BOUNDS, Durations
+from carpool.engine.observe.outcomes import OUTCOMES, outcome_of
+from carpool.engine.observe.prometheus import render
+from carpool.engine.observe.stage_stats import REASONS
+from carpool.engine.observe.stats import Stats
+from carpool.engine.policy import Greedy
 from carpool.errors import OVERLOAD_REASONS, CarpoolError, InvalidRequest
 from carpool.http.app import App
 from carpool.http.codec import Refusal
-from carpool.observe.durations import DURATION_BOUNDS, Durations
-from carpool.observe.outcomes import OUTCOMES, outcome_of
-from carpool.observe.prometheus import render
-from carpool.observe.stage_stats import REASONS
-from carpool.observe.stats import Stats
-from carpool.policy import Greedy
 from tests.effort import slow_where
 from tests.support.http import models
 from tests.support.http.front import Front, chunked, get, post

@@ -17,10 +17,10 @@ import pytest
 from numpy.typing import NDArray
 
 import carpool
+from carpool.engine.type_hints import meant
 from carpool.http.protocols.rows import table_of, tensors_of
 from carpool.http.protocols.tensors import elements_of
 from carpool.testing import served
-from carpool.type_hints import meant
 from tests.http.oip import infer, tensor
 from tests.support.http.served import ask, fetched, posted
 
@@ -49,7 +49,7 @@ PROGRAM = """
 import sys
 import carpool, httpx
 from carpool.testing import served
-from carpool.type_hints import meant
+from carpool.engine.type_hints import meant
 from tests.http.test_odd_results import Parameters, TEXT
 
 service = carpool.Service(carpool.Stage(Parameters, max_batch_size=4), name="m", timeout_s=120)

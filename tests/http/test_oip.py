@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from carpool.engine.type_hints import meant
 from carpool.errors import InvalidRequest
 from carpool.http.items import ExchangeItem, ExchangeItems
 from carpool.http.protocols.rows import items_of, table_of, tensors_of
 from carpool.http.protocols.tensors import Tensor, elements_of, to_binary
-from carpool.type_hints import meant
 from tests.http.oip import binary, infer, parted, tensor
 from tests.support.http.served import ask, fetched, posted
 

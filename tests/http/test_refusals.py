@@ -11,10 +11,10 @@ import pytest
 
 import carpool
 from carpool import HTTPError, Service
+from carpool.engine.observe.outcomes import outcome_of
+from carpool.engine.wire.outcome import FailureReport, Outcome, pack_report, unpack_error
 from carpool.http.app import App
 from carpool.http.codec import error_response
-from carpool.observe.outcomes import outcome_of
-from carpool.wire.outcome import FailureReport, Outcome, pack_report, unpack_error
 from tests.http.refusing import CHAIN, INSIDE, refusal
 from tests.support.http.both_fronts import both_fronts
 from tests.support.http.net import predict

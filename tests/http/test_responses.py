@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from carpool import ModelError, Response, Service, Stage
+from carpool.engine.wire.outcome import pack_response, unpack_response
 from carpool.http.app import App
 from carpool.model import traits_of
-from carpool.wire.outcome import pack_response, unpack_response
 from tests.http import talkers
 from tests.support.http.both_fronts import both_fronts, said
 from tests.support.http.front import post

@@ -202,7 +202,7 @@ async def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
 async def test_metrics_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the metrics cannot be made the answer is 500, and everything else goes on."""
     front = Front()
-    monkeypatch.setattr("carpool.observe.prometheus.render", None)
+    monkeypatch.setattr("carpool.engine.observe.prometheus.render", None)
     wire = front.connect()
     wire.send(get("/metrics") * 3 + get("/livez"))
     await turns()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from carpool import Service, Stage
-from carpool.core import roster
+from carpool.engine.core import roster
 from carpool.http.app import App
 from tests.effort import slow_where
 from tests.support.http import models, typed

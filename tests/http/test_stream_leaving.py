@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import pytest
 
 from carpool import Model, Service, Stage
-from carpool.core.core import Core
-from carpool.core.roster import PlaceState, Roster
-from carpool.core.running_set import Order
-from carpool.drive.aio import Driver
-from carpool.drive.virtual_steps import StepCosts, VirtualStepWorker
+from carpool.engine.core.core import Core
+from carpool.engine.core.roster import PlaceState, Roster
+from carpool.engine.core.running_set import Order
+from carpool.engine.drive.aio import Driver
+from carpool.engine.drive.virtual_steps import StepCosts, VirtualStepWorker
+from carpool.engine.observe.stats import Stats
+from carpool.engine.observe.stream_stats import StreamStats
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.server_state import Limits, ServerState
-from carpool.observe.stats import Stats
-from carpool.observe.stream_stats import StreamStats
 from tests.support.http.front import post
 from tests.support.http.jump import on_a_jumping_loop
 from tests.support.http.wire import Wire

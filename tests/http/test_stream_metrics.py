@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from carpool import Service, Stage
+from carpool.engine.observe.stream_stats import ENDS
 from carpool.http.app import App
-from carpool.observe.stream_stats import ENDS
 from tests.http.streamed import asked, message, request
 from tests.support.http.metrics import scrape, value
 from tests.support.http.net import predict, serving

@@ -11,9 +11,9 @@ import pytest
 
 import carpool
 from carpool import HTTPRequest, Service, Stage
+from carpool.engine.http_request import Headers, RequestMaker, pack_head
 from carpool.http.app import App
 from carpool.http.server_state import Limits, ServerState
-from carpool.http_request import Headers, RequestMaker, pack_head
 from carpool.model import traits_of
 from tests.http import talkers
 from tests.support.http import models

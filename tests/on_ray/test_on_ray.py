@@ -21,7 +21,7 @@ import pytest
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, StartupError, Unavailable
-from carpool.observe.figures import figures
+from carpool.engine.observe.figures import figures
 from carpool.testing.driver import PROMISES, Contract, Driven
 from tests.on_ray.models import Place
 from tests.support import joining, models, parts

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 import carpool
 from carpool import Adaptive, Greedy, Policy, Service, Stage, Static
-from carpool.forms import Form
-from carpool.policy import BY_NAME, OneByOne, StaticSteps
-from carpool.wire.frame import MAX_ITEMS
+from carpool.engine.forms import Form
+from carpool.engine.policy import BY_NAME, OneByOne, StaticSteps
+from carpool.engine.wire.frame import MAX_ITEMS
 from tests.support import models
 
 

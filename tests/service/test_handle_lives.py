@@ -1,6 +1,6 @@
 """The life of a handle against real threads, tasks, forks and loops: every public call ends.
 
-`core/life.py` is explored in all orders by tests/core/test_life.py; here are the situations that users meet.
+`core/life.py` is explored in all orders by tests/engine/core/test_life.py; here are the situations that users meet.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from carpool.core.life import LifeState
-from carpool.drive import loop_thread
-from carpool.drive.batches import BatchPool
-from carpool.policy import Decision, DoneBatch, View
+from carpool.engine.core.life import LifeState
+from carpool.engine.drive import loop_thread
+from carpool.engine.drive.batches import BatchPool
+from carpool.engine.policy import Decision, DoneBatch, View
 from carpool.service import thread_handle
 from carpool.service.handle import AsyncHandle
 from tests.effort import slow_where

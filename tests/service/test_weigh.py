@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from carpool import Stage
+from carpool.engine.request import Request
+from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, ValidationError
-from carpool.request import Request
 from carpool.service.weigh import Weigher, units, weigher_of
-from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump
 from tests.support import models
 from tests.support.kinds import UNUSUAL
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carpool.policy import BY_NAME
+from carpool.engine.policy import BY_NAME
 from carpool.simulate import Report, compare, run
 from carpool.simulate.contestants import CONTESTANTS
 from carpool.simulate.contestants.batch import SelfTuned

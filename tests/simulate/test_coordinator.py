@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from carpool.cli import add_simulator, cli
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.policy import Greedy
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.policy import Greedy
 from carpool.simulate import Coordinator, Report, compare, run
 from carpool.simulate.coordinator import BusyDriver, coordinator_of
 

@@ -22,14 +22,14 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batch import Batch, Reply
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.drive.aio import Driver
-from carpool.drive.virtual import TICK_S, VirtualDriver
-from carpool.observe.stats import Stats
-from carpool.request import Lane, Request
+from carpool.engine.core.batch import Batch, Reply
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.aio import Driver
+from carpool.engine.drive.virtual import TICK_S, VirtualDriver
+from carpool.engine.observe.stats import Stats
+from carpool.engine.request import Lane, Request
 from carpool.simulate.arrival_processes import Bursts, Flash, Open, Poisson, Scene
 from carpool.simulate.policies import policy_of
 from tests.effort import slow_where

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.queue import Queue
-from carpool.policy.base import NOTHING, Decision
+from carpool.engine.core.queue import Queue
+from carpool.engine.policy.base import NOTHING, Decision
 from carpool.simulate.optimal import Optimal, optimal_mean_latency
 from tests.effort import examples, slow_where
 from tests.support.pipelines import ask

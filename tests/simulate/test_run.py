@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
-from carpool.policy import Greedy, Policy, Static
+from carpool.engine.policy import Greedy, Policy, Static
 from carpool.simulate import Affine, Closed, Noisy, Pareto, Poisson, Report, Trace, run
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.servers import Servers

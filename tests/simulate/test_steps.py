@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carpool.policy import GreedySteps
+from carpool.engine.policy import GreedySteps
 from carpool.simulate import StepCost, run_steps
 from carpool.simulate.lengths import lengths_of
 from carpool.simulate.steps import step_cost_of

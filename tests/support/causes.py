@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from carpool.wire.outcome import LONGEST_CAUSE
+from carpool.engine.wire.outcome import LONGEST_CAUSE
 
 
 class Plain(Exception):

@@ -14,11 +14,11 @@ from typing import Any
 
 import carpool
 from carpool import Service, Stage
+from carpool.engine.worker import remote
+from carpool.engine.worker.address import parse_address
 from carpool.service.join import token_of
 from carpool.service.work import work
 from carpool.testing.contract import Contract
-from carpool.worker import remote
-from carpool.worker.address import parse_address
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

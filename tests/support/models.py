@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import carpool
-from carpool.wire.frame import Frame, FrameKind, encode
+from carpool.engine.wire.frame import Frame, FrameKind, encode
 
 
 def double(x: Any) -> Any:

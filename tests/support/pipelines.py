@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from carpool.core.batch import Batch, Reply
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.policy import Decision, DoneBatch, Greedy, Policy, View
-from carpool.policy.base import NOTHING
-from carpool.request import Lane, Request
+from carpool.engine.core.batch import Batch, Reply
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.policy import Decision, DoneBatch, Greedy, Policy, View
+from carpool.engine.policy.base import NOTHING
+from carpool.engine.request import Lane, Request
 
 
 def ask(

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from carpool.clock import VirtualClock
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.core.running_set import (
+from carpool.engine.clock import VirtualClock
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.core.running_set import (
     BACK,
     END,
     EVERY_STEP,
@@ -27,11 +27,11 @@ from carpool.core.running_set import (
     SetReport,
     stream_of,
 )
-from carpool.core.stepper import Stepper
-from carpool.drive.virtual import VirtualDriver
-from carpool.drive.virtual_steps import Answer, StepCosts
-from carpool.policy.steps import GreedySteps, StepPolicy
-from carpool.request import Request, Stream
+from carpool.engine.core.stepper import Stepper
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.drive.virtual_steps import Answer, StepCosts
+from carpool.engine.policy.steps import GreedySteps, StepPolicy
+from carpool.engine.request import Request, Stream
 
 
 class Said(NamedTuple):

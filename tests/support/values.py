@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from carpool.policy import View
+from carpool.engine.policy import View
 
 
 def seen(value: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from carpool.core.batch import Batch, WarmUpBatch
-from carpool.core.queue import Queue
-from carpool.policy import QueueView, View
-from carpool.request import Request
+from carpool.engine.core.batch import Batch, WarmUpBatch
+from carpool.engine.core.queue import Queue
+from carpool.engine.policy import QueueView, View
+from carpool.engine.request import Request
 
 FAR = 1000.0
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind, FrameReader, encode
+from carpool.engine.wire.payload import Buffer
 from carpool.testing import WireError, check_wire
-from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind, FrameReader, encode
-from carpool.wire.payload import Buffer
 
 
 def test_ours_is_sound() -> None:

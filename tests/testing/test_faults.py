@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool import faults
-from carpool.faults import EVERY_PASS, FaultPlan, InjectedFault, WorkerPoints, environment
+from carpool.engine import faults
+from carpool.engine.faults import EVERY_PASS, FaultPlan, InjectedFault, WorkerPoints, environment
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.waiting import wait_until

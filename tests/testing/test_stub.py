@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import carpool
-from carpool.drive import process
+from carpool.engine.drive import process
+from carpool.engine.wire.frame import Frame, FrameError, FrameKind, FrameReader
 from carpool.testing import Misbehaviour, StubWorker, stub_workers
 from carpool.testing.wire import FRAMES, data_of, plain
-from carpool.wire.frame import Frame, FrameError, FrameKind, FrameReader
 from tests.effort import slow_where
 from tests.support import models
 
@@ -108,4 +108,4 @@ def test_real_workers_are_back_afterwards() -> None:
     """After the `with` of a stub the workers are real again."""
     with stub_workers():
         pass
-    assert process.WORKER_MODULE == "carpool.worker.main"
+    assert process.WORKER_MODULE == "carpool.engine.worker.main"

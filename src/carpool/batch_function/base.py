@@ -18,21 +18,21 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, cast
 
-from carpool.call import chunks
-from carpool.call import merge as merging
-from carpool.call.invoke import Invoker
-from carpool.call.merge import Merge, RowMerger, Split
-from carpool.call.oom import OomErrors, names_of
-from carpool.call.padding import Pad
-from carpool.call.retry import Retrier
-from carpool.core.batcher import Batcher
-from carpool.core.levels import BY_KEY, BY_LENGTH
-from carpool.core.queue import Queue
+from carpool.engine.call import chunks
+from carpool.engine.call import merge as merging
+from carpool.engine.call.invoke import Invoker
+from carpool.engine.call.merge import Merge, RowMerger, Split
+from carpool.engine.call.oom import OomErrors, names_of
+from carpool.engine.call.padding import Pad
+from carpool.engine.call.retry import Retrier
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.levels import BY_KEY, BY_LENGTH
+from carpool.engine.core.queue import Queue
+from carpool.engine.logger import logger
+from carpool.engine.policy import Policy, new_policy
+from carpool.engine.request import Lane
 from carpool.errors import Unavailable
-from carpool.logger import logger
 from carpool.model import AnyModel, Model, check_takes_a_list, is_model_object, name_of, traits_of, types_of
-from carpool.policy import Policy, new_policy
-from carpool.request import Lane
 from carpool.service.checks import (
     at_least,
     check_callable,

@@ -32,11 +32,11 @@ from carpool.batch_function.decorator_types import (
 from carpool.batch_function.several import Arguments, SeveralInTasks, SeveralInThreads
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
-from carpool.call.invoke import is_async
-from carpool.call.lock import execution_lock, is_async_lock
-from carpool.call.merge import Merge, Split
-from carpool.call.padding import Pad
-from carpool.call.results import run_now
+from carpool.engine.call.invoke import is_async
+from carpool.engine.call.lock import execution_lock, is_async_lock
+from carpool.engine.call.merge import Merge, Split
+from carpool.engine.call.padding import Pad
+from carpool.engine.call.results import run_now
 from carpool.model import name_of
 
 A = TypeVar("A")

@@ -11,8 +11,8 @@ from typing import Any, Concatenate, Protocol, TypedDict, TypeVar, overload
 from carpool.batch_function.several import SeveralInTasks, SeveralInThreads
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
-from carpool.call.oom import OomErrors
-from carpool.policy import Policy, PolicyName
+from carpool.engine.call.oom import OomErrors
+from carpool.engine.policy import Policy, PolicyName
 
 A = TypeVar("A")
 B = TypeVar("B")

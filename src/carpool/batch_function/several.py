@@ -15,8 +15,8 @@ from carpool.batch_function.base import Settings, as_written
 from carpool.batch_function.loop_check import LoopCheck
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch, Ticket
+from carpool.engine.type_hints import signature_of
 from carpool.model import is_model_object, item_types_of, name_of
-from carpool.type_hints import signature_of
 
 B = TypeVar("B")
 

@@ -18,22 +18,22 @@ from threading import get_ident
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from carpool.batch_function.base import Bindable, Settings, Shares, invoker_of, live_functions
-from carpool.call import merge as merging
-from carpool.call.invoke import Invoker
-from carpool.call.lock import ExecutionLock, execution_lock, is_async_lock
-from carpool.call.results import Trouble, run_now
-from carpool.clock import monotonic
-from carpool.core.core import Core
-from carpool.drive.aio import Driver
-from carpool.drive.failures import BatchOutcome, as_outcome, for_all
-from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskDriver, TaskPool, drivers_around
+from carpool.engine.call import merge as merging
+from carpool.engine.call.invoke import Invoker
+from carpool.engine.call.lock import ExecutionLock, execution_lock, is_async_lock
+from carpool.engine.call.results import Trouble, run_now
+from carpool.engine.clock import monotonic
+from carpool.engine.core.core import Core
+from carpool.engine.drive.aio import Driver
+from carpool.engine.drive.failures import BatchOutcome, as_outcome, for_all
+from carpool.engine.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskDriver, TaskPool, drivers_around
+from carpool.engine.fast_paths import fast_path
+from carpool.engine.foreign import as_model_error
+from carpool.engine.logger import logger
+from carpool.engine.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
+from carpool.engine.observe.stage_stats import explained
+from carpool.engine.request import Request
 from carpool.errors import Unavailable
-from carpool.fast_paths import fast_path
-from carpool.foreign import as_model_error
-from carpool.logger import logger
-from carpool.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
-from carpool.observe.stage_stats import explained
-from carpool.request import Request
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -12,16 +12,16 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from carpool.batch_function.base import Bindable, Settings, ThisProcess, invoker_of, live_functions
 from carpool.batch_function.loop_check import LoopCheck
-from carpool.call import merge as merging
-from carpool.call.invoke import Invoker
-from carpool.call.lock import execution_lock
-from carpool.call.results import Trouble, run_now
-from carpool.drive.failures import BatchOutcome, as_outcome
-from carpool.drive.threads import LineDriver
-from carpool.drive.wakeups import ThreadWaiter
+from carpool.engine.call import merge as merging
+from carpool.engine.call.invoke import Invoker
+from carpool.engine.call.lock import execution_lock
+from carpool.engine.call.results import Trouble, run_now
+from carpool.engine.drive.failures import BatchOutcome, as_outcome
+from carpool.engine.drive.threads import LineDriver
+from carpool.engine.drive.wakeups import ThreadWaiter
+from carpool.engine.observe.function_stats import FunctionSnapshot
+from carpool.engine.request import Request
 from carpool.errors import DeadlineExceeded, Unavailable
-from carpool.observe.function_stats import FunctionSnapshot
-from carpool.request import Request
 from carpool.service.checks import flag, optional_seconds
 
 A = TypeVar("A")

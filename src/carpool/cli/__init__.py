@@ -32,7 +32,7 @@ from carpool.cli.server_keys import server_key, server_url
 from carpool.cli.sources import sources
 from carpool.cli.targets import add_current_folder
 from carpool.cli.worker_command import worker
-from carpool.observe import log
+from carpool.engine.observe import log
 
 
 def _demo_can_run() -> bool:
@@ -96,7 +96,7 @@ def top(url: str | None = None, *, key_file: Path | None = None) -> None:
     key_file:
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """
-    from carpool import top as terminal
+    from carpool.cli import top_command as terminal
 
     try:
         terminal.run(server_url(url), server_key(key_file), Console())
@@ -114,7 +114,7 @@ def demo() -> None:
     """
     add_current_folder()
     try:
-        from carpool import demo as demonstration
+        from carpool.cli import demo_command as demonstration
 
         status = demonstration.run(Console())
     except ModuleNotFoundError as error:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from carpool.cli.exits import fail
+from carpool.cli.settings_file import values
 from carpool.cli.sources import sources
 from carpool.cli.targets import find_service
-from carpool.config import values
-from carpool.policy.base import name_of
+from carpool.engine.policy.base import name_of
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, as_written, changed
-from carpool.settings import NAMES, ServerSettings
+from carpool.service.settings import NAMES, ServerSettings
 
 
 def show_config(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Final, NoReturn
 
-from carpool.logger import logger
-from carpool.observe import log
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 
 FAILED: Final = 1
 USAGE_ERROR: Final = 2

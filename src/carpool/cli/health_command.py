@@ -9,8 +9,8 @@ from urllib.parse import quote
 from cyclopts import Parameter
 
 from carpool.cli.exits import FAILED, fail
+from carpool.cli.plain_request import NoAnswer, PlainAnswer, send
 from carpool.cli.server_keys import server_key, server_url
-from carpool.plain_request import NoAnswer, PlainAnswer, send
 
 _OK = 200
 _UNAUTHORIZED = 401

@@ -13,8 +13,8 @@ from cyclopts import App as Cli
 from cyclopts import Parameter
 
 from carpool.cli.exits import FAILED, fail
+from carpool.cli.plain_request import NoAnswer, PlainAnswer, send
 from carpool.cli.server_keys import server_key, server_url
-from carpool.plain_request import NoAnswer, PlainAnswer, send
 from carpool.service.overrides import workers_in
 
 _OK = 200

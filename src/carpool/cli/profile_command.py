@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from carpool import profile as profiling
+from carpool.cli import profiling as profiling
 from carpool.cli.exits import FAILED, fail
 from carpool.cli.targets import find_service
+from carpool.engine.observe import log
 from carpool.errors import CarpoolError
-from carpool.observe import log
 from carpool.service.service import Service
 from carpool.simulate.cost_file import StageCosts, costs_as_json, write_costs
 

@@ -9,12 +9,12 @@ from cyclopts import Parameter
 
 import carpool
 from carpool.cli.exits import FAILED, fail
+from carpool.cli.settings_file import values
 from carpool.cli.sources import sources
 from carpool.cli.targets import find_service
-from carpool.config import values
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 from carpool.errors import CarpoolError
-from carpool.logger import logger
-from carpool.observe import log
 from carpool.service.overrides import changed
 from carpool.service.service import Service
 
@@ -70,9 +70,9 @@ def score(
         The least important log lines that are shown; see `carpool serve`.
     """
     log.set_up("text", log.level_of(log_level))
-    from carpool.score.command import Job
-    from carpool.score.command import score as run_job
-    from carpool.score.run import Scorer, ServerScorer, ServiceScorer
+    from carpool.client.score.command import Job
+    from carpool.client.score.command import score as run_job
+    from carpool.client.score.run import Scorer, ServerScorer, ServiceScorer
 
     try:
         scorer: Scorer

@@ -10,16 +10,16 @@ from cyclopts import Parameter
 
 import carpool
 from carpool.cli.exits import FAILED, fail
+from carpool.cli.settings_file import Config, values
 from carpool.cli.sources import sources
 from carpool.cli.summary import summarize
 from carpool.cli.targets import find_service
-from carpool.config import Config, values
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 from carpool.errors import StartupError, Unavailable
-from carpool.logger import logger
-from carpool.observe import log
 from carpool.service.overrides import changed
 from carpool.service.service import Service
-from carpool.settings import ServerSettings
+from carpool.service.settings import ServerSettings
 
 if TYPE_CHECKING:
     from carpool.http.server import Server

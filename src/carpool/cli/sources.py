@@ -11,8 +11,8 @@ from cyclopts import Token
 from cyclopts.argument import ArgumentCollection
 
 from carpool.cli.exits import fail
-from carpool.config import Config, as_texts, placed, read
-from carpool.settings import LISTS, NAMES
+from carpool.cli.settings_file import Config, as_texts, placed, read
+from carpool.service.settings import LISTS, NAMES
 
 WITH_SETTINGS: Final = ("serve", "config")
 """The commands that have the settings of a server, of its services and of their stages."""

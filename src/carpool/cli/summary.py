@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from carpool.logger import logger
+from carpool.engine.logger import logger
+from carpool.service.settings import ServerSettings
 from carpool.service.stage import Stage
-from carpool.settings import ServerSettings
 from carpool.version import __version__
 
 if TYPE_CHECKING:

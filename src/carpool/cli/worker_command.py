@@ -11,9 +11,9 @@ from cyclopts import Parameter
 
 from carpool.cli.exits import FAILED, fail
 from carpool.cli.targets import find_service
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 from carpool.errors import StartupError
-from carpool.logger import logger
-from carpool.observe import log
 
 
 def worker(
@@ -64,11 +64,11 @@ def worker(
     log_level:
         The least important lines that are shown, also of your models' own loggers.
     """
+    from carpool.engine.wire.handshake import HandshakeError
+    from carpool.engine.worker.address import Tls, parse_address
+    from carpool.engine.worker.remote import Refused, Way
     from carpool.service.join import token_of
     from carpool.service.work import stage_to_join, work
-    from carpool.wire.handshake import HandshakeError
-    from carpool.worker.address import Tls, parse_address
-    from carpool.worker.remote import Refused, Way
 
     log.set_up(log_format, log.level_of(log_level))
     _limit_threads(stage or target)
@@ -99,7 +99,7 @@ def _limit_threads(name: str) -> None:
     Args:
         name: What the worker runs, for the log.
     """
-    from carpool.worker.place import decide_threads, usable_cores
+    from carpool.engine.worker.place import decide_threads, usable_cores
 
     cores = usable_cores()
     threads = decide_threads(name, os.environ, {}, workers=1, pinned=None, cores=cores, all_workers=1)

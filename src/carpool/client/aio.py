@@ -39,7 +39,7 @@ from carpool.client.messages import (
     result_in,
 )
 from carpool.client.waits import Wait, Waits
-from carpool.clock import monotonic
+from carpool.engine.clock import monotonic
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, StartupError, Unavailable
 from carpool.service.checks import optional_seconds, valid_priority
 

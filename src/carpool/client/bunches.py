@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from carpool.client.waits import end
-from carpool.clock import monotonic
+from carpool.engine.clock import monotonic
 
 _MOST: Final = 256
 """How many items are in a bunch, and how many are read ahead."""

@@ -9,7 +9,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from carpool.details import Detail
+from carpool.engine.details import Detail
+from carpool.engine.hints import schema
+from carpool.engine.http_response import HTTPError
+from carpool.engine.type_hints import meant
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -19,10 +22,7 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
-from carpool.hints import schema
 from carpool.http import entries
-from carpool.http_response import HTTPError
-from carpool.type_hints import meant
 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"

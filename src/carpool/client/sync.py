@@ -19,8 +19,8 @@ from carpool.client.aio import AsyncClient, ClientOptions
 from carpool.client.budget import RetryBudget
 from carpool.client.bunches import InputFailed, ThreadInput
 from carpool.client.waits import closed
-from carpool.clock import monotonic
-from carpool.drive.loop_thread import LoopThread
+from carpool.engine.clock import monotonic
+from carpool.engine.drive.loop_thread import LoopThread
 from carpool.errors import CarpoolError, Unavailable
 
 T = TypeVar("T")

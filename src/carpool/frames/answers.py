@@ -13,14 +13,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from carpool.call import chunks
+from carpool.engine.call import chunks
+from carpool.engine.foreign import as_model_error, text_of
+from carpool.engine.hints import schema
+from carpool.engine.hints.plain import to_builtins
+from carpool.engine.logger import logger
+from carpool.engine.observe.log import printable
+from carpool.engine.observe.outcomes import MODEL_MESSAGES, text_for_clients
 from carpool.errors import CarpoolError, ModelError
-from carpool.foreign import as_model_error, text_of
-from carpool.hints import schema
-from carpool.hints.plain import to_builtins
-from carpool.logger import logger
-from carpool.observe.log import printable
-from carpool.observe.outcomes import MODEL_MESSAGES, text_for_clients
 
 CSV: Final = "text/csv"
 JSON: Final = "application/json"

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.foreign import text_of
 from carpool.errors import InvalidRequest
-from carpool.foreign import text_of
 
 _LONGEST_COMPLAINT = 200
 _DICTIONARY, _BATCH = 2, 3  # kinds of messages

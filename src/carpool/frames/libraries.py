@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from carpool.call.chunks import likeness
+from carpool.engine.call.chunks import likeness
 from carpool.errors import ValidationError
 
 Columns = Mapping[str, Any]

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
 from carpool.errors import InvalidRequest, ValidationError
 
 NO_ROWS = "the table has no rows"

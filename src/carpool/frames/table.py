@@ -16,18 +16,18 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from carpool.allowance import Allowance
-from carpool.details import Detail
+from carpool.engine.allowance import Allowance
+from carpool.engine.details import Detail
+from carpool.engine.foreign import text_of
+from carpool.engine.hints import schema
+from carpool.engine.http_request import HTTPRequest
+from carpool.engine.worker.own import own
 from carpool.errors import CarpoolError, ModelError, ValidationError
-from carpool.foreign import text_of
 from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of, with_error, with_errors
 from carpool.frames.arrow import table_in
 from carpool.frames.libraries import Columns, Library, lacking, type_text
 from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, bad_cell, check_size, without_mark
-from carpool.hints import schema
-from carpool.http_request import HTTPRequest
 from carpool.model import Model
-from carpool.worker.own import own
 
 _LONGEST_COMPLAINT = 200
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from carpool.engine.rows import is_array_type
+from carpool.engine.wire.payload import JSON, adapted
 from carpool.http.codec import Formats, as_routes_are
 from carpool.http.converted import is_converted
 from carpool.http.exchange import JSON_TYPE
 from carpool.http.multipart import FORM_TYPE, can_read_forms
 from carpool.http.npy import NPY_TYPE
-from carpool.rows import is_array_type
-from carpool.wire.payload import JSON, adapted
 
 if TYPE_CHECKING:
     from carpool.model import Traits

@@ -22,15 +22,15 @@ from typing import Any
 
 import msgspec
 
+from carpool.engine.foreign import named_text_of, text_of, traceback_of
+from carpool.engine.hints import schema
+from carpool.engine.logger import logger
+from carpool.engine.observe.log import printable
 from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailable
-from carpool.foreign import named_text_of, text_of, traceback_of
-from carpool.hints import schema
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
 from carpool.http.service_list import ServiceList
-from carpool.logger import logger
-from carpool.observe.log import printable
 
 RELOAD = b"/admin/reload"
 SCALE = b"/admin/scale"

@@ -13,6 +13,8 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
+from carpool.engine.request import DEFAULT_LANE, Lane
+from carpool.engine.wire.payload import CUSTOM, OBJECT
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.access import Access
 from carpool.http.addresses import Address
@@ -34,9 +36,7 @@ from carpool.http.predict_routes import PredictRoutes
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.routes import Handler, Routes, what_is_there
 from carpool.http.streaming import BULK
-from carpool.request import DEFAULT_LANE, Lane
 from carpool.service.checks import LARGEST_PRIORITY
-from carpool.wire.payload import CUSTOM, OBJECT
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _USUALLY_EXPANDED = 16  # times its size a body becomes at most, but for those that are made to

@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from carpool.clock import monotonic
-from carpool.fast_paths import fast_path
+from carpool.engine.clock import monotonic
+from carpool.engine.fast_paths import fast_path
+from carpool.engine.wire.outcome import CheckedResponse
 from carpool.http.answer_bytes import start_of_answer
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.exchange import HttpResponse, ServedModel
@@ -23,7 +24,6 @@ from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ServerState
 from carpool.http.streaming import Delivery
 from carpool.http.timers import Timers
-from carpool.wire.outcome import CheckedResponse
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 IN_PARTS: Final = HttpResponse(200, b"")

@@ -17,10 +17,13 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
-from carpool.clock import monotonic
-from carpool.drive.output import LineSink, print_line
+from carpool.engine.clock import monotonic
+from carpool.engine.drive.output import LineSink, print_line
+from carpool.engine.foreign import text_of, traceback_of
+from carpool.engine.logger import logger
+from carpool.engine.observe.log import printable
+from carpool.engine.request import DONE, NEW
 from carpool.errors import CarpoolError
-from carpool.foreign import text_of, traceback_of
 from carpool.http import asgi
 from carpool.http.access import Access, new_access
 from carpool.http.addresses import ready_path
@@ -47,17 +50,14 @@ from carpool.http.servable import check_services
 from carpool.http.service_list import ServiceList
 from carpool.http.shares import ConnectionShares
 from carpool.http.status_pages import StatusPages
-from carpool.logger import logger
-from carpool.observe.log import printable
-from carpool.request import DONE, NEW
 from carpool.service.checks import at_least, check_callable, flag, nonnegative_seconds, when_full_waits
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.join import Join, joins_of
 
 if TYPE_CHECKING:
-    from carpool.observe.own_metrics import OwnMetricsOfWorkers
-    from carpool.observe.stats import Stats
-    from carpool.request import DONE, NEW
+    from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
+    from carpool.engine.observe.stats import Stats
+    from carpool.engine.request import DONE, NEW
 from carpool.service.service import Service
 
 

@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
-from carpool.clock import monotonic
+from carpool.engine.clock import monotonic
+from carpool.engine.logger import logger
 from carpool.errors import CarpoolError, StartupError
 from carpool.http.access import SINGLE, Access
 from carpool.http.asgi_client import ClientStalled, Receive, Send, disconnected, within_limits
@@ -22,7 +23,6 @@ from carpool.http.exchange import Exchange, Head, HttpResponse
 from carpool.http.observer import Observer
 from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import SILENCE_S, Delivery
-from carpool.logger import logger
 
 Scope = MutableMapping[str, Any]
 

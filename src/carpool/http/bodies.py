@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from carpool.clock import Clock
+from carpool.engine.clock import Clock
 from carpool.errors import Overloaded
 from carpool.http.shares import guaranteed_of
 

@@ -20,19 +20,19 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from carpool.drive.streams import MOST_WAITING, StreamWindow
+from carpool.engine.drive.streams import MOST_WAITING, StreamWindow
+from carpool.engine.fast_paths import fast_path
+from carpool.engine.request import DONE, NEW, Request
+from carpool.engine.wire.payload import CUSTOM, JSON, Payload, without_adapter
 from carpool.errors import CarpoolError, InvalidRequest
-from carpool.fast_paths import fast_path
 from carpool.http import entries
 from carpool.http.exchange import Ask, Exchange, HttpResponse, error_entry
 from carpool.http.items import ExchangeItems
 from carpool.http.many import entry_of
 from carpool.http.streaming import Delivery
-from carpool.request import DONE, NEW, Request
-from carpool.wire.payload import CUSTOM, JSON, Payload, without_adapter
 
 if TYPE_CHECKING:
-    from carpool.drive.aio import Driver
+    from carpool.engine.drive.aio import Driver
 
 BULK_PRIORITY: Final = -1
 """The priority of items of a bulk request that names none: those of other requests go first."""

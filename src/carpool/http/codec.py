@@ -14,7 +14,12 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
-from carpool.details import Detail, sanitized
+from carpool.engine.details import Detail, sanitized
+from carpool.engine.foreign import text_of
+from carpool.engine.http_request import pack_head
+from carpool.engine.http_response import HTTPError
+from carpool.engine.observe.outcomes import MODEL_MESSAGES, reason_of, text_for_clients
+from carpool.engine.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -23,15 +28,10 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
-from carpool.foreign import text_of
 from carpool.http.exchange import REQUEST_ID, Head, HttpResponse
 from carpool.http.streaming import BY_TYPE, PLAIN, Framing
-from carpool.http_request import pack_head
-from carpool.http_response import HTTPError
 from carpool.model import Traits
-from carpool.observe.outcomes import MODEL_MESSAGES, reason_of, text_for_clients
 from carpool.version import page
-from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
 _JSON = b"application/json"
 _MSGPACK = b"application/msgpack"

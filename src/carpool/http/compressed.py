@@ -10,7 +10,7 @@ import importlib
 import zlib
 from typing import Any, Final
 
-from carpool.allowance import MOST_EXPANDED, Allowance
+from carpool.engine.allowance import MOST_EXPANDED, Allowance
 from carpool.errors import InvalidRequest
 from carpool.http.codec import too_large
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from carpool.engine.hints import schema
+from carpool.engine.rows import is_array_type
+from carpool.engine.wire.payload import ARRAYS, MSGPACK, OBJECT, RAW
 from carpool.errors import InvalidRequest, ValidationError
-from carpool.hints import schema
 from carpool.http.codec import Formats
 from carpool.http.exchange import HttpResponse
 from carpool.http.multipart import FORM_TYPE, can_read_forms, item_of, parts_of
 from carpool.http.npy import NPY_TYPE, array_in, as_npy
 from carpool.http.protocols.base import ModelOfApp, Submission
-from carpool.rows import is_array_type
-from carpool.wire.payload import ARRAYS, MSGPACK, OBJECT, RAW
 
 
 def is_converted(content_type: bytes | None, accept: bytes | None, formats: Formats) -> bool:

@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from carpool.clock import monotonic
+from carpool.engine.clock import monotonic
+from carpool.engine.observe.figures import figures, problems
+from carpool.engine.observe.past_figures import DEATHS_S, EVERY_S, PastFigures
+from carpool.engine.observe.stats import Stats
+from carpool.engine.request import DEFAULT_LANE
+from carpool.engine.wire.payload import JSON
 from carpool.http.assets import pages_at
 from carpool.http.codec import as_json
 from carpool.http.exchange import Ask, ErrorResponder, Exchange, HttpResponse, ServedModel
 from carpool.http.streaming import SSE, Delivery
-from carpool.observe.figures import figures, problems
-from carpool.observe.past_figures import DEATHS_S, EVERY_S, PastFigures
-from carpool.observe.stats import Stats
-from carpool.request import DEFAULT_LANE
-from carpool.wire.payload import JSON
 
 if TYPE_CHECKING:
-    from carpool.drive.aio import Driver
+    from carpool.engine.drive.aio import Driver
 
 _PATH = b"/dashboard"
 _EVERY_S = 1.0

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool.allowance import Allowance
-from carpool.clock import monotonic
-from carpool.core.roster import PlaceState
-from carpool.drive.output import LineSink
+from carpool.engine.allowance import Allowance
+from carpool.engine.clock import monotonic
+from carpool.engine.core.roster import PlaceState
+from carpool.engine.drive.output import LineSink
+from carpool.engine.logger import logger
 from carpool.http.addresses import addresses_of
 from carpool.http.codec import Formats
 from carpool.http.trial import try_first_example
-from carpool.logger import logger
 from carpool.service.key import header_of
 from carpool.service.weigh import weigher_of
 
 if TYPE_CHECKING:
-    from carpool.drive.aio import Driver
+    from carpool.engine.drive.aio import Driver
+    from carpool.engine.observe.snapshot import ServiceSnapshot
     from carpool.model import Traits
-    from carpool.observe.snapshot import ServiceSnapshot
     from carpool.service.elsewhere import Elsewhere
     from carpool.service.handle import AsyncHandle
     from carpool.service.join import Join

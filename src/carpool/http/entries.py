@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from carpool.fast_paths import fast_path
-from carpool.wire.payload import JSON, MSGPACK
+from carpool.engine.fast_paths import fast_path
+from carpool.engine.wire.payload import JSON, MSGPACK
 
 _ERROR: Final = "error"
 _RESULT: Final = "result"

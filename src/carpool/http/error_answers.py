@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from carpool.engine.foreign import text_of, traceback_of
+from carpool.engine.logger import logger
+from carpool.engine.observe.log import printable
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
-from carpool.foreign import text_of, traceback_of
 from carpool.http.asgi import Scope, send_response
 from carpool.http.asgi_client import ClientStalled, Receive, Send, within_limits
 from carpool.http.codec import error_response
 from carpool.http.exchange import HttpResponse
 from carpool.http.request_ids import RequestIds
-from carpool.logger import logger
-from carpool.observe.log import printable
 from carpool.service.checks import flag
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")

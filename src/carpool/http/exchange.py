@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from carpool.core.running_set import stream_of
+from carpool.engine.core.running_set import stream_of
+from carpool.engine.foreign import as_model_error
+from carpool.engine.http_request import Field
+from carpool.engine.request import DONE, NEW, Lane, Request
+from carpool.engine.wire.outcome import CheckedResponse
+from carpool.engine.wire.payload import JSON
 from carpool.errors import CarpoolError, ModelError
-from carpool.foreign import as_model_error
 from carpool.http import entries
 from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import Delivery, Framing, framed
-from carpool.http_request import Field
-from carpool.request import DONE, NEW, Lane, Request
-from carpool.wire.outcome import CheckedResponse
-from carpool.wire.payload import JSON
 
 if TYPE_CHECKING:
-    from carpool.allowance import Allowance
-    from carpool.drive.aio import Driver
+    from carpool.engine.allowance import Allowance
+    from carpool.engine.drive.aio import Driver
     from carpool.http.notes import Notes
     from carpool.service.declaration import Declaration
     from carpool.service.handle import AsyncHandle

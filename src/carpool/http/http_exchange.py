@@ -6,9 +6,9 @@ import copy
 from math import inf
 from typing import Protocol
 
+from carpool.engine.request import Request
 from carpool.http.exchange import Exchange, HttpResponse, ServedModel
 from carpool.http.server_state import HttpHead
-from carpool.request import Request
 
 
 class ExchangeConnection(Protocol):

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from carpool.engine.request import Request
+from carpool.engine.wire.outcome import CheckedResponse
+from carpool.engine.wire.payload import size_of
 from carpool.errors import ModelError
 from carpool.http import entries
 from carpool.http.exchange import Exchange
-from carpool.request import Request
-from carpool.wire.outcome import CheckedResponse
-from carpool.wire.payload import size_of
 
 if TYPE_CHECKING:
     from carpool.http.exchange import ServedModel

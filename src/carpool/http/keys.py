@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 
-from carpool.logger import logger
+from carpool.engine.logger import logger
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")

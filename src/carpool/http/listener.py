@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
+from carpool.engine.worker.address import bare_host, listen_at
 from carpool.http.access import is_loopback
-from carpool.worker.address import bare_host, listen_at
 
 BACKLOG = 2048
 _LARGEST_PORT = 65535

@@ -9,16 +9,16 @@ from typing import Any, Final
 
 import msgspec
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.hints import nesting, schema
+from carpool.engine.request import Request
+from carpool.engine.wire.outcome import CheckedResponse
+from carpool.engine.wire.payload import CUSTOM, JSON, MSGPACK
 from carpool.errors import CarpoolError, ModelError
-from carpool.hints import nesting, schema
 from carpool.http import entries
 from carpool.http.codec import TYPES_OF_ENTRIES, format_of_entries
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse, error_entry
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
-from carpool.request import Request
-from carpool.wire.outcome import CheckedResponse
-from carpool.wire.payload import CUSTOM, JSON, MSGPACK
 
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {JSON: msgspec.json.encode, MSGPACK: msgspec.msgpack.encode}
 _READERS: Final = {

@@ -10,9 +10,9 @@ import struct
 from math import prod
 from typing import Any, Final
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.rows import as_array
 from carpool.errors import InvalidRequest, ModelError
-from carpool.rows import as_array
 
 NPY_TYPE: Final = b"application/x-npy"
 _MAGIC: Final = b"\x93NUMPY"

@@ -13,18 +13,18 @@ from math import inf
 from random import getrandbits, random
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from carpool.clock import monotonic
+from carpool.engine.clock import monotonic
+from carpool.engine.logger import GuardedLogger
+from carpool.engine.observe.log import printable
 from carpool.http.compression import Compression
 from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse
 from carpool.http.notes import InStage, Notes
 from carpool.http.request_ids import RequestIds
-from carpool.logger import GuardedLogger
-from carpool.observe.log import printable
 
 if TYPE_CHECKING:
-    from carpool.core.batch import Batch
-    from carpool.drive.aio import Driver
-    from carpool.observe.stage_stats import StageStats
+    from carpool.engine.core.batch import Batch
+    from carpool.engine.drive.aio import Driver
+    from carpool.engine.observe.stage_stats import StageStats
 
 access_logger = GuardedLogger(logging.getLogger("carpool.access"), {})
 """Writes the access log."""
@@ -266,7 +266,7 @@ def new_observer(
         return None
     spans: SpanMaker | None = None
     if traces:
-        from carpool.observe.tracing import Tracer  # it needs an extra
+        from carpool.engine.observe.tracing import Tracer  # it needs an extra
 
         spans = Tracer()
     return Observer(lines, tells_times, compression, spans, ids)

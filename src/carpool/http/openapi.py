@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from carpool.engine.hints import schema
 from carpool.errors import OVERLOAD_REASONS
-from carpool.hints import schema
 from carpool.http.addresses import MANY, Address, predict_path, ready_path
 from carpool.http.codec import MESSAGES, as_json
 from carpool.http.protocol_lists import ShownRoute, operations_of

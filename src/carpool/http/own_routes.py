@@ -11,15 +11,15 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from carpool.engine.foreign import as_model_error
+from carpool.engine.hints.schema import json_writer
+from carpool.engine.wire.payload import JSON
 from carpool.errors import CarpoolError
-from carpool.foreign import as_model_error
-from carpool.hints.schema import json_writer
 from carpool.http.asgi_client import ClientStalled, disconnected, within_limits
 from carpool.http.codec import wishes
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import error_entry
 from carpool.http.streaming import BY_TYPE, SILENCE_S, SSE, Framing, framed
-from carpool.wire.payload import JSON
 
 _END: Final = object()  # there are no more parts
 _SILENCE: Final = object()  # no part has come for a long time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.clock import monotonic
+from carpool.engine.clock import monotonic
 from carpool.http.answer_bytes import LAST_CHUNK, chunk, ends_with_answer
 from carpool.http.answer_writer import IN_PARTS, AnswerWriter
 from carpool.http.http_exchange import HttpExchange

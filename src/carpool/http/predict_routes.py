@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from carpool.drive.streams import StreamWindow
+from carpool.engine.drive.streams import StreamWindow
+from carpool.engine.request import Stream
 from carpool.errors import CarpoolError
 from carpool.http.bulk import BulkItems, feed_bulk
 from carpool.http.codec import format_of_entries
@@ -20,7 +21,6 @@ from carpool.http.exchange import Ask, ErrorResponder, Exchange, Head, HttpRespo
 from carpool.http.many import ItemList, split
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.streaming import Delivery
-from carpool.request import Stream
 from carpool.service.weigh import Weigher
 
 _LINES_INSIDE = 1024

@@ -12,8 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from carpool.engine.foreign import as_model_error, traceback_of
+from carpool.engine.logger import logger
+from carpool.engine.observe.log import printable
+from carpool.engine.request import DEFAULT_LANE, Lane
+from carpool.engine.wire.payload import CUSTOM, OBJECT
 from carpool.errors import CarpoolError, InvalidRequest
-from carpool.foreign import as_model_error, traceback_of
 from carpool.http.codec import (
     TYPES_OF_ENTRIES,
     NotReady,
@@ -30,10 +34,6 @@ from carpool.http.protocol_lists import ShownRoute
 from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, ShownError, Submission
 from carpool.http.streaming import SSE
 from carpool.http.submitted import SubmissionTerms, SubmittedItems, SubmittedStreams
-from carpool.logger import logger
-from carpool.observe.log import printable
-from carpool.request import DEFAULT_LANE, Lane
-from carpool.wire.payload import CUSTOM, OBJECT
 
 if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint

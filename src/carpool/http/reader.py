@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import httptools
 
+from carpool.engine.fast_paths import fast_path
+from carpool.engine.http_request import Field
+from carpool.engine.logger import logger
 from carpool.errors import CarpoolError
-from carpool.fast_paths import fast_path
 from carpool.http.access import SINGLE
 from carpool.http.codec import Refusal, too_large, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.server_state import FRAMING_HEADERS, HttpHead
-from carpool.http_request import Field
-from carpool.logger import logger
 
 if TYPE_CHECKING:
     from carpool.http.server_state import ServerState

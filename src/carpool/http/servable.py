@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from carpool.hints import schema
+from carpool.engine.hints import schema
 
 if TYPE_CHECKING:
     from carpool.service.service import Service

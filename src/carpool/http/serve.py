@@ -14,7 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from carpool.drive.descriptors import fill_standard
+from carpool.engine.drive.descriptors import fill_standard
+from carpool.engine.logger import logger
+from carpool.engine.observe import log as log_lines
+from carpool.engine.worker import program
+from carpool.engine.worker.own_metrics import FOLDER_VARIABLE
 from carpool.http.access import LOCAL_NAMES, Access, new_access
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
@@ -24,15 +28,11 @@ from carpool.http.protocols.base import HttpProtocol
 from carpool.http.protocols.vertex import Vertex
 from carpool.http.server_state import Limits
 from carpool.http.tls import Certificates
-from carpool.logger import logger
-from carpool.observe import log as log_lines
 from carpool.service.checks import at_least, nonnegative_seconds, positive, seconds
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
-from carpool.settings import ServerSettings, SettingsByName, UsualNumber
-from carpool.worker import program
-from carpool.worker.own_metrics import FOLDER_VARIABLE
+from carpool.service.settings import ServerSettings, SettingsByName, UsualNumber
 
 try:
     from carpool.http.server import Server
@@ -324,7 +324,7 @@ def _own_metrics(app: App) -> Iterator[None]:
     if importlib.util.find_spec("prometheus_client") is None:
         yield
         return
-    from carpool.observe.own_metrics import OwnMetricsOfWorkers
+    from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
 
     try:
         app.own_metrics = OwnMetricsOfWorkers()

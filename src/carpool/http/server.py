@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
 from carpool.errors import CarpoolError, Unavailable
 from carpool.http import systemd
 from carpool.http.admin import ReloadOrder
@@ -23,8 +25,6 @@ from carpool.http.listener import BACKLOG, InheritedListener, Listener, PortList
 from carpool.http.server_state import Limits, ServerState
 from carpool.http.tls import Certificates, TlsServer
 from carpool.http.watch import SourceFiles, reload_on_change
-from carpool.logger import logger
-from carpool.observe import log
 
 _LAST_ANSWERS_S = 5.0
 _LAST_HEADS_S = 1.0  # who has connected at last, and has asked for nothing by then, is not waited for

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final, Protocol
 
-from carpool.drive.refusal_log import RefusalLog
+from carpool.engine.drive.refusal_log import RefusalLog
+from carpool.engine.http_request import Field
+from carpool.engine.observe.refusals import Refusals
+from carpool.engine.wire.payload import Memory
 from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length, too_many_connections
 from carpool.http.exchange import REQUEST_ID, Head
 from carpool.http.shares import ConnectionShares
-from carpool.http_request import Field
-from carpool.observe.refusals import Refusals
-from carpool.wire.payload import Memory
 
 if TYPE_CHECKING:
     from carpool.http.admin_address import AdminApp

@@ -11,12 +11,12 @@ import copy
 from collections.abc import Sequence
 from typing import Protocol
 
+from carpool.engine.foreign import text_of, traceback_of
+from carpool.engine.logger import logger
+from carpool.engine.observe.log import printable
 from carpool.errors import CarpoolError
-from carpool.foreign import text_of, traceback_of
 from carpool.http.endpoint import Endpoint
 from carpool.http.servable import check_services
-from carpool.logger import logger
-from carpool.observe.log import printable
 from carpool.service.named import BrokenModule, NotFound, service_named
 from carpool.service.service import Service
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from carpool.clock import monotonic
+from carpool.engine.clock import monotonic
+from carpool.engine.observe.stats import Stats
 from carpool.http import openapi
 from carpool.http.access import Access
 from carpool.http.codec import NotReady, Refusal, as_json
@@ -18,10 +19,9 @@ from carpool.http.overview import overview
 from carpool.http.protocol_lists import ShownRoute
 from carpool.http.routes import Handler, Routes
 from carpool.http.shares import ConnectionShares
-from carpool.observe.stats import Stats
 
 if TYPE_CHECKING:
-    from carpool.observe.own_metrics import OwnMetricsOfWorkers
+    from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
 
 _NOT_SHOWN = re.compile(rb"/?|/(dashboard|docs)/.*|/models/.*")
 """The page that lists them, files of pages, and those that are listed below their model."""
@@ -158,7 +158,7 @@ class StatusPages:
     def metrics(self, exchange: Exchange) -> None:
         """Show the metrics, as Prometheus reads them."""
         try:
-            from carpool.observe import prometheus
+            from carpool.engine.observe import prometheus
         except ImportError:
             exchange.respond(self._app.error(exchange.head, Refusal(501, "metrics_unavailable")))
             return

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from carpool.drive.parts import Unread
-from carpool.wire.payload import JSON, RAW
+from carpool.engine.drive.parts import Unread
+from carpool.engine.wire.payload import JSON, RAW
 
 SILENCE_S: Final = 15.0
 """After how many seconds without a byte a client is told that the connection is alive."""

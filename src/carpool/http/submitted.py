@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from carpool.drive.callers import load_result
+from carpool.engine.drive.callers import load_result
+from carpool.engine.foreign import as_model_error
+from carpool.engine.http_response import Response
+from carpool.engine.request import DONE, Lane, Stream
+from carpool.engine.wire.outcome import CheckedResponse
+from carpool.engine.wire.payload import OBJECT, OBJECTS, dump, size_of
 from carpool.errors import CarpoolError, ModelError
-from carpool.foreign import as_model_error
 from carpool.http.codec import TYPES_OF_ENTRIES
 from carpool.http.exchange import ErrorResponder, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.http.protocols.base import PartsWriter, Submission, shown_in
 from carpool.http.streaming import Delivery
-from carpool.http_response import Response
-from carpool.request import DONE, Lane, Stream
-from carpool.wire.outcome import CheckedResponse
-from carpool.wire.payload import OBJECT, OBJECTS, dump, size_of
 
 if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint

@@ -11,8 +11,8 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from carpool.drive.gate import Strangers
-from carpool.logger import logger
+from carpool.engine.drive.gate import Strangers
+from carpool.engine.logger import logger
 
 _PROTOCOLS = ["http/1.1"]
 _HANDSHAKE_S = 10.0

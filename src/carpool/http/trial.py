@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from carpool.drive.callers import TaskCaller, error_of
-from carpool.hints import schema
+from carpool.engine.drive.callers import TaskCaller, error_of
+from carpool.engine.hints import schema
+from carpool.engine.request import Request
+from carpool.engine.wire.outcome import CheckedResponse
+from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW
 from carpool.http.codec import Formats
-from carpool.request import Request
-from carpool.wire.outcome import CheckedResponse
-from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW
 
 if TYPE_CHECKING:
     from carpool.model import Traits

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from carpool.engine.logger import logger
 from carpool.errors import CarpoolError
 from carpool.http.admin import Admin, ReloadOrder
-from carpool.logger import logger
 
 _EVERY_S = 0.5
 _MOST_LOADS = 3

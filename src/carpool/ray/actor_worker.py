@@ -28,18 +28,18 @@ from typing import Any
 
 import msgspec
 
-from carpool.drive.gate import Invitation
-from carpool.drive.joined import JoinedWorker
-from carpool.drive.output import LineSink
-from carpool.drive.worker import Launch
-from carpool.foreign import named_text_of
-from carpool.logger import logger
+from carpool.engine.drive.gate import Invitation
+from carpool.engine.drive.joined import JoinedWorker
+from carpool.engine.drive.output import LineSink
+from carpool.engine.drive.worker import Launch
+from carpool.engine.foreign import named_text_of
+from carpool.engine.logger import logger
+from carpool.engine.wire.frame import Frame, FrameKind
+from carpool.engine.wire.handshake import Hello
+from carpool.engine.worker import own_metrics
 from carpool.ray.session import ActorOrder, Placed, Session
 from carpool.ray.suspects import SUSPECT_S
 from carpool.version import __version__
-from carpool.wire.frame import Frame, FrameKind
-from carpool.wire.handshake import Hello
-from carpool.worker import own_metrics
 
 _LOOK_EVERY_S = 30.0
 _PATIENCE_S, _MOST_PATIENCE_S = 8.0, 120.0  # with an actor that does not come though there is room

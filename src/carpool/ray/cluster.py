@@ -12,9 +12,9 @@ from typing import Any
 
 import ray
 
+from carpool.engine.foreign import named_text_of
+from carpool.engine.logger import logger
 from carpool.errors import StartupError
-from carpool.foreign import named_text_of
-from carpool.logger import logger
 from carpool.ray.actor_worker import ActorWorker
 from carpool.ray.session import Session, Terms
 from carpool.service.checks import at_least, check_range, cluster_needs, numbers_of_workers, seconds

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray.data
 
-from carpool.foreign import text_of
+from carpool.engine.foreign import text_of
 from carpool.model import traits_of
 from carpool.ray.cluster import check_names, differing, options_of, with_changes
 from carpool.service.checks import at_least

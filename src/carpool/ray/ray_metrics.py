@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from ray.util.metrics import Counter, Gauge
 
-from carpool.observe.snapshot import ServiceSnapshot
-from carpool.observe.stats import Stats
-from carpool.wire.handshake import Hello
+from carpool.engine.observe.snapshot import ServiceSnapshot
+from carpool.engine.observe.stats import Stats
+from carpool.engine.wire.handshake import Hello
 
 TELL_EVERY_S: Final = 5.0
 """How often a snapshot is told."""

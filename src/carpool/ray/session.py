@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 
 import ray
 
-from carpool.clock import Clock, monotonic
-from carpool.drive.gate import Gate
-from carpool.drive.worker import Launch
-from carpool.foreign import named_text_of
-from carpool.logger import logger
-from carpool.observe.stats import Stats
+from carpool.engine.clock import Clock, monotonic
+from carpool.engine.drive.gate import Gate
+from carpool.engine.drive.worker import Launch
+from carpool.engine.foreign import named_text_of
+from carpool.engine.logger import logger
+from carpool.engine.observe.stats import Stats
+from carpool.engine.worker.address import JoinAddress
 from carpool.ray.ray_metrics import TELL_EVERY_S, RayMetrics, where_workers_are
 from carpool.ray.shell import Shell, WayHome, ray_tls
 from carpool.ray.suspects import SUSPECT_S, Suspects
-from carpool.worker.address import JoinAddress
 
 _SOCKET = "gate.sock"
 _LAST_ERRANDS_S = 10.0

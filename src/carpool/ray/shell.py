@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import ray
 
+from carpool.engine.wire.frame import Frame
+from carpool.engine.wire.handshake import Hello
+from carpool.engine.worker import program, remote
+from carpool.engine.worker.address import JoinAddress, Tls
+from carpool.engine.worker.place import VISIBLE_DEVICES
+from carpool.engine.worker.program import Setup
+from carpool.engine.worker.serve import FindModel
 from carpool.errors import StartupError
 from carpool.version import __version__
-from carpool.wire.frame import Frame
-from carpool.wire.handshake import Hello
-from carpool.worker import program, remote
-from carpool.worker.address import JoinAddress, Tls
-from carpool.worker.place import VISIBLE_DEVICES
-from carpool.worker.program import Setup
-from carpool.worker.serve import FindModel
 
 
 class WayHome(NamedTuple):

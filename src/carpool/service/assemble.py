@@ -14,38 +14,30 @@ from math import inf
 
 import msgspec
 
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.journal import Journal
-from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
-from carpool.core.places import KeyedWorkers
-from carpool.core.queue import Queue
-from carpool.core.recycling import Recycling
-from carpool.core.roster import Starts
-from carpool.core.stepper import Crew, Stepper
-from carpool.drive.aio import Driver
-from carpool.drive.batches import BatchPool
-from carpool.drive.changes import Changes, CoreShares, StageUpkeep, Upkeep
-from carpool.drive.guard import Guard
-from carpool.drive.output import LineSink
-from carpool.drive.steps import StepPool
-from carpool.drive.worker import Launch, WarmUpShape
-from carpool.drive.worker_pool import WorkerPool, new_roster
-from carpool.errors import StartupError
-from carpool.logger import logger
-from carpool.observe.stats import Stats
-from carpool.observe.stream_stats import StreamStats
-from carpool.policy import OneByOne
-from carpool.service.checks import why_never_held_back
-from carpool.service.declaration import Declaration
-from carpool.service.elsewhere import Site
-from carpool.service.routes import adapters_of
-from carpool.service.stage import Stage
-from carpool.service.warmup import warm_up_shapes, warm_up_sizes
-from carpool.service.weigh import weigher_of
-from carpool.wire.payload import size_of
-from carpool.worker import program
-from carpool.worker.place import (
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.journal import Journal
+from carpool.engine.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
+from carpool.engine.core.places import KeyedWorkers
+from carpool.engine.core.queue import Queue
+from carpool.engine.core.recycling import Recycling
+from carpool.engine.core.roster import Starts
+from carpool.engine.core.stepper import Crew, Stepper
+from carpool.engine.drive.aio import Driver
+from carpool.engine.drive.batches import BatchPool
+from carpool.engine.drive.changes import Changes, CoreShares, StageUpkeep, Upkeep
+from carpool.engine.drive.guard import Guard
+from carpool.engine.drive.output import LineSink
+from carpool.engine.drive.steps import StepPool
+from carpool.engine.drive.worker import Launch, WarmUpShape
+from carpool.engine.drive.worker_pool import WorkerPool, new_roster
+from carpool.engine.logger import logger
+from carpool.engine.observe.stats import Stats
+from carpool.engine.observe.stream_stats import StreamStats
+from carpool.engine.policy import OneByOne
+from carpool.engine.wire.payload import size_of
+from carpool.engine.worker import program
+from carpool.engine.worker.place import (
     COUNT_VARIABLE,
     INDEX_VARIABLE,
     VISIBLE_DEVICES,
@@ -56,7 +48,15 @@ from carpool.worker.place import (
     decide_threads,
     usable_cores,
 )
-from carpool.worker.program import Setup
+from carpool.engine.worker.program import Setup
+from carpool.errors import StartupError
+from carpool.service.checks import why_never_held_back
+from carpool.service.declaration import Declaration
+from carpool.service.elsewhere import Site
+from carpool.service.routes import adapters_of
+from carpool.service.stage import Stage
+from carpool.service.warmup import warm_up_shapes, warm_up_sizes
+from carpool.service.weigh import weigher_of
 
 _HANG_SHARE = 3  # without `max_batch_time_s` an unwanted call is given up after this part of `timeout_s`
 _LEAST_STARTS = 2  # workers that may load at a time: one that never ends must not hold up all others

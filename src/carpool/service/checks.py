@@ -14,11 +14,11 @@ from math import inf
 from numbers import Real
 from typing import Any
 
-from carpool.forms import Form
+from carpool.engine.forms import Form
+from carpool.engine.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
+from carpool.engine.policy.adapted import is_former
+from carpool.engine.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 from carpool.model import Traits
-from carpool.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
-from carpool.policy.adapted import is_former
-from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 
 MOST_WORKERS = 10_000
 """How many workers a stage may have; more are a slip, and would be started one by one for ever."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from carpool.engine.observe.shown import Row, as_html
+from carpool.engine.worker.place import Cores, parse_cores
 from carpool.model import Adapter, AnyModel
-from carpool.observe.shown import Row, as_html
 from carpool.service.chain import as_stage, check_chain
 from carpool.service.checks import (
     at_least,
@@ -22,7 +23,6 @@ from carpool.service.checks import (
 )
 from carpool.service.routes import HttpRoute, routes_of
 from carpool.service.stage import Stage
-from carpool.worker.place import Cores, parse_cores
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False, weakref_slot=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from carpool.service.declaration import Declaration
 
 if TYPE_CHECKING:  # a module that only declares a service needs no statistics
-    from carpool.observe.stats import Stats
+    from carpool.engine.observe.stats import Stats
 
 
 class Site(Protocol):

@@ -11,21 +11,23 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from math import inf
 from typing import Any
 
-from carpool.clock import monotonic
-from carpool.core.journal import Entry, Journal
-from carpool.core.life import STARTED_BEFORE, Event, LifeState
-from carpool.drive.aio import Driver
-from carpool.drive.batches import BatchPool
-from carpool.drive.callers import TaskCaller, request_for, result_of
-from carpool.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
-from carpool.drive.lending import Lending
-from carpool.drive.parts import AsyncParts
-from carpool.drive.streams import AsyncStream, StreamWindow
+from carpool.engine.clock import monotonic
+from carpool.engine.core.journal import Entry, Journal
+from carpool.engine.core.life import STARTED_BEFORE, Event, LifeState
+from carpool.engine.drive.aio import Driver
+from carpool.engine.drive.batches import BatchPool
+from carpool.engine.drive.callers import TaskCaller, request_for, result_of
+from carpool.engine.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
+from carpool.engine.drive.lending import Lending
+from carpool.engine.drive.parts import AsyncParts
+from carpool.engine.drive.streams import AsyncStream, StreamWindow
+from carpool.engine.logger import logger
+from carpool.engine.observe.shown import counted
+from carpool.engine.observe.snapshot import ServiceSnapshot
+from carpool.engine.request import Lane, Request, Stream
+from carpool.engine.wire.payload import Memory
+from carpool.engine.worker import program
 from carpool.errors import Unavailable
-from carpool.logger import logger
-from carpool.observe.shown import counted
-from carpool.observe.snapshot import ServiceSnapshot
-from carpool.request import Lane, Request, Stream
 from carpool.service.assemble import Assembly, assemble
 from carpool.service.checks import (
     check_range,
@@ -41,8 +43,6 @@ from carpool.service.run_settings import RunSettings
 from carpool.service.running import Running
 from carpool.service.stream_window import window_of
 from carpool.service.weigh import weigher_of
-from carpool.wire.payload import Memory
-from carpool.worker import program
 
 _HOW_TO_CLOSE = "call close(), or use a block, `with service.run() as s:`"
 _HOW_TO_CLOSE_ASYNC = "await close(), or use a block, `async with service.run_async() as s:`"

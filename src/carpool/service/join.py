@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from carpool.drive.gate import Gate, Invitation
-from carpool.drive.worker_pool import WorkerPool
+from carpool.engine.drive.gate import Gate, Invitation
+from carpool.engine.drive.worker_pool import WorkerPool
+from carpool.engine.logger import logger
+from carpool.engine.wire.handshake import Hello
+from carpool.engine.worker.address import JoinAddress, Tls, parse_address
 from carpool.errors import StartupError
-from carpool.logger import logger
 from carpool.service.checks import seconds
 from carpool.service.declaration import Declaration
 from carpool.version import __version__
-from carpool.wire.handshake import Hello
-from carpool.worker.address import JoinAddress, Tls, parse_address
 
 _LEAST_SILENCE_S = 2.0
 _LEAST_TOKEN = 16

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from carpool.call.invoke import is_async
-from carpool.hints import schema
-from carpool.http_request import HTTPRequest
+from carpool.engine.call.invoke import is_async
+from carpool.engine.hints import schema
+from carpool.engine.http_request import HTTPRequest
+from carpool.engine.type_hints import signature_of
+from carpool.engine.wire.payload import MOST_ADAPTERS
 from carpool.model import Adapter, types_of
 from carpool.service.checks import mapping
 from carpool.service.key import header_of
 from carpool.service.stage import Stage
-from carpool.type_hints import signature_of
-from carpool.wire.payload import MOST_ADAPTERS
 
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+")
 _OF_THE_APP = re.compile(r"/(?:livez|readyz|metrics|openapi\.json|docs|dashboard|predict(?:/many)?|models/.*)")

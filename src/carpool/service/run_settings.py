@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from carpool.drive.output import LineSink, print_line
+from carpool.engine.drive.output import LineSink, print_line
 from carpool.service.checks import at_least, check_callable, when_full_waits
 from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Elsewhere, elsewhere_of

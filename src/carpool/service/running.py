@@ -28,18 +28,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from carpool.core.life import Act, Event, Life, LifeState
-from carpool.drive.aio import Driver
-from carpool.drive.changes import Upkeep
-from carpool.drive.gate import Gate
-from carpool.drive.guard import Guard
-from carpool.drive.loop_thread import LoopThread
-from carpool.drive.worker_pool import WorkerPool
-from carpool.logger import logger
+from carpool.engine.core.life import Act, Event, Life, LifeState
+from carpool.engine.drive.aio import Driver
+from carpool.engine.drive.changes import Upkeep
+from carpool.engine.drive.gate import Gate
+from carpool.engine.drive.guard import Guard
+from carpool.engine.drive.loop_thread import LoopThread
+from carpool.engine.drive.worker_pool import WorkerPool
+from carpool.engine.logger import logger
+from carpool.engine.worker.address import JoinAddress
+from carpool.engine.worker.place import Cores, can_pin, current_cores, pin
 from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Site
-from carpool.worker.address import JoinAddress
-from carpool.worker.place import Cores, can_pin, current_cores, pin
 
 _WHERE_IT_WAS_DROPPED = 3  # frames from here: `weakref.finalize` is in between
 

@@ -14,8 +14,8 @@ from carpool.service.declaration import Declaration
 if TYPE_CHECKING:
     from carpool.service.handle import AsyncHandle
     from carpool.service.run_settings import RunSettingsByName
+    from carpool.service.settings import SettingsByName
     from carpool.service.thread_handle import Handle
-    from carpool.settings import SettingsByName
 
 FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
 """What imports the function that serves services over a protocol, at its first use: Python callers

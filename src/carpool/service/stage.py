@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from carpool.batch_hints import HintWarning
-from carpool.call.oom import OomErrors, names_of
-from carpool.forms import Form
+from carpool.engine.batch_hints import HintWarning
+from carpool.engine.call.oom import OomErrors, names_of
+from carpool.engine.forms import Form
+from carpool.engine.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
+from carpool.engine.policy.base import name_of as name_of_policy
+from carpool.engine.worker.place import VISIBLE_DEVICES, Cores, Devices, parse_cpus, parse_devices, share_devices
 from carpool.model import AnyModel, Traits, check_kwargs, check_takes_a_list, doubt_about_an_item, traits_of
-from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
-from carpool.policy.base import name_of as name_of_policy
 from carpool.service.checks import (
     at_least,
     check_is_for_batches,
@@ -42,7 +43,6 @@ from carpool.service.stage_checks import (
     check_size,
     default_workers,
 )
-from carpool.worker.place import VISIBLE_DEVICES, Cores, Devices, parse_cpus, parse_devices, share_devices
 
 RunIn = Literal["process", "thread", "loop"]
 

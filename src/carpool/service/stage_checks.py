@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from carpool.call.invoke import is_async
+from carpool.engine.call.invoke import is_async
+from carpool.engine.wire.frame import MAX_ITEMS
+from carpool.engine.worker.place import count_entries, parse_devices
 from carpool.model import AnyModel, Traits, name_of
 from carpool.service.checks import check_callable, count_environments
-from carpool.wire.frame import MAX_ITEMS
-from carpool.worker.place import count_entries, parse_devices
 
 _ONLY_FOR_PROCESSES = {
     "join": "workers that join are processes: a stage with join=True cannot have {run_in}, so leave out one of them",

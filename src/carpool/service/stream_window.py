@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.drive.streams import StreamWindow
-from carpool.policy.one_by_one import MOST_IN_A_HOP
+from carpool.engine.drive.streams import StreamWindow
+from carpool.engine.policy.one_by_one import MOST_IN_A_HOP
 from carpool.service.checks import at_least
 from carpool.service.stage import Stage
 

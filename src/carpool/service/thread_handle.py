@@ -8,17 +8,17 @@ from functools import partial
 from threading import Lock, get_ident
 from typing import Any
 
-from carpool.core.journal import Entry
-from carpool.core.life import STARTED_BEFORE, LifeState
-from carpool.drive.callers import GRACE_S, NO_ANSWER, LockCaller, error_of, result_of, with_cause
-from carpool.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
-from carpool.drive.lending import ANSWERED, NOT_RUN, Loan
-from carpool.drive.loop_thread import LoopThread
-from carpool.drive.parts import ThreadParts
-from carpool.drive.streams import ThreadStream
+from carpool.engine.core.journal import Entry
+from carpool.engine.core.life import STARTED_BEFORE, LifeState
+from carpool.engine.drive.callers import GRACE_S, NO_ANSWER, LockCaller, error_of, result_of, with_cause
+from carpool.engine.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
+from carpool.engine.drive.lending import ANSWERED, NOT_RUN, Loan
+from carpool.engine.drive.loop_thread import LoopThread
+from carpool.engine.drive.parts import ThreadParts
+from carpool.engine.drive.streams import ThreadStream
+from carpool.engine.observe.snapshot import ServiceSnapshot
+from carpool.engine.request import DEFAULT_LANE, Request
 from carpool.errors import DeadlineExceeded, Unavailable
-from carpool.observe.snapshot import ServiceSnapshot
-from carpool.request import DEFAULT_LANE, Request
 from carpool.service.declaration import Declaration
 from carpool.service.handle import AsyncHandle
 from carpool.service.run_settings import RunSettings

@@ -10,9 +10,9 @@ from itertools import accumulate, cycle, islice
 from math import inf
 from typing import Any
 
-from carpool.drive.worker import WarmUpShape
+from carpool.engine.drive.worker import WarmUpShape
+from carpool.engine.policy.length_cost import padded
 from carpool.errors import CarpoolError, StartupError
-from carpool.policy.length_cost import padded
 from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
 

@@ -14,14 +14,14 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from carpool.engine.foreign import as_model_error, text_of, traceback_of
+from carpool.engine.hints import schema
+from carpool.engine.request import Lane, Request
+from carpool.engine.wire import payload
+from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW
 from carpool.errors import CarpoolError, ModelError
-from carpool.foreign import as_model_error, text_of, traceback_of
-from carpool.hints import schema
-from carpool.request import Lane, Request
 from carpool.service.key import Key, header_of
 from carpool.service.stage import Stage
-from carpool.wire import payload
-from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW
 
 LARGEST_SIZE = 2**53
 """Sizes are added up and divided, sometimes as floats, which are exact up to this."""
@@ -97,7 +97,7 @@ class Weigher:
         Args:
             request: Whose item it is, or will be.
             item: A request's body, or the result of the previous stage.
-            format: How it is encoded, as `carpool.wire.payload` numbers formats.
+            format: How it is encoded, as `carpool.engine.wire.payload` numbers formats.
 
         Raises:
             ValidationError: It does not fit the model's types.

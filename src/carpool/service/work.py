@@ -10,18 +10,18 @@ import threading
 
 import msgspec
 
+from carpool.engine.wire.frame import Frame
+from carpool.engine.wire.handshake import Hello
+from carpool.engine.worker import program, remote
+from carpool.engine.worker.main import end_soon
+from carpool.engine.worker.place import VISIBLE_DEVICES
+from carpool.engine.worker.program import DUMP_SIGNAL, Program, Setup
+from carpool.engine.worker.serve import FindModel
 from carpool.errors import StartupError
 from carpool.service.declaration import Declaration
 from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.version import __version__
-from carpool.wire.frame import Frame
-from carpool.wire.handshake import Hello
-from carpool.worker import program, remote
-from carpool.worker.main import end_soon
-from carpool.worker.place import VISIBLE_DEVICES
-from carpool.worker.program import DUMP_SIGNAL, Program, Setup
-from carpool.worker.serve import FindModel
 
 
 def stage_to_join(service: Declaration, name: str | None) -> Stage:

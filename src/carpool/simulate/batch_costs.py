@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from random import Random
 
-from carpool.core.batch import Batch
-from carpool.policy import Policy
+from carpool.engine.core.batch import Batch
+from carpool.engine.policy import Policy
 from carpool.simulate.costs import BatchShape
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
+from carpool.engine.worker.place import usable_cores
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Closed, arrivals_of
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.engine import run
@@ -20,7 +21,6 @@ from carpool.simulate.policies import PolicyLike
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
-from carpool.worker.place import usable_cores
 
 LOADS = tuple(n / 10 for n in range(1, 16))
 

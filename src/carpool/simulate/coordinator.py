@@ -20,10 +20,10 @@ from math import exp, inf
 from random import Random
 from typing import Any
 
-from carpool.core.batch import Batch, Reply
-from carpool.drive.virtual import TICK_S, VirtualDriver
-from carpool.policy import Decision, View
-from carpool.request import Request
+from carpool.engine.core.batch import Batch, Reply
+from carpool.engine.drive.virtual import TICK_S, VirtualDriver
+from carpool.engine.policy import Decision, View
+from carpool.engine.request import Request
 from carpool.simulate import specs
 
 EXAMPLE = "12us,63us"

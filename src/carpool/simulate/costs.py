@@ -19,8 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, cast
 
+from carpool.engine.type_hints import signature_of
 from carpool.simulate import specs
-from carpool.type_hints import signature_of
 
 
 class BatchShape(NamedTuple):

@@ -13,13 +13,13 @@ from math import inf
 from random import Random
 from typing import Any
 
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
-from carpool.core.places import KeyedWorkers
-from carpool.core.queue import Queue
-from carpool.drive.virtual import VirtualDriver
-from carpool.policy import Policy
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
+from carpool.engine.core.places import KeyedWorkers
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.policy import Policy
 from carpool.service.checks import flag, nonnegative_seconds, optional_seconds
 from carpool.simulate.arrivals import USUAL_ARRIVALS, arrivals_of
 from carpool.simulate.batch_costs import BatchCosts

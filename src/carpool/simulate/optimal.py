@@ -23,7 +23,7 @@ try:
 except ImportError:
     raise ImportError("the oracles need numpy: pip install 'carpool[simulate]'") from None
 
-from carpool.policy.base import NOTHING, Decision, Policy, View
+from carpool.engine.policy.base import NOTHING, Decision, Policy, View
 
 _TOLERANCE = 1e-7  # relative change of the mean latency when the longest queue is doubled
 _LONGEST_QUEUE = 2048  # beyond it the equations take minutes

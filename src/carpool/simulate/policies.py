@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from carpool.policy import BY_NAME, Policy, adapted, limit
-from carpool.policy.base import name_of
+from carpool.engine.policy import BY_NAME, Policy, adapted, limit
+from carpool.engine.policy.base import name_of
 from carpool.service.checks import warn_if_former
 from carpool.simulate import specs
 from carpool.simulate.contestants import CONTESTANTS

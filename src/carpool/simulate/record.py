@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
 
-from carpool.core.batch import Batch
-from carpool.request import Request
+from carpool.engine.core.batch import Batch
+from carpool.engine.request import Request
 
 UNFINISHED = -1.0
 DROPPED = -2.0

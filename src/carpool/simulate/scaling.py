@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from carpool.core.batch import Batch
-from carpool.core.batcher import Batcher
-from carpool.core.scaler import EVERY_S, Scaler, Steady
-from carpool.drive.virtual import VirtualDriver
+from carpool.engine.core.batch import Batch
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.scaler import EVERY_S, Scaler, Steady
+from carpool.engine.drive.virtual import VirtualDriver
 from carpool.simulate import specs
 from carpool.simulate.servers import WorkerRange
 

@@ -16,15 +16,15 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from carpool.clock import VirtualClock
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.core.stepper import Stepper
-from carpool.drive.virtual import VirtualDriver
-from carpool.drive.virtual_steps import StepCosts
-from carpool.policy import StepPolicy, new_step_policy
-from carpool.policy.cost_line import CostLine
-from carpool.request import Request, Stream
+from carpool.engine.clock import VirtualClock
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.core.stepper import Stepper
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.drive.virtual_steps import StepCosts
+from carpool.engine.policy import StepPolicy, new_step_policy
+from carpool.engine.policy.cost_line import CostLine
+from carpool.engine.request import Request, Stream
 from carpool.simulate import specs
 from carpool.simulate.arrival_processes import Scene
 from carpool.simulate.arrivals import Closed, arrivals_of

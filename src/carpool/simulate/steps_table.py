@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from carpool.policy import STEPS_BY_NAME
+from carpool.engine.policy import STEPS_BY_NAME
 from carpool.simulate.compare import processes
 from carpool.simulate.report import json_text
 from carpool.simulate.steps import StepReport, mean_of_steps, run_steps, step_cost_of, traffic_of

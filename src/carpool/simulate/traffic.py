@@ -16,9 +16,9 @@ from math import inf
 from random import Random
 from typing import NamedTuple
 
-from carpool.core.batch import Batch
-from carpool.drive.virtual import VirtualDriver
-from carpool.request import Lane, Request
+from carpool.engine.core.batch import Batch
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.request import Lane, Request
 from carpool.service.checks import optional_seconds
 from carpool.simulate.arrival_processes import Open, Scene
 from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed

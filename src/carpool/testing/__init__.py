@@ -1,7 +1,7 @@
 """Tools to test programs that use carpool, and parts for it: faults, contracts, virtual time.
 
 * `FaultPlan` and `environment` make faults happen at exact points of a worker or the server, see
-  `carpool.faults`.
+  `carpool.engine.faults`.
 * `VirtualClock` and `VirtualDriver` make the real decisions under a clock that jumps.
 * `StubWorker` and `stub_workers` are workers that speak the frame protocol and misbehave on demand.
 * `check_policy`, `check_driver` and `check_wire` check whether a policy, a driver or an
@@ -18,9 +18,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from carpool.clock import VirtualClock
-    from carpool.drive.virtual import VirtualDriver
-    from carpool.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
+    from carpool.engine.clock import VirtualClock
+    from carpool.engine.drive.virtual import VirtualDriver
+    from carpool.engine.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
     from carpool.testing.batches import BatchesError, check_batches
     from carpool.testing.driver import DriverError, check_driver
     from carpool.testing.policy import PolicyError, check_policy
@@ -56,9 +56,9 @@ __all__ = [
 
 
 _WHERE = {
-    "carpool.clock": ["VirtualClock"],
-    "carpool.drive.virtual": ["VirtualDriver"],
-    "carpool.faults": ["ACTIONS", "EVERY_PASS", "POINTS", "FaultPlan", "InjectedFault", "environment"],
+    "carpool.engine.clock": ["VirtualClock"],
+    "carpool.engine.drive.virtual": ["VirtualDriver"],
+    "carpool.engine.faults": ["ACTIONS", "EVERY_PASS", "POINTS", "FaultPlan", "InjectedFault", "environment"],
     "carpool.testing.batches": ["BatchesError", "check_batches"],
     "carpool.testing.driver": ["DriverError", "check_driver"],
     "carpool.testing.policy": ["PolicyError", "check_policy"],

@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from carpool.call.invoke import Invoker, is_async
-from carpool.call.results import Failed, Trouble, run_now
-from carpool.call.retry import Retrier
-from carpool.foreign import named_text_of
+from carpool.engine.call.invoke import Invoker, is_async
+from carpool.engine.call.results import Failed, Trouble, run_now
+from carpool.engine.call.retry import Retrier
+from carpool.engine.foreign import named_text_of
 from carpool.model import Model, traits_of
 
 _LEAST_BATCH: Final = 8

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.drive.virtual import VirtualDriver
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.drive.virtual import VirtualDriver
+from carpool.engine.policy import Decision, Policy, QueueView, View, adapted
+from carpool.engine.request import DONE, Lane, Request
 from carpool.errors import Overloaded
-from carpool.policy import Decision, Policy, QueueView, View, adapted
-from carpool.request import DONE, Lane, Request
 from carpool.service.checks import warn_if_former
 
 MakePolicy = Callable[[int, float | None], Policy]

@@ -19,16 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from carpool.call.invoke import is_async
-from carpool.call.results import Failed, run_now
-from carpool.call.retry import Retrier
-from carpool.foreign import named_text_of
-from carpool.forms import Form
+from carpool.engine.call.invoke import is_async
+from carpool.engine.call.results import Failed, run_now
+from carpool.engine.call.retry import Retrier
+from carpool.engine.foreign import named_text_of
+from carpool.engine.forms import Form
+from carpool.engine.wire import order as wire
+from carpool.engine.wire.order import OrderHead
+from carpool.engine.wire.payload import OBJECT
+from carpool.engine.worker.steps import Out, Row, Runner
 from carpool.model import Traits, traits_of
-from carpool.wire import order as wire
-from carpool.wire.order import OrderHead
-from carpool.wire.payload import OBJECT
-from carpool.worker.steps import Out, Row, Runner
 
 _LEAST_STREAMS = 200  # that a check runs, if it is not told how many
 _STREAMS_PER_ROW = 10  # so many leave that a model which does not free their rows runs out of them

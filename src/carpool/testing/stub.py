@@ -24,8 +24,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from carpool.drive import process
-from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader, encode
+from carpool.engine.drive import process
+from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader, encode
 
 _VARIABLE: Final = "CARPOOL_STUB"
 _ONCE_VARIABLE: Final = "CARPOOL_STUB_ONCE"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, Protocol
 
-from carpool.wire.frame import (
+from carpool.engine.wire.frame import (
     MAGIC,
     MAX_BUFFERS,
     MAX_FRAME_BYTES,
@@ -24,7 +24,7 @@ from carpool.wire.frame import (
     FrameKind,
     encode,
 )
-from carpool.wire.payload import LARGE, SCALARS, Buffer, Payload
+from carpool.engine.wire.payload import LARGE, SCALARS, Buffer, Payload
 
 # The header as the docstring of wire/frame.py describes it.
 _HEADER = struct.Struct("<3s B B B 2x I I Q Q d d")
@@ -112,10 +112,10 @@ class WireError(AssertionError):
 def check_wire(encode: Encode, new_reader: Callable[[], Reader], *, examples: int = 300, seed: int = 0) -> None:
     """Check an implementation of the frame protocol.
 
-    Frames of every kind must be written with the same bytes as `carpool.wire.frame` writes. The
-    reader must return the same frame wherever its bytes are cut, and return it with its last byte.
-    Bytes that are not a frame must raise `FrameError` at the first byte that shows it, alone or
-    behind a good frame.
+    Frames of every kind must be written with the same bytes as `carpool.engine.wire.frame` writes.
+    The reader must return the same frame wherever its bytes are cut, and return it with its last
+    byte. Bytes that are not a frame must raise `FrameError` at the first byte that shows it, alone
+    or behind a good frame.
 
     Args:
         encode: Writes a frame as buffers.

@@ -1,0 +1,1 @@
+"""Public paths of the wire, a shim for `carpool.engine.wire`."""

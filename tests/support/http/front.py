@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from carpool import ModelError, Service, Stage
-from carpool.core.batch import Batch, Reply
-from carpool.core.batcher import Batcher
-from carpool.core.core import Core
-from carpool.core.queue import Queue
-from carpool.core.roster import PlaceState, Roster
-from carpool.drive.aio import Driver
+from carpool.engine.core.batch import Batch, Reply
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.queue import Queue
+from carpool.engine.core.roster import PlaceState, Roster
+from carpool.engine.drive.aio import Driver
+from carpool.engine.observe.stats import Stats
+from carpool.engine.policy import Greedy
+from carpool.engine.request import Request
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.server_state import Limits, ServerState
-from carpool.observe.stats import Stats
-from carpool.policy import Greedy
-from carpool.request import Request
 from tests.support.http.wire import Wire
 
 

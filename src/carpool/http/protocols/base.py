@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
+from carpool.engine.wire.payload import OBJECT
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
-from carpool.wire.payload import OBJECT
 
 if TYPE_CHECKING:
-    from carpool.allowance import Allowance
+    from carpool.engine.allowance import Allowance
+    from carpool.engine.observe.snapshot import ServiceSnapshot
     from carpool.http.codec import Formats
     from carpool.model import Traits
-    from carpool.observe.snapshot import ServiceSnapshot
     from carpool.service.declaration import Declaration
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.wire.payload import JSON
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ModelOfApp, Submission
 from carpool.http.protocols.wording import as_item, as_response, listed_in, members_of, value_in
-from carpool.wire.payload import JSON
 
 _WRONG_INPUTS = "inputs must be a list of items, or an object with a list for each field of them"
 _encode = as_item

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from carpool.engine.wire.payload import JSON
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import (
@@ -18,7 +19,6 @@ from carpool.http.protocols.base import (
 from carpool.http.protocols.instances import as_columns, of_inputs, of_instances
 from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.wording import members_of, versions_of, without_details
-from carpool.wire.payload import JSON
 
 _SIGNATURE = b'"serving_default"'
 

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.wire.payload import ARRAYS, LARGE, OBJECT, Memory
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols import statistics
@@ -33,7 +34,6 @@ from carpool.http.protocols.tensors import Tensor, elements_of, from_binary, fro
 from carpool.http.protocols.wording import as_response, as_written, read, versions_of, without_details
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.version import __version__
-from carpool.wire.payload import ARRAYS, LARGE, OBJECT, Memory
 
 VERSION: Final = "1"
 HEADER_LENGTH: Final = b"inference-header-content-length"

@@ -16,6 +16,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from carpool.engine.rows import is_array_type
+from carpool.engine.wire.payload import ARRAYS, OBJECT
 from carpool.errors import InvalidRequest, ModelError, too_large
 from carpool.http.exchange import REQUEST_ID, HttpResponse
 from carpool.http.protocols.base import (
@@ -47,8 +49,6 @@ from carpool.http.protocols.wording import (
     name_in,
     struct_of,
 )
-from carpool.rows import is_array_type
-from carpool.wire.payload import ARRAYS, OBJECT
 
 _MOST_INPUTS: Final = 2048  # that OpenAI takes, and its clients send, whatever the queue holds
 _RETRIED: Final = frozenset({408, 409, 429, 503})

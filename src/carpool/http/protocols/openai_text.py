@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.hints import schema
+from carpool.engine.wire.payload import OBJECT
 from carpool.errors import InvalidRequest, ModelError
-from carpool.hints import schema
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ModelOfApp, ShownError, Submission
 from carpool.http.protocols.wording import as_response, value_in
 from carpool.openai import Chat, Completion, Delta, Message, Sampling
-from carpool.wire.payload import OBJECT
 
 _MOST_CHOICES: Final = 128
 _MOST_STOPS: Final = 16

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from carpool.engine.wire.payload import ARRAYS, MSGPACK
 from carpool.errors import InvalidRequest, ModelError
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import (
@@ -26,7 +27,6 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.rows import fields_of
 from carpool.http.protocols.wording import as_response, check_finite, members_of, name_in, struct_of, without_details
-from carpool.wire.payload import ARRAYS, MSGPACK
 
 
 class _Rerank(msgspec.Struct):

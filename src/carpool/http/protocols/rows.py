@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from carpool.engine.hints import schema
+from carpool.engine.rows import is_array_type
+from carpool.engine.type_hints import hints_of, meant
+from carpool.engine.wire.payload import MSGPACK, OBJECT
 from carpool.errors import InvalidRequest, ModelError
-from carpool.hints import schema
 from carpool.http.protocols.tensors import DTYPES, Tensor, as_datatype, datatype_of, of_results
-from carpool.rows import is_array_type
-from carpool.type_hints import hints_of, meant
-from carpool.wire.payload import MSGPACK, OBJECT
 
 INPUT: Final = "input"
 OUTPUT: Final = "output"

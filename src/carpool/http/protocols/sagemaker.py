@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from carpool.engine.hints import schema
+from carpool.engine.wire.payload import CUSTOM, JSON
 from carpool.errors import InvalidRequest
-from carpool.hints import schema
 from carpool.http.exchange import JSON_TYPE, HttpResponse
 from carpool.http.protocols.base import (
     HttpProtocol,
@@ -35,7 +36,6 @@ from carpool.http.protocols.instances import (
 from carpool.http.protocols.rows import fields_of
 from carpool.http.protocols.wording import as_item, as_response, listed_in, members_of, read, without_details
 from carpool.version import __version__
-from carpool.wire.payload import CUSTOM, JSON
 
 _TEXT: Final = b"text/plain; charset=utf-8"
 _CSV: Final = b"text/csv"

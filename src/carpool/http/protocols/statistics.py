@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from carpool.engine.observe.snapshot import ServiceSnapshot, StageSnapshot
 from carpool.http.protocols.base import ModelOfApp
-from carpool.observe.snapshot import ServiceSnapshot, StageSnapshot
 
 _NS = 1e9
 

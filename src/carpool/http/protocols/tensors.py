@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.rows import as_array
+from carpool.engine.wire.payload import LARGE
 from carpool.errors import InvalidRequest, ModelError
-from carpool.rows import as_array
-from carpool.wire.payload import LARGE
 
 DTYPES: Final = {
     "BOOL": "?",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from carpool.engine.wire.payload import JSON
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import (
@@ -20,8 +21,7 @@ from carpool.http.protocols.base import (
 )
 from carpool.http.protocols.instances import of_instances
 from carpool.http.protocols.wording import as_response, members_of, without_details
-from carpool.settings import UsualNumber, UsualText
-from carpool.wire.payload import JSON
+from carpool.service.settings import UsualNumber, UsualText
 
 HEALTH_ROUTE: Final = "AIP_HEALTH_ROUTE"
 PREDICT_ROUTE: Final = "AIP_PREDICT_ROUTE"

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from carpool.allowance import Allowance
+from carpool.engine.allowance import Allowance
+from carpool.engine.hints import nesting, schema
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
-from carpool.hints import nesting, schema
 from carpool.http.exchange import HttpResponse
 from carpool.http.protocols.base import ShownError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carpool.policy import Policy
+from carpool.engine.policy import Policy
 from carpool.simulate.contestants.batch import SelfTuned
 from carpool.simulate.contestants.clockwork import Clockwork
 from carpool.simulate.contestants.ray import Ray

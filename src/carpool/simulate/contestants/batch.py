@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from heapq import heapreplace
 from math import inf
 
-from carpool.policy.base import Decision, View
-from carpool.policy.static import Static
-from carpool.request import Request
+from carpool.engine.policy.base import Decision, View
+from carpool.engine.policy.static import Static
+from carpool.engine.request import Request
 
 DELAYS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the seconds of a full batch
 _REMEMBERED = 4000  # arrivals

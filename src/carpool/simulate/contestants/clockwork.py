@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from carpool.policy.base import NOTHING, Decision, DoneBatch, Policy, View
+from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, Policy, View
 from carpool.simulate.contestants.sealed import size_of
 
 _REMEMBERED = 10  # batches of each size

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
-from carpool.policy.base import NOTHING, Decision, Policy, View
-from carpool.request import QUEUED, RUNNING, Request
+from carpool.engine.policy.base import NOTHING, Decision, Policy, View
+from carpool.engine.request import QUEUED, RUNNING, Request
 from carpool.simulate.contestants.sealed import in_state, size_of, together
 
 USUAL_DELAY_S = 0.01  # Ray's `batch_wait_timeout_s`

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.policy.base import Policy
-from carpool.request import Request
+from carpool.engine.policy.base import Policy
+from carpool.engine.request import Request
 
 
 def in_state(requests: Sequence[Request], state: int, node: object) -> list[Request]:

@@ -17,9 +17,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from math import inf
 
-from carpool.policy.arrivals import Arrivals
-from carpool.policy.base import NOTHING, Decision, Policy, View
-from carpool.request import Request
+from carpool.engine.policy.arrivals import Arrivals
+from carpool.engine.policy.base import NOTHING, Decision, Policy, View
+from carpool.engine.request import Request
 from carpool.simulate.contestants.sealed import size_of
 
 _ROUNDING_S = 1e-9

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf
 
-from carpool.policy.base import NOTHING, Decision, Policy, View
-from carpool.request import QUEUED, Request
+from carpool.engine.policy.base import NOTHING, Decision, Policy, View
+from carpool.engine.request import QUEUED, Request
 from carpool.simulate.contestants.sealed import in_state, size_of, together
 
 USUAL_DELAY_S = 0.01

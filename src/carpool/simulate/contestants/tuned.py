@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import product
 from math import inf
 
-from carpool.policy.static import Static
+from carpool.engine.policy.static import Static
 from carpool.simulate.contestants.batch import queued_within
 
 LIMITS = (1, 1 / 2, 1 / 4, 1 / 8)  # of the batch limit

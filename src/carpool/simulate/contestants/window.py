@@ -9,8 +9,8 @@ and LitServe all idle workers collect, and share what comes.
 
 from __future__ import annotations
 
-from carpool.policy.base import NOTHING, Decision, Policy, View
-from carpool.request import Request
+from carpool.engine.policy.base import NOTHING, Decision, Policy, View
+from carpool.engine.request import Request
 
 USUAL_DELAY_S = 0.01  # mosec's `max_wait_time`
 

@@ -1,0 +1,644 @@
+"""The core: the stages and services that one driver drives.
+
+Events go in (`Flow.submit`, `cancel`, `completed`, `worker_ready`, `worker_lost` and others),
+`poll` says what to do next. The invariants:
+
+* every request gets exactly one answer, even if it is refused, unless its caller has cancelled it:
+  `DONE` is entered once, and `core/transit.py` hands the request out;
+* an error in any stage goes straight back to its caller;
+* only the doors of a service refuse (`core/flow.py`); behind them nodes give room to each other: a
+  batch goes to a worker only when there is room for its results (`core/graph.py`);
+* late stages are asked first, so that the room they make can be used in the same poll;
+* whatever a policy raises, its stage goes on without it (`core/lobby.py`); `abort` answers
+  all that are inside.
+
+What becomes of results stands in `core/transit.py`. Requests that may have killed their worker are
+suspects (`core/lobby.py`); what the worker cannot have looked at waits again as if it had not
+been taken. A stream goes on only where its model can resume it.
+
+Where no request can arrive any more (`_is_last_call`), the batcher takes the requests that its
+policy holds back. Policies are called before a change of a request or after it is complete, so
+`abort` finds every request: at a door, in a queue or in a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from math import inf
+from typing import Any
+
+from carpool.engine.core.batch import Batch, Gone, Reply, Todo
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.flow import Flow
+from carpool.engine.core.graph import Declared, Door, Each, Node, all_after
+from carpool.engine.core.journal import Journal, parts_so_far, record_batches, record_orders, record_report
+from carpool.engine.core.lobby import MOST_LOSSES, lost_with
+from carpool.engine.core.running_set import BACK, FAILED, SetReport, stream_of
+from carpool.engine.core.stepper import Crew, Stepper
+from carpool.engine.core.transit import Moves, Transit
+from carpool.engine.request import DONE, NEW, QUEUED, RUNNING, Request
+from carpool.errors import CarpoolError, Unavailable
+
+
+class Core:
+    """The stages of one driver, and its services.
+
+    Args:
+        batchers: Of the stages; their order is the numbers of the stages.
+        declared: What the graph of the first service is made of; a line of all stages if it is not
+            given.
+        slo_s: As for `Flow`, of the first service.
+        measure: Likewise.
+        journal: Records what happens to each request, if given.
+
+    Attributes:
+        batchers: As given.
+        flows: The services.
+        flow: The first of them.
+        doors: The requests that wait for room outside of all queues.
+    """
+
+    def __init__(
+        self,
+        batchers: Sequence[Crew],
+        declared: Declared | None = None,
+        *,
+        slo_s: float | None = None,
+        measure: Callable[[object], int] = lambda result: 0,
+        journal: Journal | None = None,
+    ) -> None:
+        self.batchers = tuple(batchers)
+        self._journal = journal
+        self._transit = Transit(journal)
+        self._has_closed = False
+        self._todo = Todo()
+        self.flows: list[Flow] = []
+        self.doors: list[Door] = []
+        self._lists: list[Each] = []
+        for stage, batcher in enumerate(self.batchers):
+            batcher.lobby.stage = stage
+            batcher.lobby.nodes = []
+        self.flow = self.serve(list(batchers) if declared is None else declared, slo_s=slo_s, measure=measure)
+
+    def __repr__(self) -> str:
+        between = " -> " if self._line else ", "
+        return f"<Core {between.join(map(repr, self.batchers))}>"
+
+    def serve(
+        self,
+        declared: Declared,
+        *,
+        slo_s: float | None = None,
+        measure: Callable[[object], int] = lambda result: 0,
+    ) -> Flow:
+        """Add a service over the stages, and return it; nothing may wait in them yet.
+
+        Args:
+            declared: What its graph is made of.
+            slo_s: As for `Flow`.
+            measure: Likewise.
+
+        Raises:
+            ValueError: A stage that answers in parts is not the last one.
+        """
+        flow = Flow(declared, self._transit, slo_s=slo_s, measure=measure)
+        for node in flow.graph.nodes:
+            if isinstance(node.crew, Stepper) and (node.needs or node.doors):
+                text = f"stage {node.name} answers in parts, so it must be the last of its service, or of its branch"
+                raise ValueError(text)
+            node.crew.lobby.nodes.append(node)
+        self.flows.append(flow)
+        self._lists += [block for block in flow.graph.blocks if isinstance(block, Each)]
+        self.doors += [*flow.doors, *[block.door for block in flow.graph.blocks if isinstance(block, Each)]]
+        for batcher in self.batchers:
+            lobby = batcher.lobby
+            if len(lobby.nodes) > 1:
+                lobby.is_shared = True
+                batcher.queue.count_by_source()
+        for each_flow in self.flows:
+            each_flow.settle()
+        for batcher in self.batchers:
+            lobby = batcher.lobby
+            lobby.most_room = lobby.nodes[0].most_room if len(lobby.nodes) == 1 else inf
+        self._order = _late_first(self.flows)
+        self._before = _all_before(self.flows)
+        # by stage, the service whose answers all its results are; None where they are not
+        self._ends = [
+            batcher.lobby.nodes[0].flow if len(batcher.lobby.nodes) == 1 and batcher.lobby.nodes[0].is_last else None
+            for batcher in self.batchers
+        ]
+        # of a single line the stages, the last one first, each with its node; else empty
+        is_line = len(self.flows) == 1 and flow.is_line
+        self._line = [(batcher, batcher.lobby.nodes[0]) for batcher in self._order] if is_line else []
+        return flow
+
+    @property
+    def waiting(self) -> int:
+        """How many requests are in queues and at doors; the children of a request count as such."""
+        waiting = 0
+        for door in self.doors:
+            waiting += door.queue.count
+        for batcher in self.batchers:
+            waiting += batcher.queue.count
+        return waiting
+
+    @property
+    def unanswered(self) -> int:
+        """How many callers of admitted requests still wait."""
+        return sum([flow.unanswered for flow in self.flows])
+
+    def offered(self, stage: int) -> int:
+        """Return how many requests have come to a stage so far, those refused included."""
+        batcher = self.batchers[stage]
+        first = {node.flow for node in batcher.lobby.nodes if node.is_first}
+        at_doors: int = sum([flow.refused + flow.alone for flow in first])
+        return batcher.lobby.entered + at_doors
+
+    # -- the driver's own work
+
+    @property
+    def requests_and_batches(self) -> tuple[int, int] | None:
+        """How many requests have come to the stages so far, and how many batches have been made;
+        None where a stage answers in parts, so that no batch says what the work was for.
+        """
+        batches = 0
+        for crew in self.batchers:
+            if crew.made is None:
+                return None
+            batches += crew.made
+        return sum([self.offered(stage) for stage in range(len(self.batchers))]), batches
+
+    def note_work(self, request_s: float, batch_s: float) -> None:
+        """Put into the views of all policies how long the driver works for a request, and a batch.
+
+        Args:
+            request_s: Seconds for each request in each stage.
+            batch_s: Seconds for each batch besides.
+        """
+        for crew in self.batchers:
+            view = crew.lobby.view
+            view.request_work_s, view.batch_work_s = request_s, batch_s
+
+    # -- callers
+
+    def cancel(self, now: float, request: Request) -> None:
+        """Note that a caller has gone.
+
+        A queued request is never run; a running one's result is dropped.
+        """
+        state = request.state
+        if state == NEW:
+            request.state = DONE
+        if state not in (QUEUED, RUNNING):
+            return
+        request.node.flow.cancelled += 1
+        request.caller = None
+        if self._journal is not None:
+            self._journal.record(now, "cancelled", request.id, detail=parts_so_far(now, request))
+        self._transit.withdraw(now, request)
+
+    def suffice(self, now: float, request: Request) -> None:
+        """Note that a caller has all that it wants of a stream: its answer is complete."""
+        if request.state in (QUEUED, RUNNING):
+            self._transit.withdraw(now, request)
+            self._transit.answer(now, request)
+
+    def pause(self, now: float, request: Request, is_paused: bool) -> None:
+        """Note that a caller wants no more parts for now, or wants them again.
+
+        It is for requests of which a stage makes the answer in parts, and takes effect when they
+        get there.
+        """
+        stream, node = request.stream, request.node
+        if stream is None or stream.is_paused == is_paused or request.state not in (QUEUED, RUNNING):
+            return
+        stream.is_paused = is_paused
+        if request.state == RUNNING and type(node) is Node:
+            node.crew.pause(now, request, is_paused)
+        if self._journal is not None:
+            self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.batchers[-1].name)
+
+    def lone_done(self, batcher: Batcher, place: int, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """Note that a lone request, which was let run without `submit`, is done; see `Batcher`.
+
+        It can only be a core of one stage, which is the batcher's, and of one service.
+        """
+        self.flow.went_alone(ok)
+        batcher.lone_done(place, began, now, busy_s, ok)
+
+    def take_back(
+        self, batcher: Batcher, place: int, request: Request | None = None, began: float = 0.0, id: int = 0
+    ) -> Batch | None:
+        """Have a worker back that `Batcher.lend` took out; poll then.
+
+        Args:
+            batcher: Of the only stage.
+            place: The worker's.
+            request: What it is at work on; None if on nothing.
+            began: When it began with that.
+            id: What the worker has been told that the ids of this request and of its batch are.
+
+        Returns:
+            The batch that the request is in, as if the worker had been given it when it began.
+        """
+        if request is not None:
+            self.flow.admit_lone(began, request, id)
+        return batcher.take_back(place, request, began)
+
+    def close(self, error: CarpoolError) -> None:
+        """Refuse new requests with `error` from now on; those inside go on.
+
+        From the next poll on nothing is held back for company that cannot come.
+        """
+        self._has_closed = True
+        for flow in self.flows:
+            flow.closed_because = error
+        self.hold(False)
+
+    def abort(self, now: float, error: CarpoolError) -> None:
+        """Refuse new requests, and fail all that are inside."""
+        self.close(error)
+        fail = self._transit.fail
+        for door in self.doors:
+            for request in list(door.queue):
+                if request.state == QUEUED:  # else a sibling has failed before
+                    door.queue.remove(request)
+                    fail(now, request, copy.copy(error))
+        for batcher in self.batchers:
+            for request in list(batcher.queue):
+                if request.state == QUEUED:
+                    batcher.queue.remove(request)
+                    fail(now, request, copy.copy(error))
+            for request in batcher.owed:
+                if request.state == RUNNING:
+                    batcher.abandon(now, request)
+                    fail(now, request, copy.copy(error))
+
+    # -- workers that answer
+
+    def completed(self, now: float, reply: Reply) -> None:
+        """Take the answers of a worker to a batch, or to a part of it.
+
+        See `core/transit.py` for what becomes of each.
+
+        Raises:
+            ValueError: There are more or fewer results than ids; then nothing was done.
+        """
+        ids, results, errors, stage = reply.ids, reply.results, reply.errors, reply.stage
+        if len(results) != len(ids):
+            raise ValueError(f"{len(results)} results for {len(ids)} requests")
+        batcher = self.batchers[stage]
+        batch = batcher.in_flight.get(reply.place)
+        if now >= batcher.lobby.attention_at and batch is not None and batch.id == reply.batch_id:
+            for late in batch.expire(now):  # a driver that stood still has not polled
+                self._transit.expire(now, late, batch.started)
+        takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
+        flow = self._ends[stage]
+        if errors is None and flow is not None and self._journal is None and reply.turns is None:
+            n_late = self._transit.answer_all(flow, takers, results)
+            if n_late is not None:
+                batcher.late_results += n_late
+                return
+        self._transit.sort_out(now, batcher, reply, takers, batch.started if batch is not None else None)
+
+    def reported(self, now: float, report: SetReport) -> None:
+        """Take what a worker of a stage of steps says after a step.
+
+        The parts are handed on by the next poll, and so are the answers of requests that have
+        ended. If the worker has stopped, that poll should come at once.
+
+        Raises:
+            ValueError: The worker breaks the protocol, or there is no such stage of steps; then
+                nothing was done.
+        """
+        if not 0 <= report.stage < len(self.batchers):
+            raise ValueError(f"there is no stage {report.stage}")
+        crew = self.batchers[report.stage]
+        if now >= crew.lobby.attention_at:  # a driver that stood still has not polled
+            self._attend(now, crew)
+        parts, ended = crew.reported(now, report)
+        self._todo.parts += parts
+        if self._journal is not None:
+            said = report.parts
+            back = {id for id, kind in zip(said.ids, said.kinds, strict=True) if kind == BACK}
+            returned = [request for request in crew.queue if request.id in back]
+            record_report(self._journal, now, crew.name, [request for request, _ in parts], returned)
+        moves: Moves = {}
+        for request, kind, value in ended:
+            if request.state == RUNNING:  # else a sibling has failed in this very report
+                self._end_stream(now, request, kind, value, moves)
+        if moves:
+            self._transit.move(now, moves)
+
+    def _end_stream(self, now: float, request: Request, kind: int, value: Any, moves: Moves) -> None:
+        """Answer a request whose stream has ended, as its worker says, or have its answer go on."""
+        stream = stream_of(request)
+        if kind == FAILED:
+            self._transit.fail(now, request, value)
+        elif not request.node.is_last:
+            request.stream = None
+            self._transit.take_turn(now, request, value, None, stream.joined, moves)
+        else:
+            if stream.is_collected or stream.is_told_both:
+                request.result = value
+            self._transit.answer(now, request)
+
+    # -- workers that come and go
+
+    def call_started(self, now: float, stage: int, place: int, batch_id: int) -> None:
+        """Note that a worker which makes several calls for one batch has started the next one."""
+        self.batchers[stage].call_started(now, place, batch_id)
+
+    def drain(self, stage: int, place: int) -> None:
+        """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
+        self.batchers[stage].drain(place)
+
+    def hold(self, is_held: bool) -> None:
+        """Have the stages at which requests begin start no batch for now, or go on.
+
+        What comes waits in their queues, so the stages behind them run empty. It has no effect on
+        those that have nothing behind them, and ends when the service closes.
+        """
+        for flow in self.flows:
+            for node in flow.graph.nodes:
+                node.is_held = is_held and node.is_first and not node.is_last and flow.closed_because is None
+
+    @property
+    def is_empty_behind_queue(self) -> bool:
+        """Whether no request is between its first queue and its answer, streams apart."""
+        for batcher in self.batchers:
+            if batcher.busy:
+                return False
+            if batcher.queue.count and any(node.queued and not node.is_first for node in batcher.lobby.nodes):
+                return False
+        return True
+
+    def worker_ready(self, stage: int, place: int) -> None:
+        """Note that a worker can take batches from now on."""
+        self.batchers[stage].worker_ready(place)
+
+    def worker_lost(self, now: float, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
+        """Note that a worker has died, or was killed because it hung or broke the protocol.
+
+        What it owed is run once more, each request alone, so that one which kills workers is found
+        and harms no other; it fails if it must not be run again, or was the only one that a worker
+        had when this happened once more.
+
+        Args:
+            now: The time.
+            stage: The position of the worker's stage.
+            place: The position of the worker in it.
+            unsent: Requests of its batch that it had not been sent yet, so that they wait again as
+                if they had not been taken.
+
+        Returns:
+            Whether this death, and the one before it, are the fault of the only request that the
+            worker had, and not the stage's.
+        """
+        crew = self.batchers[stage]
+        gone = crew.worker_gone(place, unsent)
+        if gone is None:
+            return False
+        again: list[Request] = []
+        for request in gone.blamed:
+            request.losses += 1
+            if request.state != RUNNING:
+                continue
+            if request.losses < MOST_LOSSES and crew.may_run_again(request):
+                again.append(request)
+                if self._journal is not None:
+                    self._journal.record(now, "worker lost, queued again, alone", request.id, crew.name)
+            else:
+                self._transit.fail(now, request, lost_with(request, crew.name, gone.given_up))
+        if again:
+            assert all(request.state == RUNNING for request in again)  # who fails by a second loss ran alone
+            crew.quarantine(again)
+        self._put_back(now, crew, gone)
+        for request in gone.blamed:
+            if request.state == DONE:
+                crew.forget(request)
+        return gone.suspect is not None and gone.suspect.losses >= MOST_LOSSES
+
+    def worker_left(self, now: float, stage: int, place: int) -> None:
+        """Note that a worker is gone, perhaps amid a batch, and that no request is to blame.
+
+        The requests that it had wait again.
+        """
+        crew = self.batchers[stage]
+        gone = crew.worker_gone(place, blames=False)
+        if gone is not None:
+            self._put_back(now, crew, gone)
+
+    def _put_back(self, now: float, crew: Crew, gone: Gone) -> None:
+        """Let what a lost worker has not been at work on wait again, as if it had not been taken.
+
+        Streams that cannot go on elsewhere fail.
+        """
+        again: list[Request] = []
+        for request in gone.resting:
+            if crew.may_run_again(request):
+                again.append(request)
+            else:
+                crew.forget(request)
+                self._transit.fail(now, request, _lost_in_mid_stream(crew.name))
+        if self._journal is not None:
+            for request in again:
+                self._journal.record(now, "worker gone, queued again", request.id, crew.name)
+        crew.put_back(now, [request for request in [*gone.untold, *again] if request.state == RUNNING])
+
+    # -- what to do
+
+    def poll(self, now: float) -> Todo:
+        """Return all there is to do now, because of what happened or because time has passed."""
+        todo = self._todo
+        for flow in self.flows:
+            if flow.slo_s < inf:
+                late_at = flow.refuse_unserved(now)
+                if late_at < todo.wake_at:
+                    todo.wake_at = late_at
+        if self._line:
+            self._poll_line(now)
+        else:
+            self._poll_graph(now)
+        for batcher in self.batchers:
+            lobby = batcher.lobby
+            if lobby.attention_at < todo.wake_at:
+                todo.wake_at = lobby.attention_at
+            if lobby.wake_at is not None and lobby.wake_at < todo.wake_at:
+                todo.wake_at = lobby.wake_at
+            if batcher.leaving:
+                todo.drained = [*todo.drained, *[(lobby.stage, place) for place in batcher.take_drained()]]
+            if batcher.lent:
+                places = batcher.lent if self._has_closed else batcher.wanted_back
+                todo.recall = [*todo.recall, *[(lobby.stage, place) for place in places]]
+        for door in self.doors:
+            if door.queue.count:
+                todo.wake_at = min(todo.wake_at, door.queue.earliest_deadline)
+        transit = self._transit
+        todo.answer, transit.answers = transit.answers, todo.answer
+        self._todo = Todo()
+        return todo
+
+    @property
+    def has_untold_answers(self) -> bool:
+        """Whether requests have been answered that no poll has handed out yet."""
+        return bool(self._transit.answers)
+
+    def collect_answers(self) -> list[Request]:
+        """Return the requests answered since the last poll, where nothing is to be done now."""
+        return self._transit.collect()
+
+    def _poll_line(self, now: float) -> None:
+        """Ask the stages of a single line, late ones first."""
+        onward_s = 0.0
+        for batcher, node in self._line:
+            batcher.lobby.view.onward_s = onward_s
+            self._poll_stage(now, batcher, node)
+            if not node.is_first:
+                onward_s += batcher.expected_s(now)
+        door = self.flow.doors[0].queue
+        if door.count:
+            self._expire_at_doors(now)
+        if self._has_closed:
+            self._poll_last_calls(now)
+        first, node = self._line[-1]
+        while door.count and self.flow.fill(now) and first.idle:
+            self._poll_stage(now, first, node)
+            if self._has_closed:
+                self._poll_last_calls(now)
+
+    def _poll_graph(self, now: float) -> None:
+        """Ask all stages until nothing more can go: what one gives room for, another may use."""
+        for flow in self.flows:
+            flow.graph.look_ahead(lambda batcher: batcher.expected_s(now))
+        for batcher in self._order:
+            view, nodes = batcher.lobby.view, batcher.lobby.nodes
+            view.onward_s = min([node.onward_s for node in nodes])
+            view.spare_s = min([node.spare_s for node in nodes])
+        self._expire_at_doors(now)
+        has_moved = True
+        while has_moved:
+            waiting = sum([batcher.queue.count for batcher in self._order])
+            for batcher in self._order:
+                self._poll_stage(now, batcher, batcher.lobby.nodes[0])
+            if self._has_closed:
+                self._poll_last_calls(now)
+            has_moved = waiting != sum([batcher.queue.count for batcher in self._order])
+            for each in self._lists:
+                has_moved = self._let_in(now, each) or has_moved
+            for flow in self.flows:
+                has_moved = flow.fill(now) or has_moved
+
+    def _let_in(self, now: float, each: Each) -> bool:
+        """Let items of a list in at its door while there is room; report whether any came in."""
+        queue, before = each.door.queue, each.door.queue.count
+        while queue.count and each.door.has_room():
+            (child,) = queue.take(1, now)
+            self._transit.let_in(now, child, each)
+        return queue.count < before
+
+    def _expire_at_doors(self, now: float) -> None:
+        for door in self.doors:
+            for request in door.queue.expired(now):
+                if request.state == QUEUED:  # else a sibling has just expired
+                    door.queue.remove(request)
+                    self._transit.expire(now, request)
+
+    def _poll_last_calls(self, now: float) -> None:
+        """Ask the stages once more of which the last that could join the queue has gone."""
+        for batcher in reversed(self._order):  # it has just expired, or was refused
+            if batcher.queue.count and not batcher.lobby.closing and self._is_last_call(batcher):
+                self._poll_stage(now, batcher, batcher.lobby.nodes[0])
+
+    def _poll_stage(self, now: float, batcher: Crew, node: Node) -> None:
+        """Ask one stage what to do.
+
+        Args:
+            now: The time.
+            batcher: The stage's.
+            node: Its only one, or the first of several.
+        """
+        todo, lobby, journal = self._todo, batcher.lobby, self._journal
+        if now >= lobby.attention_at:
+            self._attend(now, batcher)
+        if self._has_closed:
+            lobby.closing = self._is_last_call(batcher)
+        behind = node.behind
+        if node.is_shared or node.is_last:
+            room = inf
+        elif behind is not None and not node.is_held:
+            room = behind.max_size - behind.count if behind.nbytes < behind.max_bytes else 0
+        else:
+            room = node.room() + batcher.running
+        dropped: list[tuple[Request, str]] = []
+        if journal is None:
+            batcher.poll(now, room, todo, dropped)
+        else:
+            n_run, n_orders = len(todo.run), len(todo.orders)
+            batcher.poll(now, room, todo, dropped)
+            record_batches(journal, now, batcher.name, todo.run[n_run:])
+            record_orders(journal, now, batcher.name, todo.orders[n_orders:])
+        if dropped:
+            self._drop(now, dropped)
+
+    def _drop(self, now: float, dropped: list[tuple[Request, str]]) -> None:
+        """End what policies have dropped."""
+        if len(self.flows) == 1:
+            self.flow.drop(now, dropped)
+            return
+        for flow in self.flows:
+            if of_flow := [(request, why) for request, why in dropped if request.node.flow is flow]:
+                flow.drop(now, of_flow)
+
+    def _attend(self, now: float, batcher: Crew) -> None:
+        """End what has expired in a stage, and have its workers that hang killed."""
+        expired, hung = batcher.attend(now)
+        for request, started in expired:
+            self._transit.expire(now, request, started, batcher.hint(now, request, started))
+        self._todo.kill += [(batcher.lobby.stage, place) for place in hung]
+
+    def _is_last_call(self, batcher: Crew) -> bool:
+        """Report whether all that can ever join a stage's queue is in it.
+
+        It is asked only once new requests are refused (`Flow.closed_because`).
+        """
+        if any(node.flow.closed_because is None or node.flow.lets_in for node in batcher.lobby.nodes):
+            return False
+        if any(each.door.queue.count for each in self._lists):
+            return False
+        return not any(one.queue.count or one.is_wanted for one in self._before[batcher])
+
+
+def _late_first(flows: Sequence[Flow]) -> list[Crew]:
+    """Return the batchers of some services, those first that come late."""
+    found: dict[Crew, None] = {}
+    for flow in flows:
+        for node in flow.graph.nodes:  # which are in this order
+            found.setdefault(node.crew)
+    return list(found)
+
+
+def _all_before(flows: Sequence[Flow]) -> dict[Crew, set[Crew]]:
+    """Return for each batcher those from which requests may come to it, also through others."""
+    follows: dict[Crew, set[Crew]] = {}
+    for flow in flows:
+        for node in flow.graph.nodes:
+            follows.setdefault(node.crew, set()).update([other.crew for other in all_after(node)])
+    before: dict[Crew, set[Crew]] = {batcher: set() for batcher in follows}
+    for batcher, following in follows.items():
+        reached = set(following)
+        found = list(reached)
+        while found:
+            new = follows[found.pop()] - reached
+            reached |= new
+            found += new
+        for other in reached - {batcher}:
+            before[other].add(batcher)
+    return before
+
+
+def _lost_in_mid_stream(stage: str) -> Unavailable:
+    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
+    text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
+    return Unavailable(text, code="worker_lost")

@@ -1,0 +1,520 @@
+"""Where requests go: the graph of a service.
+
+A result at a node goes on to `node.after`, which is one of these:
+
+* None: it is the answer;
+* a `Node`: it waits for that node's stage;
+* a `Switch`: it goes on to one of several, by name;
+* a `Fork`: it goes on to all of several, each time as a request of its own (a child), and what
+  they come to goes on together;
+* an `Each`: it is a list, and each of its items goes on as a child; what they come to goes on
+  together;
+* `JOIN`: it is what a child has come to.
+
+So a line is nodes whose `after` are nodes, and a switch costs no more than a line: its ways end in
+what follows it. Only forks make further requests.
+
+**Room.** A node may hand a request to a worker only if there is room for what it becomes. It
+*needs* the nodes at which that may come to wait: those directly after it, through all ways of a
+switch, and the heads of a fork's branches; and besides, what follows a fork, once its branches are
+joined. The last nodes of the branches need nothing for that: the room behind the join is taken
+before the fork.
+
+    vacancy(m) = size of m's queue - waiting at m - running at what needs m - forks open before m
+
+**No deadlock.** Put the nodes in a line in which each comes before what it needs. Whoever has taken
+room at m waits at m, runs at a node that needs m, or is inside a fork before m: in all cases it is
+*after* the node that took the room, or with a worker. Suppose that requests wait and nothing moves,
+and look at the last node n of that line at which one waits. The room that n needs, at some m, is
+taken by requests that wait after n, of which there are none, or that are with workers, which answer
+or are replaced. So n can go on. This holds for stages with several nodes, since room is counted by
+node, and since what has no room stands in nobody's way: its lanes are passed over. An `Each` takes
+its items in at its door, one by one, as there is room at the heads of its body, which drains by the
+same argument; and a node before it waits while anyone is at that door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, Final, Protocol, TypeAlias, Union
+
+from carpool.engine.core.queue import Queue
+from carpool.engine.core.times import Times
+from carpool.engine.request import Request
+
+
+class Crew(Protocol):
+    """The workers of a stage and what waits for them, as far as graphs go.
+
+    Attributes:
+        name: The stage's name.
+        queue: What waits.
+        times: What its batches take.
+        running: How many requests workers have been handed and have not answered.
+    """
+
+    name: str
+    queue: Queue
+    times: Times
+    running: int
+
+    @property
+    def owed(self) -> Sequence[Request]:
+        """The requests that workers have and whose callers wait."""
+
+
+class _End:
+    """The end of a branch, or of the body of an `Each`."""
+
+    def __repr__(self) -> str:
+        return "JOIN"
+
+
+JOIN: Final = _End()
+"""Follows the last node of a branch of a fork, or of the body of an `Each`."""
+
+
+class Node:
+    """A place in the graph of a service at which requests wait for a stage.
+
+    Attributes:
+        crew: The workers of the stage, and the queue in front of them.
+        name: The stage's name.
+        flow: The service to which it belongs.
+        after: What becomes of results.
+        block: The fork or `Each` in which it is; None if it is in none.
+        needs: The nodes at which what becomes of a result may come to wait, one at each.
+        sources: Who may send requests here: nodes by what runs there, forks by what is inside.
+        doors: Of each `Each` directly after it.
+        behind: The queue of the node after it, if it is the only one that sends requests there, and
+            all that there must be room in; else None.
+        most_room: The most requests that can ever be handed to workers here at once.
+        begins: Whether the requests of its service begin here, all of them and no others.
+        is_first: Whether some of them begin here.
+        is_last: Whether all results are answers.
+        is_shared: Whether its stage has other nodes besides.
+        is_held: Whether it hands out nothing for now.
+        ahead_s: Expected seconds from the arrival here to the answer.
+        onward_s: The same from when a result is there.
+        spare_s: For how long a request can wait here without its answer being later.
+        unserved_since: Since when no request can come from here to its answer, as a stage on every
+            way has had no worker; infinity if one can.
+    """
+
+    __slots__ = (
+        "after",
+        "ahead_s",
+        "begins",
+        "behind",
+        "block",
+        "crew",
+        "doors",
+        "flow",
+        "is_first",
+        "is_held",
+        "is_last",
+        "is_shared",
+        "most_room",
+        "name",
+        "needs",
+        "onward_s",
+        "sources",
+        "spare_s",
+        "unserved_since",
+    )
+
+    def __init__(self, crew: Crew, flow: Any, after: After, block: Block | None) -> None:
+        self.crew: Any = crew
+        self.name = crew.name
+        self.flow = flow
+        self.after = after
+        self.block = block
+        self.needs: list[Node] = []
+        self.sources: list[Node | Block] = []
+        self.doors: list[Each] = []
+        self.behind: Queue | None = None
+        self.most_room = inf
+        self.begins = self.is_first = self.is_shared = self.is_held = False
+        self.is_last = after is None
+        self.ahead_s = self.onward_s = self.spare_s = 0.0
+        self.unserved_since = inf
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name}>"
+
+    def settle(self) -> None:
+        """Work out what depends on the other nodes of its stage, and of those that follow."""
+        self.is_shared = self.crew.lobby.is_shared
+        self.begins = self.begins and not self.is_shared
+        self.behind = None
+        if len(self.needs) == 1 and not self.doors:
+            (other,) = self.needs
+            if len(other.sources) == 1 and not other.crew.lobby.is_shared and not other.is_first:
+                self.behind = other.crew.queue
+
+    @property
+    def is_in_line(self) -> bool:
+        """Whether all that leaves it goes to one place, which gets nothing else."""
+        after = self.after
+        return not self.is_shared and (after is None or (type(after) is Node and self.behind is not None))
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait here."""
+        queue: Queue = self.crew.queue
+        return queue.of_source(self)[0] if self.is_shared else queue.count
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they hold."""
+        queue: Queue = self.crew.queue
+        return queue.of_source(self)[1] if self.is_shared else queue.nbytes
+
+    @property
+    def running(self) -> int:
+        """How many requests workers have that have come from here."""
+        crew: Crew = self.crew
+        return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
+
+    def vacancy(self) -> float:
+        """Return how many more requests may be on their way here."""
+        return 0 if self.nbytes >= self.crew.queue.max_bytes else self.places()
+
+    def places(self) -> float:
+        """Return the same, if bytes do not matter."""
+        queue: Queue = self.crew.queue
+        taken = self.queued
+        for source in self.sources:
+            taken += source.running
+        return queue.max_size - taken
+
+    def room(self) -> float:
+        """Return how many requests may be handed to workers here now."""
+        if self.is_held:
+            return 0
+        for each in self.doors:
+            if each.door.queue.count:
+                return 0
+        return min([node.vacancy() for node in self.needs], default=inf)
+
+
+class Door:
+    """Where requests wait for room outside of all queues; without a limit of its own.
+
+    Args:
+        flow: The service.
+        start: Where they go on.
+        begins: Whether it leads into the service. If not, it leads into the body of an `Each`.
+
+    Attributes:
+        queue: They.
+        heads: The nodes at which those come to wait first that begin here.
+        behind: The queue behind it, if it is the only way into that, and there is no other; else
+            None.
+    """
+
+    __slots__ = ("_lists", "_needs", "begins", "behind", "flow", "heads", "queue", "start")
+    name = "the door"
+
+    def __init__(self, flow: Any, start: After, begins: bool) -> None:
+        self.flow = flow
+        self.queue = Queue()
+        self.start = start
+        self.begins = begins
+        self.heads = heads(start) if begins else []
+        self.behind: Queue | None = None
+        self._needs, self._lists = needs_of(start)
+
+    def has_room(self, nbytes: int = 0, n: int = 1) -> bool:
+        """Report whether `n` requests, of `nbytes` in all, may go on."""
+        if self.behind is not None:
+            return self.behind.has_room(nbytes, n)
+        for each in self._lists:
+            if each.door.queue.count:
+                return False
+        for node in self._needs:
+            if node in self.heads:  # what comes to it is known
+                if node.places() < n or node.nbytes + nbytes > node.crew.queue.max_bytes:
+                    return False
+            elif node.vacancy() < n:
+                return False
+        return True
+
+
+class OnTheWay:
+    """Where the requests of a service are that have left a node and not come to the next one."""
+
+    __slots__ = ("flow",)
+    name = "nowhere"
+    begins = False
+
+    def __init__(self, flow: Any) -> None:
+        self.flow = flow
+
+
+class Fork:
+    """Branches that all get the same item.
+
+    Args:
+        branches: Each of them, as it is declared.
+        names: Of the branches, if what they come to is a mapping; else it is a tuple.
+
+    Attributes:
+        branches: Where the children go.
+        running: How many requests have children inside.
+        then: What becomes of what they come to.
+        block: The fork or `Each` around it.
+    """
+
+    def __init__(self, branches: Sequence[Declared], names: Sequence[str] | None = None) -> None:
+        self.declared = branches
+        self.names = names
+        self.branches: list[After] = []
+        self.running = 0
+        self.then: After = None
+        self.block: Block | None = None
+
+    def joined(self, results: list[object]) -> object:
+        """Return what the next stage gets, or the caller."""
+        return tuple(results) if self.names is None else dict(zip(self.names, results, strict=True))
+
+
+class Each:
+    """A body that gets each item of a list.
+
+    Args:
+        body: As it is declared.
+
+    Attributes:
+        body: Where the children go.
+        door: Those for which there is no room in the body yet.
+        running: As for `Fork`, and so are the others.
+    """
+
+    door: Door
+
+    def __init__(self, body: Declared) -> None:
+        self.declared = body
+        self.body: After = None
+        self.running = 0
+        self.then: After = None
+        self.block: Block | None = None
+
+    def joined(self, results: list[object]) -> object:
+        """Return what the next stage gets, or the caller."""
+        return results
+
+
+class Switch:
+    """Several ways on, of which one is taken.
+
+    Args:
+        ways: Each of them by name, as it is declared.
+        choose: Names it by the item; None if results name it themselves.
+    """
+
+    def __init__(self, ways: Mapping[str, Declared], choose: Callable[[Any], str] | None = None) -> None:
+        self.declared = ways
+        self.choose = choose
+        self.ways: dict[str, After] = {}
+
+
+Block: TypeAlias = Fork | Each
+"""What has children of a request in it, until they are joined."""
+
+After: TypeAlias = Node | Fork | Each | Switch | _End | None
+Declared: TypeAlias = Union[Crew, Fork, Each, Switch, "Sequence[Declared]"]
+"""What a graph is made of: a stage, or what takes its place, or a sequence of these, one after the
+other."""
+
+
+class Graph:
+    """The places of one service, linked to each other.
+
+    Args:
+        declared: What it is made of. Each `Fork`, `Each` and `Switch` is for this graph alone.
+        flow: The service.
+
+    Attributes:
+        start: Where requests begin.
+        nodes: The last ones first: each comes before those that need it.
+        blocks: Its forks and lists, likewise.
+    """
+
+    def __init__(self, declared: Declared, flow: Any) -> None:
+        self.nodes: list[Node] = []
+        self.blocks: list[Fork | Each] = []
+        self._flow = flow
+        self.start = start = self._link(declared, None, None)
+        for node in self.nodes:
+            node.needs, node.doors = needs_of(node.after)
+            for other in node.needs:
+                other.sources.append(node)
+        for block in self.blocks:
+            for other in needs_of(block.then)[0]:
+                other.sources.append(block)
+        for block in self.blocks:
+            if isinstance(block, Each):
+                block.door = Door(self._flow, block.body, begins=False)
+        for node in heads(start):
+            node.is_first = True
+        for node in self.nodes:
+            node.most_room = min([other.crew.queue.max_size for other in node.needs], default=inf)
+        if isinstance(start, Node) and not start.sources:
+            start.begins = True
+
+    def _link(self, declared: Declared, after: After, block: Block | None) -> After:
+        """Link what is declared with what comes after it, and return where it begins."""
+        if isinstance(declared, Fork):
+            declared.then, declared.block = after, block
+            declared.branches = [self._link(branch, JOIN, declared) for branch in declared.declared]
+            self.blocks.append(declared)
+            return declared
+        if isinstance(declared, Each):
+            declared.then, declared.block = after, block
+            declared.body = self._link(declared.declared, JOIN, declared)
+            self.blocks.append(declared)
+            return declared
+        if isinstance(declared, Switch):
+            declared.ways = {name: self._link(way, after, block) for name, way in declared.declared.items()}
+            return declared
+        if isinstance(declared, Sequence):
+            for each in reversed(declared):
+                after = self._link(each, after, block)
+            return after
+        node = Node(declared, self._flow, after, block)
+        self.nodes.append(node)  # what comes later is linked first
+        return node
+
+    def look_ahead(self, expected_s: Callable[[Any], float]) -> None:
+        """Work out for each node what its requests will still need.
+
+        Args:
+            expected_s: Returns how long a request that came now would spend in a stage.
+        """
+        for node in self.nodes:
+            node.onward_s = ahead_s(node.after, node.block)
+            node.ahead_s = node.onward_s + expected_s(node.crew)
+        for block in self.blocks:
+            if isinstance(block, Fork):
+                ahead = [ahead_s(branch, block) for branch in block.branches]
+                most = max(ahead, default=0.0)
+                for branch, own in zip(block.branches, ahead, strict=True):
+                    inside = branch
+                    while isinstance(inside, Node):
+                        inside.spare_s = most - own
+                        inside = inside.after
+
+
+def needs_of(after: After) -> tuple[list[Node], list[Each]]:
+    """Return where what goes on to `after` may come to wait, and the lists that it may be."""
+    if isinstance(after, Node):
+        return [after], []
+    needs: dict[Node, None] = {}
+    lists: list[Each] = []
+    parts: list[After] = []
+    if isinstance(after, Switch):
+        parts = [*after.ways.values()]
+    elif isinstance(after, Fork):
+        parts = [after.then, *after.branches]
+    elif isinstance(after, Each):
+        parts, lists = [after.then], [after]
+    for part in parts:
+        of_part, lists_of_part = needs_of(part)
+        needs.update(dict.fromkeys(of_part))
+        lists += lists_of_part
+    return list(needs), lists
+
+
+def heads(after: After) -> list[Node]:
+    """Return the nodes at which what goes on to `after` comes to wait first, without its items."""
+    if isinstance(after, Node):
+        return [after]
+    if isinstance(after, Fork):
+        return [head for branch in after.branches for head in heads(branch)]
+    if isinstance(after, Switch):
+        return [head for way in after.ways.values() for head in heads(way)]
+    return []
+
+
+def all_after(node: Node) -> list[Node]:
+    """Return the nodes to which results of a node may come directly, also through a join."""
+    found = list(node.needs)
+    after, block = node.after, node.block
+    while after is JOIN and block is not None:
+        after, block = block.then, block.block
+        found += needs_of(after)[0]
+    for each in node.doors:
+        found += needs_of(each.body)[0]
+    return found
+
+
+def with_room(requests: Sequence[Request]) -> list[Request]:
+    """Return those of some requests for which there is room together behind their nodes."""
+    left: dict[Node, float] = {}
+    found = []
+    for request in requests:
+        needs = request.node.needs
+        for node in needs:
+            if node not in left:
+                left[node] = node.vacancy()
+        if all(left[node] >= 1 for node in needs):
+            for node in needs:
+                left[node] -= 1
+            found.append(request)
+    return found
+
+
+def ways_from(after: After) -> list[After]:
+    """Return what requests may come to from a place, once no switch is left before them."""
+    if isinstance(after, Switch):
+        return [found for way in after.ways.values() for found in ways_from(way)]
+    return [after]
+
+
+# -- how long it takes from here
+
+
+def ahead_s(after: After, block: Block | None) -> float:
+    """Return the expected seconds from `after`, in a block, to the answer; by the longest way."""
+    if isinstance(after, Node):
+        return after.ahead_s
+    if isinstance(after, Switch):
+        return max([ahead_s(way, block) for way in after.ways.values()], default=0.0)
+    if isinstance(after, Fork):
+        return max([ahead_s(branch, after) for branch in after.branches], default=ahead_s(after.then, after.block))
+    if isinstance(after, Each):
+        return ahead_s(after.body, after)
+    return 0.0 if block is None or after is None else ahead_s(block.then, block.block)
+
+
+def fastest_s(after: After, block: Block | None = None) -> float:
+    """Return the least seconds from `after` to the answer; of a fork the slowest branch counts."""
+    if isinstance(after, Node):
+        times: Times = after.crew.times
+        return times.fastest_s + fastest_s(after.after, after.block)
+    if isinstance(after, Switch):
+        return min([fastest_s(way, block) for way in after.ways.values()], default=0.0)
+    if isinstance(after, Fork):
+        return max([fastest_s(branch, after) for branch in after.branches], default=fastest_s(after.then, after.block))
+    if isinstance(after, Each):
+        return fastest_s(after.then, after.block)  # the list may be empty
+    return 0.0 if block is None or after is None else fastest_s(block.then, block.block)
+
+
+def unserved_since(after: After, block: Block | None = None) -> float:
+    """Return since when no request can come from `after` to its answer; infinity if one can.
+
+    The nodes after it must have been looked at already.
+    """
+    if isinstance(after, Node):
+        return after.unserved_since
+    if isinstance(after, Switch):
+        return max([unserved_since(way, block) for way in after.ways.values()], default=inf)
+    if isinstance(after, Fork):
+        behind = unserved_since(after.then, after.block)
+        return min([unserved_since(branch, after) for branch in after.branches], default=behind)
+    if isinstance(after, Each):
+        return unserved_since(after.then, after.block)  # the list may be empty
+    return inf if block is None or after is None else unserved_since(block.then, block.block)

@@ -1,0 +1,103 @@
+"""What happened to each request, in order: a bounded record for tests and for people who debug.
+
+It is off by default; the core then has no journal at all, so that it costs one comparison per
+event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carpool.engine.core.batch import Batch
+from carpool.engine.core.running_set import Order, stream_of
+from carpool.engine.request import QUEUED, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event in the life of a request.
+
+    Attributes:
+        at: When it happened, by the clock of the service.
+        after_s: How many seconds that was after the request came, or after the first of its events
+            that is still remembered.
+        event: What happened.
+        stage: The name of the stage in which it happened; empty where it was in none.
+        detail: What else is known.
+    """
+
+    at: float
+    after_s: float
+    event: str
+    stage: str
+    detail: str
+
+    def __str__(self) -> str:
+        words = (f"{self.after_s:.6f}", self.event, self.stage, self.detail)
+        return " ".join([word for word in words if word])
+
+
+class Journal:
+    """The last `max_entries` events of a service, oldest first."""
+
+    def __init__(self, max_entries: int = 10_000) -> None:
+        self._entries: deque[tuple[int, float, str, str, str]] = deque(maxlen=max_entries)
+
+    def record(self, now: float, event: str, request_id: int, stage: str = "", detail: str = "") -> None:
+        """Note that `event` happened to the request."""
+        self._entries.append((request_id, now, event, stage, detail))
+
+    def story(self, request_id: int | None = None) -> list[Entry]:
+        """Return the events of one request, or of the latest, that are still recorded, in order."""
+        entries = list(self._entries)
+        if request_id is None:
+            request_id = max((owner for owner, *_ in entries), default=0)
+        found = [each for each in entries if each[0] == request_id]
+        return [Entry(at, at - found[0][1], event, stage, detail) for _, at, event, stage, detail in found]
+
+
+def parts_so_far(now: float, request: Request) -> str:
+    """Return how many parts of its answer a request has had; empty if it has had none."""
+    stream = request.stream
+    if stream is None or not stream.parts:
+        return ""
+    silent_s = now - stream.heard
+    ago = f", the last one {silent_s:.3f} s ago" if silent_s >= 0.001 else ""
+    return f"after {stream.parts} part{'s' if stream.parts > 1 else ''}{ago}"
+
+
+def record_batches(journal: Journal, now: float, stage: str, batches: Sequence[Batch]) -> None:
+    """Write batches that go to their workers into the journal."""
+    for batch in batches:
+        how = f"{batch.reason}, ahead" if batch.ahead else batch.reason
+        detail = f"batch {batch.id} of {len(batch)} on worker {batch.place} ({how})"
+        for request in batch.requests:
+            journal.record(now, "runs", request.id, stage, detail)
+
+
+def record_orders(journal: Journal, now: float, stage: str, orders: Sequence[Order]) -> None:
+    """Write into the journal who joins, rests and goes on by the orders that are sent."""
+    for order in orders:
+        for request in order.join:
+            parts = stream_of(request).parts
+            event = f"resumed after {parts} parts" if parts else "runs"
+            detail = f"joins worker {order.place} by order {order.number}"
+            journal.record(now, event, request.id, stage, detail)
+        for event, ids in (("rests", order.pause), ("is stepped again", order.resume)):
+            for id in ids:
+                detail = f"on worker {order.place} by order {order.number}"
+                journal.record(now, event, id, stage, detail)
+
+
+def record_report(
+    journal: Journal, now: float, stage: str, heard: Sequence[Request], returned: Sequence[Request]
+) -> None:
+    """Write the first parts of streams into the journal, and which ones found no memory."""
+    for request in heard:
+        if stream_of(request).parts == 1:
+            journal.record(now, "first part", request.id, stage, f"from worker {stream_of(request).place}")
+    for request in returned:
+        if request.state == QUEUED:
+            journal.record(now, "out of memory, queued again", request.id, stage, parts_so_far(now, request))

@@ -1,0 +1,301 @@
+"""The requests of one lane of a queue, in the order in which they are due.
+
+They are a list with a moving head. What is due later mostly arrives later, so a push is an append;
+a request that leaves early (cancelled, expired) is only marked and skipped later, so leaving is
+O(1). What has left is cut off as soon as it outnumbers what waits, so that a lane does not keep
+requests alive that are not needed any more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort, insort_left
+from collections.abc import Iterator, Sequence
+from math import inf
+from operator import attrgetter
+
+from carpool.engine.core.earliest import Earliest
+from carpool.engine.core.levels import Levels
+from carpool.engine.request import QUEUED, Lane, Request
+
+Place = tuple[float, int, "LaneQueue"]
+"""Where a lane stands among others: its rank, a number of its own among equals, and the lane."""
+
+_due = attrgetter("due")
+_due_and_arrival = attrgetter("due", "arrived")
+
+
+class LaneQueue:
+    """The requests of one lane, sorted by when they are due; equals keep their order of arrival.
+
+    Attributes:
+        lane: The lane.
+        place: Where it stands in its queue; the queue sets it.
+        ages_from: When something was last taken from the lane; before that, when its first request
+            arrived.
+        entries: The requests, with some that have left already.
+        head: How many entries at the front of the list have left.
+        live: How many entries still wait; if none does, the list is empty.
+        dead: How many entries behind the head have left early.
+        head_is_oldest: Whether requests have arrived with rising dues so far, so that the first one
+            that waits is also the oldest.
+        head_expires_first: Whether deadlines rise along the lane as dues do so far, so that the
+            first one that waits is also the first to expire.
+        levels: The requests that wait by their lengths; None where lengths do not matter.
+        more: The sum of the sizes of those that wait, less one for each.
+        is_watched: Whether `note` must be called for each request that is put in.
+        latest_deadline: The latest of the deadlines that `watch_deadline` was told; of requests
+            whose due and deadline are the same it is told only where they expire before that.
+    """
+
+    __slots__ = (
+        "_by_arrival",
+        "_by_deadline",
+        "_node",
+        "ages_from",
+        "dead",
+        "entries",
+        "head",
+        "head_expires_first",
+        "head_is_oldest",
+        "is_watched",
+        "lane",
+        "latest_deadline",
+        "levels",
+        "live",
+        "more",
+        "place",
+    )
+
+    def __init__(self, lane: Lane, ages_from: float, levels: Levels | None = None) -> None:
+        self.lane = lane
+        self.place: Place = (0.0, 0, self)
+        self.ages_from = ages_from
+        self.levels = levels
+        self.entries: list[Request] = []
+        self.head = 0
+        self.live = 0
+        self.dead = 0
+        self.more = 0
+        self.head_is_oldest = True
+        self.head_expires_first = True
+        self.latest_deadline = -inf
+        self.is_watched = False
+        self._node: object = None  # of those that wait here, once they are watched
+        self._by_arrival: Earliest[Request] | None = None
+        self._by_deadline: Earliest[Request] | None = None
+
+    def reset(self) -> None:
+        """Forget what has left; no request waits."""
+        self.entries.clear()
+        self.head = self.dead = self.more = 0
+        self.head_is_oldest = self.head_expires_first = True
+        self.latest_deadline = -inf
+        self.is_watched = False
+        self._by_arrival = self._by_deadline = None
+
+    def note(self, request: Request) -> None:
+        """Note a request that has been put in, for those that ask for the earliest."""
+        if self._by_arrival is not None:
+            self._by_arrival.note(request)
+        if self._by_deadline is not None:
+            self._by_deadline.note(request)
+
+    def insert(self, request: Request) -> None:
+        """Put in a request that is due earlier than the last one."""
+        insort(self.entries, request, lo=self.head, key=_due)
+        self.head_is_oldest = False
+        if request.due < request.deadline:
+            self.head_expires_first = False
+
+    def watch_deadline(self, deadline: float) -> None:
+        """Note the deadline of a new request: it may expire before one that is due earlier."""
+        if deadline < self.latest_deadline:
+            self.head_expires_first = False
+        else:
+            self.latest_deadline = deadline
+
+    def put_back(self, request: Request) -> None:
+        """Put in a request that was taken before: ahead of those that came after it or with it."""
+        insort_left(self.entries, request, lo=self.head, key=_due_and_arrival)
+        if self.levels is not None:
+            self.levels.put_back(request)
+        self.live += 1
+        self.more += request.size - 1
+        self.head_is_oldest = False
+        if self.is_watched:
+            self.note(request)
+        if request.due < request.deadline or self.latest_deadline > -inf:
+            self.head_expires_first = False
+            self.latest_deadline = max(self.latest_deadline, request.deadline)
+
+    def peek(self, n: int) -> list[Request]:
+        """Return the next `n` requests that wait, or all if fewer do."""
+        head = self.head
+        if not self.dead:
+            return self.entries[head : head + n]
+        found: list[Request] = []
+        end = head
+        while len(found) < min(n, self.live):
+            if self.entries[end].state == QUEUED:
+                found.append(self.entries[end])
+            end += 1
+        self.dead -= end - head - len(found)  # those in between go, so that none is passed over twice
+        self.head = end - len(found)
+        self.entries[self.head : end] = found
+        return found
+
+    def take(self, n: int) -> list[Request]:
+        """Remove and return the next `n` requests that wait, or all if fewer do."""
+        taken = self.peek(n)
+        self.head += len(taken)
+        self.live -= len(taken)
+        if self.more:
+            self.more -= sum([request.size for request in taken]) - len(taken)
+        if self.levels is not None:
+            self.levels.discard(taken)
+        self._compact()
+        return taken
+
+    def skip_dead(self) -> None:
+        """Move the head to the first request that waits."""
+        while self.dead and self.entries[self.head].state != QUEUED:
+            self.head += 1
+            self.dead -= 1
+
+    def expired(self, now: float) -> list[Request]:
+        """Return the requests whose deadline has passed; they stay in the lane."""
+        if not self.head_expires_first:
+            return list(self._deadlines.until(now, self.__iter__, self.live))
+        self.skip_dead()
+        found = []
+        for request in self:
+            if request.deadline > now:
+                break
+            found.append(request)
+        return found
+
+    @property
+    def earliest_due(self) -> float:
+        """When the next of its requests should be answered; infinity if none waits."""
+        if not self.live:
+            return inf
+        if self.dead:
+            self.skip_dead()
+        return self.entries[self.head].due
+
+    @property
+    def oldest_arrival(self) -> float:
+        """When the one that has waited longest arrived; infinity if none waits."""
+        if not self.live:
+            return inf
+        if self.head_is_oldest:
+            self.skip_dead()
+            return self.entries[self.head].arrived
+        if self._by_arrival is None:
+            self._by_arrival = Earliest(self._arrived)
+            self._watch()
+        return self._by_arrival.least(self.__iter__, self.live)
+
+    @property
+    def earliest_deadline(self) -> float:
+        """When the next of its requests expires; infinity if none waits."""
+        if not self.live:
+            return inf
+        if self.head_expires_first:
+            self.skip_dead()
+            return self.entries[self.head].deadline
+        return self._deadlines.least(self.__iter__, self.live)
+
+    @property
+    def _deadlines(self) -> Earliest[Request]:
+        if self._by_deadline is None:
+            self._by_deadline = Earliest(self._expires)
+            self._watch()
+        return self._by_deadline
+
+    def _watch(self) -> None:
+        self.is_watched = True
+        self._node = next(iter(self)).node
+
+    def _holds(self, request: Request) -> bool:
+        """Report whether a request that has been put in waits here still, and nowhere else."""
+        return request.state == QUEUED and request.node is self._node and request.lane == self.lane
+
+    def _arrived(self, request: Request) -> float:
+        """Return when a request arrived; infinity if it does not wait here any more.
+
+        A method, since a function made here would not go along where a line is copied, as tests do.
+        """
+        return request.arrived if self._holds(request) else inf
+
+    def _expires(self, request: Request) -> float:
+        """Return when a request expires; infinity if it does not wait here any more."""
+        return request.deadline if self._holds(request) else inf
+
+    def mark_dead(self, request: Request) -> None:
+        """Count a request that has just left early.
+
+        Its entry stays until the head passes it or most entries have left.
+        """
+        if self.levels is not None:
+            self.levels.discard([request])
+        self.live -= 1
+        self.more -= request.size - 1
+        self.dead += 1
+        self._compact()
+
+    def due_by(self, due: float) -> int:
+        """Return how many that wait are due by `due`; where some have left early, a few less."""
+        earlier = bisect_right(self.entries, due, lo=self.head, key=_due)
+        return max(0, earlier - self.head - self.dead)
+
+    def behind_the_first(self, n: int) -> Iterator[Request]:
+        """Yield all that wait but the first `n`, the last one first."""
+        left = self.live - n
+        for i in range(len(self.entries) - 1, self.head - 1, -1):
+            if left <= 0:
+                return
+            if self.entries[i].state == QUEUED:
+                left -= 1
+                yield self.entries[i]
+
+    def cut_out(self, request: Request) -> None:
+        """Remove a request, near the end, together with its entry; at least one other must wait."""
+        i = len(self.entries) - 1
+        while self.entries[i] is not request:
+            i -= 1
+        del self.entries[i]
+        if self.levels is not None:
+            self.levels.discard([request])
+        self.live -= 1
+        self.more -= request.size - 1
+
+    def cut_out_taken(self, taken: Sequence[Request]) -> None:
+        """Remove the entries of requests, wherever they stand, that were taken just now.
+
+        No entry may stay behind, as it would count as waiting again once its request waits in
+        another stage.
+        """
+        self.entries = [request for request in self.entries[self.head :] if request.state == QUEUED]
+        if self.levels is not None:
+            self.levels.discard(taken)
+        self.head = self.dead = 0
+        self.live -= len(taken)
+        if self.more:
+            self.more -= sum([request.size for request in taken]) - len(taken)
+        if not self.live:
+            self.reset()
+
+    def _compact(self) -> None:
+        """Cut off what has left once it outnumbers what waits."""
+        if not self.live:
+            self.reset()
+        elif self.head + self.dead > self.live:
+            self.entries = list(self) if self.dead else self.entries[self.head :]
+            self.head = self.dead = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        for i in range(self.head, len(self.entries)):
+            request = self.entries[i]
+            if request.state == QUEUED:
+                yield request

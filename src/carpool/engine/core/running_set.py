@@ -1,0 +1,305 @@
+"""What one worker of a stage of steps runs, and what it and the coordinator tell each other.
+
+The words between them are an `Order`, which takes effect between two steps, and a `SetReport`,
+which follows each step. `core/stepper.py` says who writes them when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Final, NamedTuple
+
+from carpool.engine.request import Request, Stream
+
+# What a worker does after a step, as the last order that it has seen says.
+GO_ON: Final = 0  # it makes the next step at once, unless an order has come
+ON_LEAVING: Final = 1  # it stops for the next order if a stream has ended in this step
+EVERY_STEP: Final = 2  # it always stops for the next order
+
+# What a worker says of a stream after a step.
+MORE: Final = 0  # a part, and more will come
+LAST: Final = 32  # a part, or the whole answer of a caller that takes it; then nothing
+END: Final = 33  # nothing more comes
+BACK: Final = 34  # the stream has lost its place for lack of memory, and is to join again
+FAILED: Final = 35  # the stream has failed
+
+
+class Order(NamedTuple):
+    """What a worker is to do from its next boundary on, in the order of the attributes.
+
+    Attributes:
+        stage: The position of its stage.
+        place: The position of the worker in the stage.
+        number: 1 for the first order to this worker, and one more for each further one.
+        leave: Ids of streams to stop; they are out of the next step.
+        join: Requests to start, or to resume where `stream.kept` is not empty.
+        pause: Ids of streams, perhaps just joined, that keep their places and are not stepped.
+        resume: Ids of those that are stepped again.
+        ask: GO_ON, ON_LEAVING or EVERY_STEP.
+    """
+
+    stage: int
+    place: int
+    number: int
+    leave: Sequence[int]
+    join: Sequence[Request]
+    pause: Sequence[int]
+    resume: Sequence[int]
+    ask: int
+
+
+class Parts(NamedTuple):
+    """A worker's report of its streams after a step, in columns of one length.
+
+    A stream is in them once, or twice: with a part, and then with its end.
+
+    Attributes:
+        ids: The streams.
+        kinds: What is said of each: MORE, LAST, END, BACK or FAILED.
+        values: The part of each, its whole answer if its caller takes that, or the exception with
+            which it has failed.
+        kept: What is kept of each part, where the model can resume and callers get something else;
+            else empty.
+    """
+
+    ids: Sequence[int] = ()
+    kinds: Sequence[int] = b""
+    values: Sequence[object] = ()
+    kept: Sequence[object] = ()
+
+    @property
+    def names_twice(self) -> bool:
+        """Whether a stream is there twice otherwise than with a part and its end."""
+        began: set[int] = set()
+        ended: set[int] = set()
+        for id, kind in zip(self.ids, self.kinds, strict=True):
+            if id in ended or (kind == MORE and id in began):
+                return True
+            (began if kind == MORE else ended).add(id)
+        return False
+
+
+NOTHING: Final = Parts()
+
+
+class SetReport(NamedTuple):
+    """What a worker says after each step, and after an order that leaves it nothing to step.
+
+    Attributes:
+        stage: The position of its stage.
+        place: The position of the worker in the stage.
+        seen: The number of the last order that it has followed.
+        stopped: Whether it waits for an order.
+        parts: What has come of its streams; those that made no part are left out.
+        rows: How many streams were stepped; 0 if there was no step.
+        step_s: Seconds that the step took, with what lies between it and the one before.
+        length: Units of work of the streams that were started before it; 0 if none was.
+        start_s: Seconds that starting them took.
+    """
+
+    stage: int
+    place: int
+    seen: int
+    stopped: bool
+    parts: Parts = NOTHING
+    rows: int = 0
+    step_s: float = 0.0
+    length: int = 0
+    start_s: float = 0.0
+
+
+def stream_of(request: Request) -> Stream:
+    """Return the stream of a request of a stage of steps, which has one."""
+    stream = request.stream
+    assert stream is not None
+    return stream
+
+
+class RunningSet:
+    """The streams of one worker, as the coordinator sees them: those that no order has sent away.
+
+    Attributes:
+        place: The position of the worker.
+        members: Its streams, by id, in the order in which they joined.
+        size: The sum of their sizes.
+        number: Of the last order.
+        seen: The last order that the worker has followed, by its reports.
+        is_stopped: Whether it waits for an order.
+        ask: What the last order asked for.
+        starting: The sum of the lengths of those that have joined since the last order that the
+            worker has followed.
+        resting: How many members it has been told not to step.
+        steps: How many steps the worker has reported.
+        unfollowed: The orders by which streams join, rest or go on, and which the worker has not
+            followed yet.
+        to_join: Requests that the next order tells the worker of.
+        to_leave: Ids that the next order sends away.
+        gone: For each stream that an order sends away, the number of this order, until the worker
+            has followed it.
+        is_restless: Whether pauses have changed since the last order.
+        is_clearing: Whether all members are to rest, so that a suspect can join.
+        suspect: The member that runs alone on probation, while the others rest.
+        suspected_by: The number of the order by which it joined.
+        is_draining: Whether no stream may join any more.
+        untested: The size that the set has grown to beyond the limit, to see whether it fits; else
+            0.
+        heard: When the worker last said something, or got something to do.
+        unwanted_since: Since when no caller waits for the call under way, as all streams that had
+            joined before it have gone; infinity while one is there. Those that have joined since do
+            not count: they wait for the call's end, whatever it makes.
+        given_up: Why the worker is taken to hang; empty if it is not.
+    """
+
+    __slots__ = (
+        "ask",
+        "given_up",
+        "gone",
+        "heard",
+        "is_clearing",
+        "is_draining",
+        "is_restless",
+        "is_stopped",
+        "members",
+        "number",
+        "place",
+        "resting",
+        "seen",
+        "size",
+        "starting",
+        "steps",
+        "suspect",
+        "suspected_by",
+        "to_join",
+        "to_leave",
+        "unfollowed",
+        "untested",
+        "unwanted_since",
+    )
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.members: dict[int, Request] = {}
+        self.size = self.number = self.seen = self.ask = self.starting = self.resting = self.untested = 0
+        self.is_stopped = True
+        self.steps = 0
+        self.unfollowed: list[Order] = []
+        self.to_join: list[Request] = []
+        self.to_leave: list[int] = []
+        self.gone: dict[int, int] = {}
+        self.is_restless = self.is_clearing = self.is_draining = False
+        self.suspect: Request | None = None
+        self.suspected_by = 0
+        self.heard = -inf
+        self.unwanted_since = -inf
+        self.given_up = ""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.members.values())
+
+    def __repr__(self) -> str:
+        return f"<RunningSet place={self.place} rows={len(self)} size={self.size} order={self.number}/{self.seen}>"
+
+    @property
+    def active(self) -> int:
+        """How many streams its next step makes parts for."""
+        return len(self.members) - self.resting
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step is under way, or about to begin."""
+        return not self.is_stopped
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether the step under way may make the first part of a stream."""
+        if self.is_stopped:
+            return False
+        return any(not (s := stream_of(r)).parts and not s.is_collected for r in self.members.values())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether streams may join, as far as there is room."""
+        return self.suspect is None and not self.is_draining and not self.given_up
+
+    @property
+    def owes_report(self) -> bool:
+        """Whether the worker should say something without being told more."""
+        return self.seen < self.number or not self.is_stopped
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a member waits for the call under way, having joined before it."""
+        return any(stream_of(request).joined <= self.heard for request in self.members.values())
+
+    def hear(self, now: float) -> None:
+        """Note that the worker has said something: from now on its call is for all members."""
+        self.heard = now
+        if self.members:
+            self.unwanted_since = inf
+
+    def note_step(self, report: SetReport) -> None:
+        """Count a step, and note which streams take part from it on, and which ones do not."""
+        while self.unfollowed and self.unfollowed[0].number <= report.seen:
+            self._note_followed(self.unfollowed.pop(0))
+        if report.rows:
+            self.steps += 1
+
+    def _note_followed(self, order: Order) -> None:
+        """Note who takes part in steps, and who rests, once the worker has followed an order."""
+        for request in order.join:
+            stream = stream_of(request)
+            stream.first_step, stream.rests_since = self.steps, -1
+        for id in order.pause:
+            if id in self.members:
+                stream_of(self.members[id]).rests_since = self.steps
+        for id in order.resume:
+            if id in self.members:
+                stream = stream_of(self.members[id])
+                stream.first_step += self.steps - stream.rests_since
+                stream.rests_since = -1
+
+    def note_loss(self, stream: Stream) -> None:
+        """Note what a stream has lost with its worker, and for how long it is to run on probation.
+
+        Where parts tell how far it was, it comes to the step that may have killed its worker at
+        once. Where they do not, as it is collected or had no part for a while, it comes there only
+        after some steps, and may kill another worker in company. If that is lost in the same step
+        of the stream as the first one, give or take one, it makes all of these steps alone. If
+        other streams did so too, as after kills from outside, it would take too long.
+        """
+        made = self._steps_of(stream)
+        lost = max(0, made - (stream.parts - stream.first_parts))
+        stream.probation = lost + 1 if stream.redo > 0 and abs(made - stream.redo) <= 1 else 1
+        stream.redo = lost
+
+    def _steps_of(self, stream: Stream) -> int:
+        """Return how many steps a stream has made in this set; those in which it rests are none."""
+        if stream.first_step < 0:
+            return 0
+        return (self.steps if stream.rests_since < 0 else stream.rests_since) - stream.first_step
+
+    def spare_s(self, now: float) -> float:
+        """Return for how long all may stand still before a part is late; infinity for ever."""
+        return min([stream_of(request).next_due for request in self.members.values()], default=inf) - now
+
+    def change_rests(self, pause: list[int], resume: list[int]) -> None:
+        """Find out who is to rest from the next order on, and who is to run again.
+
+        A stream rests while its caller does not want parts, or while another one is on probation.
+
+        Args:
+            pause: The ids of those that are to rest and did not are appended here.
+            resume: The same of those that did and are not to.
+        """
+        self.is_restless = False
+        for request in self.members.values():
+            stream = stream_of(request)
+            rests = stream.is_paused if self.suspect is None and not self.is_clearing else request is not self.suspect
+            if rests != stream.is_resting:
+                stream.is_resting = rests
+                self.resting += 1 if rests else -1
+                (pause if rests else resume).append(request.id)

@@ -1,0 +1,482 @@
+"""What becomes of results: answers of requests, or what waits at the next nodes of the graph.
+
+Each request is answered once: whoever calls `answer`, `fail` or `expire` owns the answer, and the
+request, which is not done yet, becomes so. A request of which a fork has made others (its children)
+runs until they are joined, and stands in `families`. The children never outlive it: the first
+error, an early answer, a cancellation and a deadline all take every child out, wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from carpool.engine.core import trail
+from carpool.engine.core.batch import DONE_EARLY, Reply
+from carpool.engine.core.graph import JOIN, After, Door, Each, Fork, Node, Switch
+from carpool.engine.core.journal import Journal, parts_so_far
+from carpool.engine.core.lobby import acquit
+from carpool.engine.fast_paths import fast_path
+from carpool.engine.request import DONE, QUEUED, RUNNING, Request
+from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
+
+Moves = dict[Node, list[Request]]
+"""Requests that are on their way, by the nodes to which they come."""
+
+
+class Siblings:
+    """The children of a request, and what those have come to that are done.
+
+    It is the `caller` of each of them.
+
+    Attributes:
+        parent: The request.
+        block: The fork, or `Each`, that has made them.
+        children: They, in order.
+        results: By child.
+    """
+
+    __slots__ = ("block", "children", "parent", "results")
+
+    def __init__(self, parent: Request, block: Fork | Each) -> None:
+        self.parent = parent
+        self.block = block
+        self.children: Sequence[Request] = ()
+        self.results: dict[Request, object] = {}
+
+    def answered(self, request: Request) -> None:
+        """Take no note: what a child comes to never is an answer."""
+
+    def let_go(self) -> None:
+        """Refer to the children no more, who refer to this: no circle is left to be collected."""
+        self.children, self.results = (), {}
+
+
+class Transit:
+    """Ends requests, or has them go on.
+
+    Args:
+        journal: Records what happens to each request, if given.
+
+    Attributes:
+        answers: The requests whose answers no poll has returned yet.
+        families: By parent, the requests of which children are under way.
+        last_id: The id that was given last.
+        journal: As given.
+    """
+
+    def __init__(self, journal: Journal | None) -> None:
+        self.answers: list[Request] = []
+        self.families: dict[Request, Siblings] = {}
+        self.last_id = 0
+        self.journal = journal
+
+    # -- ends
+
+    def answer(self, now: float, request: Request) -> None:
+        """End a request that has its result or its error, and that is no child."""
+        request.state = DONE
+        request.node.flow.answered += 1
+        self.answers.append(request)
+        if self.journal is not None:
+            outcome = "answered" if request.error is None else f"failed: {request.error}"
+            self.journal.record(now, outcome, request.id, detail=parts_so_far(now, request))
+
+    def fail(self, now: float, request: Request, error: Exception) -> None:
+        """End a request with an error; of a child, the parent and all that has become of it."""
+        while type(family := request.caller) is Siblings:
+            request.state = DONE
+            request = family.parent
+            if self.families.get(request) is not family:  # another child was faster
+                return
+            self._close(now, family)
+        request.error = error
+        request.node.flow.failed += 1
+        self.answer(now, request)
+
+    def expire(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:
+        """End a request whose deadline has passed.
+
+        Args:
+            now: The time.
+            request: Knows where it is, or was last.
+            started: When it was handed to its present worker; None if it is not running.
+            hint: What else to tell its caller.
+        """
+        error = DeadlineExceeded(trail.format_expiry(now, request, started) + hint)
+        error.worker_lost = request.losses > 0
+        self.fail(now, request, error)
+
+    def refuse(self, request: Request, error: CarpoolError) -> None:
+        """End a new request that is not admitted."""
+        request.state = DONE
+        request.error = error
+        self.answers.append(request)
+
+    def withdraw(self, now: float, request: Request) -> None:
+        """Take a request out, wherever it is, with all that has become of it; it is now done."""
+        family = self.families.get(request) if self.families else None
+        node = request.node
+        if family is not None:
+            self._close(now, family)
+            request.state = DONE
+        elif type(node) is Node:
+            if request.state == QUEUED:
+                node.crew.leave(now, request)
+            else:
+                node.crew.abandon(now, request)
+        elif type(node) is Door and request.state == QUEUED:
+            node.queue.remove(request)
+        else:
+            request.state = DONE  # it is on its way
+
+    def _close(self, now: float, family: Siblings) -> None:
+        """End the children of a request, whatever they do."""
+        del self.families[family.parent]
+        family.block.running -= 1
+        for child in family.children:
+            if child.state in (QUEUED, RUNNING):
+                self.withdraw(now, child)
+        family.let_go()
+
+    def collect(self) -> list[Request]:
+        """Return the requests that have been answered since the last poll, once."""
+        answers, self.answers = self.answers, []
+        return answers
+
+    # -- results of workers
+
+    @fast_path("answer_at_once")
+    def answer_all(self, flow: Any, takers: Sequence[Request | None], results: Sequence[object]) -> int | None:
+        """Answer the requests of a reply that has no errors, at a node that is the last.
+
+        Fast path of `sort_out`: the same outcome, see tests/engine/core/test_fast_paths.py.
+
+        Args:
+            flow: The service of all of them.
+            takers: As for `sort_out`.
+            results: One for each.
+
+        Returns:
+            How many results came too late.
+        """
+        answers = self.answers
+        before = len(answers)
+        for request, result in zip(takers, results, strict=True):
+            if request is not None and request.state == RUNNING:
+                request.state = DONE
+                request.result = result
+                answers.append(request)  # one by one: a thread that is killed amid a batch must lose none
+        answered = len(answers) - before
+        flow.answered += answered
+        return len(takers) - takers.count(None) - answered
+
+    def sort_out(
+        self, now: float, crew: Any, reply: Reply, takers: Sequence[Request | None], began: float | None
+    ) -> None:
+        """End the requests of a reply that end with it, and have the others go on.
+
+        Each request that is answered ends in one of six ways:
+
+        1. its caller does not wait any more, or it never was that worker's: the result is dropped;
+        2. its deadline had passed when the worker read it: it expires;
+        3. it has failed: it is answered with its error;
+        4. nothing follows, or its result says so (`DONE_EARLY`): it is answered with its result;
+        5. its deadline has passed since, and another stage would follow: it expires;
+        6. else the result goes on to what follows, unless it cannot be weighed for it, which fails
+           the request.
+
+        Args:
+            now: The time.
+            crew: The batcher of the stage.
+            reply: Has the results and errors of all of them.
+            takers: The requests, each in the place of its result; None for a stray one.
+            began: When the worker began with the batch; None if it is not the one that it runs.
+        """
+        results, errors, turns = reply.results, reply.errors, reply.turns
+        node: Node = crew.lobby.nodes[0]
+        following = node.after
+        # mostly all results go the same way, which is then found out once
+        is_plain = turns is None and not node.is_shared and (following is None or type(following) is Node)
+        moves: Moves = {}
+        passed: list[Request] = []
+        for i, request in enumerate(takers):
+            if request is None:
+                continue
+            if request.state != RUNNING:
+                crew.late_results += 1
+            elif errors is not None and i in errors:
+                if isinstance(errors[i], DeadlineExceeded):  # the worker does not know where the time went
+                    self.expire(now, request, began)
+                else:
+                    self.fail(now, request, errors[i])
+            elif not is_plain:
+                self.take_turn(now, request, results[i], None if turns is None else turns.get(i), began, moves)
+            elif following is None:
+                request.result = results[i]
+                self.answer(now, request)
+            elif request.deadline <= now:
+                self.expire(now, request, began)
+            elif self._weigh(now, request, following, results[i]):  # type: ignore[arg-type] # a `Node`, see above
+                request.item = results[i]
+                request.nbytes = node.flow.measure(results[i])
+                passed.append(request)
+        if passed:
+            assert began is not None
+            self._pass_on(now, node, following, passed, began)  # type: ignore[arg-type]
+        if moves:
+            self.move(now, moves)
+
+    def take_turn(
+        self, now: float, request: Request, result: object, turn: object, began: float | None, moves: Moves
+    ) -> None:
+        """Have a result go where its node, or the result itself, says.
+
+        Args:
+            now: The time.
+            request: Whose result it is.
+            result: What its node has made.
+            turn: See `Reply.turns`; None if the result says nothing.
+            began: When a worker began with it.
+            moves: Requests that go on are put in here; `move` has them come to their nodes.
+        """
+        node: Node = request.node
+        if turn is DONE_EARLY:
+            self._answer_early(now, request, result)
+        elif node.is_last and turn is None:
+            request.result = result
+            self.answer(now, request)
+        elif request.deadline <= now:
+            self.expire(now, request, began)
+        else:
+            assert began is not None
+            if request.losses:
+                acquit(request)
+            if node.is_shared:
+                request.lane = request.lane._replace(source=None)
+            if self.journal is not None:
+                self.journal.record(now, "passed", request.id, node.name)
+            trail.extend([request], node, began, now)
+            request.node = node.flow.on_the_way
+            self._go_on(now, request, node.after, result, turn, moves)
+
+    def _answer_early(self, now: float, request: Request, result: object) -> None:
+        """Answer with a result that needs nothing more, whatever else has become of the request."""
+        while type(family := request.caller) is Siblings:
+            request.state = DONE
+            request = family.parent
+            self._close(now, family)
+        request.result = result
+        self.answer(now, request)
+
+    def _pass_on(self, now: float, node: Node, following: Node, requests: Sequence[Request], began: float) -> None:
+        """Have requests come to the one node that follows, where they wait with their results."""
+        trail.extend(requests, node, began, now)
+        for request in requests:
+            request.node = following
+            request.arrived = now
+            request.format = 0
+            if self.journal is not None:
+                self.journal.record(now, "passed", request.id, node.name)
+        if node.block is not None:  # a later one of the reply may have failed, and so its siblings
+            requests = [request for request in requests if request.state == RUNNING]
+        if requests:
+            self._enter(now, following, requests)
+
+    # -- requests go on
+
+    def begin(self, now: float, requests: Sequence[Request], door: Door) -> None:
+        """Have requests that are admitted, and come from a door, begin their way."""
+        start = door.start
+        if type(start) is Node:
+            for request in requests:
+                request.node = start
+            if not start.begins:
+                for request in requests:
+                    request.trail = None  # type: ignore[assignment]
+            self._enter(now, start, requests)
+            return
+        moves: Moves = {}
+        for request in requests:
+            request.state = RUNNING
+            request.node = door
+            if door.begins:
+                request.trail = None  # type: ignore[assignment]
+            self._go_on(now, request, start, request.item, None, moves, is_new=False)
+        self.move(now, moves)
+
+    def let_in(self, now: float, child: Request, each: Each) -> None:
+        """Have an item of a list, which comes from the list's door, begin its way."""
+        moves: Moves = {}
+        child.node = each.door.flow.on_the_way
+        self._go_on(now, child, each.body, child.item, None, moves)
+        self.move(now, moves)
+
+    def move(self, now: float, moves: Moves) -> None:
+        """Have requests wait at the nodes that they have come to."""
+        for node, requests in moves.items():
+            there = [request for request in requests if request.state == RUNNING]  # a sibling may have failed
+            for request in there:
+                request.node = node
+                request.arrived = now
+            if there:
+                self._enter(now, node, there)
+
+    def _enter(self, now: float, node: Node, requests: Sequence[Request]) -> None:
+        """Have requests, which are at a node, join the queue of its stage."""
+        if node.is_shared:
+            for request in requests:
+                request.lane = request.lane._replace(source=node)
+        node.crew.enter(now, requests)
+
+    def _go_on(
+        self,
+        now: float,
+        request: Request,
+        after: After,
+        item: Any,
+        turn: object,
+        moves: Moves,
+        is_new: bool = True,
+    ) -> None:
+        """Have a request, which runs, go on with an item.
+
+        Args:
+            now: The time.
+            request: The request.
+            after: What follows.
+            item: What goes on.
+            turn: The name of the way that it takes; None if it names none.
+            moves: As for `take_turn`.
+            is_new: Whether it is the result of a node, and not what the request came with.
+        """
+        while True:
+            if isinstance(after, Switch):
+                found, error = way_of(after, item, turn)
+                if error is not None:
+                    self.fail(now, request, error)
+                    return
+                after, turn = found, None
+            elif turn is not None:
+                text = f"a result names {turn!r} as its branch, and no Route follows"
+                self.fail(now, request, ModelError(text, code="bad_result"))
+                return
+            elif isinstance(after, Node):
+                if self._come_to(now, request, after, item, is_new):
+                    moves.setdefault(after, []).append(request)
+                return
+            elif after is None:
+                request.result = item
+                self.answer(now, request)
+                return
+            elif isinstance(after, Fork | Each):
+                items = [item] * len(after.branches) if isinstance(after, Fork) else self._items_of(now, request, item)
+                if items is None:
+                    return
+                if items:
+                    self._split(now, request, after, items, moves, is_new)
+                    return
+                item, is_new = after.joined([]), True
+                after = after.then
+            else:
+                assert after is JOIN
+                family: Siblings = request.caller  # type: ignore[assignment] # of a child it is one
+                request.state = DONE
+                family.results[request] = item
+                if len(family.results) < len(family.children):
+                    return
+                request, joined, is_new = family.parent, family.block, True
+                del self.families[request]
+                joined.running -= 1
+                item = joined.joined([family.results[child] for child in family.children])
+                family.let_go()
+                after = joined.then
+
+    def _split(
+        self, now: float, request: Request, block: Fork | Each, items: list[Any], moves: Moves, is_new: bool
+    ) -> None:
+        """Make children of a request, each with an item of its own, and have them go on."""
+        family = self.families[request] = Siblings(request, block)
+        block.running += 1
+        place = block.door if isinstance(block, Each) else request.node.flow.on_the_way
+        children = []
+        for item in items:
+            child = Request(item, request.deadline, family, request.nbytes)
+            self.last_id = child.id = self.last_id + 1
+            child.state = RUNNING
+            child.node = place
+            child.due, child.bulk, child.patient = request.due, request.bulk, True
+            child.lane, child.size, child.length = request.lane, request.size, request.length
+            child.format = 0 if is_new else request.format
+            child.admitted, child.arrived, child.trail = request.admitted, now, request.trail
+            children.append(child)
+        family.children = children
+        if isinstance(block, Each):
+            block.door.queue.push(children)
+            return
+        for child, branch in zip(children, block.branches, strict=True):
+            if child.state == RUNNING:  # else a sibling has failed already
+                self._go_on(now, child, branch, child.item, None, moves, is_new)
+
+    def _items_of(self, now: float, request: Request, item: Any) -> list[Any] | None:
+        """Return the items of a list; None if it is none, and so the request has failed."""
+        if isinstance(item, list | tuple):
+            return list(item)
+        text = f"a stage before ForEach must return a list, and has returned {type(item).__name__}"
+        self.fail(now, request, ModelError(text, code="bad_result"))
+        return None
+
+    def _come_to(self, now: float, request: Request, node: Node, item: object, is_new: bool) -> bool:
+        """Have a request wait for a node with an item, if that can be weighed; else it fails."""
+        if is_new:
+            if not self._weigh(now, request, node, item):
+                return False
+            request.nbytes = node.flow.measure(item)
+            request.format = 0
+        request.item = item
+        return True
+
+    def _weigh(self, now: float, request: Request, node: Node, result: object) -> bool:
+        """Weigh a request for its next node and report whether that worked; if not, it fails."""
+        try:
+            if request.losses:
+                acquit(request)  # this restores its own key, before it gets that of the next stage
+            node.crew.lobby.weigh(request, result)
+        except CarpoolError as error:
+            self.fail(now, request, error)
+            return False
+        except BaseException as error:  # a `Weigher` raises only CarpoolErrors; others may be given
+            kind = type(error).__name__
+            self.fail(now, request, ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind))
+            return False
+        return True
+
+
+def way_of(switch: Switch, item: object, turn: object = None) -> tuple[After, CarpoolError | None]:
+    """Return what follows a switch for an item, or why nothing does.
+
+    Args:
+        switch: The switch.
+        item: What goes on.
+        turn: The name of the way, if the item's maker has given it.
+    """
+    after: After = switch
+    while isinstance(after, Switch):
+        name = turn
+        if name is None:
+            if after.choose is None:
+                return None, ModelError("no branch was named, and Route has no choose=", code="bad_result")
+            try:
+                name = after.choose(item)
+            except CarpoolError as error:
+                return None, error
+            except BaseException as error:
+                kind = type(error).__name__
+                return None, ModelError(f"choose= of a Route raised {kind}: {error}", type_name=kind)
+        ways: Mapping[Any, After] = after.ways
+        try:
+            after, turn = ways[name], None
+        except (KeyError, TypeError):
+            known = ", ".join(map(repr, ways))
+            return None, ModelError(f"there is no branch {name!r}; there are {known}", code="bad_result")
+    return after, None

@@ -1,0 +1,271 @@
+"""The workers of a stage that answers in batches: batches go out, and replies come in.
+
+All else about workers is as in `worker_pool.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from math import inf
+from typing import Any, cast
+
+import msgspec
+
+from carpool.engine.call.results import Trouble
+from carpool.engine.core.batch import Batch, Reply
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.drive.process import WorkerProcess
+from carpool.engine.drive.replies import check_ids, check_takers, decoded, errors_of
+from carpool.engine.drive.worker import Work
+from carpool.engine.drive.worker_pool import WorkerPool
+from carpool.engine.logger import logger
+from carpool.engine.request import Request
+from carpool.engine.wire.arrays import Block
+from carpool.engine.wire.frame import Frame, FrameError, FrameKind, in_pieces
+from carpool.engine.wire.outcome import Outcome
+from carpool.engine.wire.payload import LARGE, Scalars
+from carpool.errors import ModelError, Unavailable
+
+
+class BatchPool(WorkerPool):
+    """The executor of a stage that answers in batches.
+
+    Its arguments are those of `WorkerPool`.
+
+    Attributes:
+        batcher: The stage's.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.batcher = cast(Batcher, self._crew)
+        # What each worker has not been sent yet, by place: the other pieces of its batch, then
+        # the batches ahead, whole or in pieces.
+        self._unsent: dict[int, list[Frame]] = {}
+
+    def run(self, batch: Batch) -> None:
+        """Send a batch to its worker."""
+        requests = batch.requests
+        frame = Frame(
+            FrameKind.BATCH,
+            batch.id,
+            batch.ids,
+            bytes([r.format for r in requests]),
+            bytes([r.accept for r in requests]),
+            [r.deadline for r in requests],
+            [r.item for r in requests],  # type: ignore[misc]
+            batch.started,
+        )
+        if batch.place in self._unsent:
+            self._unsent[batch.place] += in_pieces(frame)
+            return
+        worker = self._workers[batch.place]
+        if batch.ahead and worker.send_ahead is not None and self._nbytes_ahead(batch.place) >= LARGE:
+            self._unsent[batch.place] = in_pieces(frame)
+            self._send_ahead(batch.place)
+            return
+        try:
+            worker.send(frame)
+        except FrameError:  # it is too large for one message, and nothing has been sent
+            self._unsent[batch.place] = in_pieces(frame)
+            if self.batcher.in_flight.get(batch.place) is batch:
+                self._send_next(batch.place)  # else it lies ahead, and goes once its turn comes
+        if self._after_dispatch is not None:
+            self._after_dispatch()
+
+    def _nbytes_ahead(self, place: int) -> int:
+        """Return how many bytes the items take that lie with a worker, or are about to."""
+        return sum([request.nbytes for batch in self.batcher.ahead[place] for request in batch.requests])
+
+    def _send_ahead(self, place: int) -> None:
+        """Have the batch that comes next go to its worker, on a network once that begins to answer.
+
+        Of those ahead it is the first, as a worker reads only one when it has answered.
+        """
+        batch, pieces = self.batcher.ahead[place][0], self._unsent[place]
+        if pieces[0].ids != batch.ids:
+            return
+        with contextlib.suppress(FrameError):  # it is tried again once the worker has answered, and fails then
+            worker = self._workers[place]
+            (worker.send_ahead or worker.send)(pieces[0])
+            pieces.pop(0)
+            if not pieces:
+                del self._unsent[place]
+
+    def _send_next(self, place: int) -> None:
+        """Send the next piece of a batch that is too large for one message.
+
+        Each piece is answered before the next one goes. An item that is too large by itself fails;
+        the others of its batch do not, nor does the worker.
+        """
+        pieces = self._unsent[place]
+        while self._unsent.get(place) is pieces:
+            piece = pieces.pop(0)
+            if not pieces:
+                del self._unsent[place]
+            try:
+                self._workers[place].send(piece)
+            except FrameError as error:
+                n = len(piece.ids)
+                text = f"the item cannot be sent to stage {self.name}: {error}"
+                errors: dict[int, Exception] = {i: ModelError(text, code="too_large") for i in range(n)}
+                self._driver.completed(Reply(self.stage, place, piece.batch_id, piece.ids, [None] * n, errors))
+            else:
+                self._driver.call_started(self.stage, place, piece.batch_id)
+                return
+
+    def lend(self, place: int, recall: Callable[[], None]) -> tuple[WorkerProcess, socket.socket] | None:
+        """Lend the socket of a worker that has nothing to do; see `WorkerProcess.lend`.
+
+        Returns:
+            The worker and its socket; None if it cannot be lent.
+        """
+        worker = self._workers.get(place)
+        if not isinstance(worker, WorkerProcess) or self._after_dispatch is not None or self._before_reply is not None:
+            return None
+        sock = worker.lend(recall)
+        return None if sock is None else (worker, sock)
+
+    # -- what the workers send
+
+    def _heard(self, place: int, frame: Frame) -> None:
+        """Take a frame from a worker. Raises FrameError if it must not send that now."""
+        if frame.kind == FrameKind.REPLY:
+            self._replied(place, frame)
+        elif frame.kind == FrameKind.CALL:
+            self._batch_of(place, frame)
+            self._driver.call_started(self.stage, place, frame.batch_id)
+        elif frame.kind == FrameKind.TROUBLE and frame.payloads:
+            self._troubled(place, frame)
+        else:
+            super()._heard(place, frame)
+
+    def _batch_of(self, place: int, frame: Frame) -> Batch:
+        """Return the batch of a frame. Raises FrameError if the worker has another one, or none."""
+        batch = self.batcher.in_flight.get(place)
+        if batch is None or batch.id != frame.batch_id:
+            raise FrameError(f"{frame.kind.name} for batch {frame.batch_id}, which it does not have")
+        return batch
+
+    def _replied(self, place: int, frame: Frame) -> None:
+        """Pass a reply on to the driver, once it has been checked."""
+        batch = self._batch_of(place, frame)
+        if frame.ids == batch.ids:
+            frame.ids = batch.ids  # compared once more later, and quicker with itself
+        else:
+            check_ids(frame.ids, batch.ids)
+        if not (0.0 <= frame.busy_s < inf and 0.0 <= frame.waited_s < inf):
+            raise FrameError(f"a reply after {frame.busy_s} s of work and {frame.waited_s} s of waiting")
+        if type(frame.payloads) is Block:
+            frame.payloads = frame.payloads.separate()
+        errors: dict[int, Exception] | None = None
+        if frame.no_memory:
+            errors = self._not_received(frame)
+        elif frame.formats.count(Outcome.OK) != len(frame.formats):
+            errors = errors_of(frame, batch, self._is_last)
+        elif type(frame.payloads) is Scalars and self._is_last:
+            check_takers(frame.ids, batch)
+        if self._before_reply is not None:
+            self._before_reply()
+        self.roster.finished_batch()
+        busy_s, waited_s = frame.busy_s, frame.waited_s
+        if self.count_calls is not None:
+            self.count_calls(place, len(frame.ids))
+        reply = Reply(self.stage, place, frame.batch_id, frame.ids, frame.payloads, errors, busy_s, waited_s)
+        self._driver.completed(reply)
+        if place in self._unsent:
+            if self._is_waiting_for_more(place):
+                self._send_next(place)
+            elif place in self.batcher.ahead:
+                self._send_ahead(place)
+
+    def _not_received(self, frame: Frame) -> dict[int, Exception]:
+        """Return the errors of a reply whose payloads there was no memory for."""
+        logger.error(
+            "stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids), extra=self._about()
+        )
+        text = f"there was no memory to receive the result from stage {self.name}"
+        frame.payloads = [b""] * len(frame.ids)
+        return {i: Unavailable(text, code="out_of_memory") for i in range(len(frame.ids))}
+
+    def _is_waiting_for_more(self, place: int) -> bool:
+        """Report whether the worker has answered all it was sent, but not all of its batch."""
+        batch = self.batcher.in_flight.get(place)
+        if batch is None:
+            return False
+        return sum([len(piece.ids) for piece in self._unsent[place] if piece.batch_id == batch.id]) == len(batch.ids)
+
+    @property
+    def _is_last(self) -> bool:
+        return self.stage == len(self._driver.core.batchers) - 1
+
+    def _troubled(self, place: int, frame: Frame) -> None:
+        """Learn from what happened during a batch, or during the warm-up, besides the results."""
+        trouble = decoded(frame.payloads[0], list[Trouble])
+        try:
+            if self.roster.places[place].is_serving:
+                batch = self._batch_of(place, frame)
+                if len(batch) != batch.n:  # of a piece of it, so its positions are not those in the batch
+                    trouble = [msgspec.structs.replace(each, ran_out=[], fitted=[]) for each in trouble]
+                self._driver.troubled(self.batcher, place, frame.batch_id, trouble)
+            elif all(n == size for n, size in self._launch.warm_up.items()):  # else the first batches will show it
+                self._driver.troubled_in_warm_up(self.batcher, trouble)
+        except ValueError as error:
+            raise FrameError(str(error)) from error
+
+    def _learn(self, frame: Frame) -> None:
+        """Pass the timings of the warm-up on to the stage's policy."""
+        for payload in frame.payloads[1:2]:
+            for n, busy_s in decoded(payload, list[tuple[int, float]]):
+                if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
+                    raise FrameError(f"a warm-up of {n} items in {busy_s} s")
+                self._driver.trained(self.batcher, n, self._launch.warm_up.get(n, n), busy_s)
+        shapes = self._launch.warm_up_shapes
+        for payload in frame.payloads[2:]:
+            for i, busy_s in decoded(payload, list[tuple[int, float]]):
+                if not 0 <= i < len(shapes) or not 0.0 <= busy_s < inf:
+                    raise FrameError(f"a warm-up of shape {i} in {busy_s} s")
+                self._driver.trained(self.batcher, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
+
+    def _heard_too_late(self, place: int, frame: Frame) -> None:
+        """Count late results of a worker that was given up: others have its requests by now."""
+        if frame.kind == FrameKind.REPLY:
+            self.batcher.late_results += len(frame.ids)
+            self._workers[place].kill()  # it has come back, so it need not write down where it hung
+
+    # -- workers that go
+
+    def _requests_of(self, place: int) -> list[Request]:
+        """Return the requests that a worker is at work on."""
+        batch = self.batcher.in_flight.get(place)
+        return [] if batch is None else list(batch.requests)
+
+    def _work_of(self, place: int) -> Work | None:
+        """Return what a worker is at work on; None if it is idle, or gone."""
+        return self.batcher.in_flight.get(place)
+
+    def _forget(self, place: int, cause: str) -> None:
+        self._unsent.pop(place, None)
+        super()._forget(place, cause)
+
+    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
+        """Have what a lost worker owed run by others, or fail.
+
+        Returns:
+            Whether a request is to blame for the loss.
+        """
+        unsent = {id for piece in self._unsent.pop(place, ()) for id in piece.ids}
+        if has_unread_batch and place not in self.batcher.ahead:  # else the one ahead is what is unread
+            self._driver.worker_left(self.stage, place)
+        elif self._driver.worker_lost(self.stage, place, unsent):
+            text = "stage %s: two workers were lost with the same request, which fails and is not tried again"
+            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
+            self._forgive(place)
+            return True
+        return False
+
+    def _hand_back_unblamed(self, place: int) -> None:
+        self._unsent.pop(place, None)
+        super()._hand_back_unblamed(place)

@@ -1,0 +1,370 @@
+"""The gate of a service: the address at which workers that come by themselves connect.
+
+A connection is a stranger until it has shown that it knows the token (`wire/handshake.py`). Nothing
+else is read from strangers, and nothing is sent to them. Each has a few seconds, and only so many
+are let in at a time (`strangers.py`); the others wait in the kernel's queue. So strangers can hold
+a worker up, but not keep it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import secrets
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from carpool.engine.logger import logger
+from carpool.engine.wire import handshake
+from carpool.engine.wire.handshake import Claim, HandshakeError, Hello
+from carpool.engine.worker.address import JoinAddress, Tls, listen_at, tune
+
+T = TypeVar("T")
+
+
+class Strangers(Generic[T]):
+    """Connections that may be proving themselves, to join or to speak TLS.
+
+    Each has some time for sure. Once that is over, it makes room for one that comes later, if there
+    are as many as there may be. The one that goes is the oldest of the source that has most, so
+    a source that keeps many connections open pushes out its own, and neither keeps others out.
+
+    Args:
+        most: How many there may be.
+        sure_s: For how long each may stay, however many come.
+    """
+
+    def __init__(self, most: int, sure_s: float) -> None:
+        self._most = most
+        self._sure_s = sure_s
+        self._came: dict[T, tuple[str, float]] = {}
+        self._of_source: dict[str, dict[T, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._came)
+
+    def wait_s(self, now: float) -> float:
+        """Return after how many seconds one more may come, unless one leaves before; 0 for now."""
+        if len(self._came) < self._most:
+            return 0.0
+        return max(0.0, self._came[self._next_to_go()][1] + self._sure_s - now)
+
+    def enter(self, stranger: T, source: str, now: float) -> T | None:
+        """Let one in, and return the one that has to go for it."""
+        going = self._next_to_go() if len(self._came) >= self._most else None
+        if going is not None:
+            self.leave(going)
+        self._came[stranger] = source, now
+        self._of_source.setdefault(source, {})[stranger] = None
+        return going
+
+    def leave(self, stranger: T) -> None:
+        """Take note that one has proven itself, or has gone."""
+        source, _ = self._came.pop(stranger, ("", 0.0))
+        others = self._of_source.get(source, {})
+        others.pop(stranger, None)
+        if not others:
+            self._of_source.pop(source, None)
+
+    def _next_to_go(self) -> T:
+        source = max(self._of_source, key=lambda each: len(self._of_source[each]))
+        return next(iter(self._of_source[source]))
+
+
+STRANGER_S: Final = 5.0
+"""How long a connection may take to prove itself."""
+
+MOST_STRANGERS: Final = 1024
+"""How many connections may be proving themselves at a time; at most a quarter of the descriptors
+that the process may have.
+"""
+
+MOST_PER_S: Final = 1000
+"""How many may be let in in a second while others have to go for them."""
+
+_BACKLOG: Final = 4096  # first come, first served; the kernel takes less where it is told to
+_NO_ROOM_S: Final = 1.0  # until connections are taken again after the system had no descriptor for one
+_TELL_EVERY_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What becomes of a worker that proves that it knows a token.
+
+    Attributes:
+        token: The token.
+        refusal: Returns why the worker cannot be admitted; empty if it can.
+        admit: Called with the connection of a worker that has been admitted, and what it has said.
+    """
+
+    token: bytes
+    refusal: Callable[[Hello], str]
+    admit: Callable[[socket.socket, Hello], None]
+
+
+class Gate:
+    """Listens for workers, on the running loop.
+
+    Args:
+        tls: The files for TLS; None for plain connections.
+        silence_s: For how long a worker's machine may be silent.
+        model: The name of the service, for the log.
+
+    Attributes:
+        invitations: By ticket, what becomes of a worker that comes with it.
+        strangers: How many connections have been closed that did not prove themselves.
+    """
+
+    def __init__(self, tls: Tls | None, silence_s: float, model: str) -> None:
+        self.invitations: dict[str, Invitation] = {}
+        self.strangers = 0
+        self._tls = None if tls is None else tls.for_service()
+        self._silence_s = silence_s
+        self._about = {"model": model}
+        self._loop = asyncio.get_running_loop()
+        self._listening: list[socket.socket] = []
+        self._paths: list[tuple[str, int]] = []  # of our Unix sockets, and their inodes
+        self._greeting: set[asyncio.Task[None]] = set()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_STRANGERS if descriptors == resource.RLIM_INFINITY else min(MOST_STRANGERS, descriptors // 4)
+        self._proving: Strangers[asyncio.Task[None]] = Strangers(most, most / MOST_PER_S)
+        self._is_full = False
+        self._told_at = 0.0
+
+    def listen(self, address: JoinAddress) -> JoinAddress:
+        """Listen at an address, and return it with the port that was taken.
+
+        Raises:
+            OSError: It is in use, or cannot be listened on.
+        """
+        sock = _bound(address)
+        self._listening.append(sock)
+        if address.path:
+            self._paths.append((address.path, os.stat(address.path).st_ino))
+        if not self._is_full:
+            self._loop.add_reader(sock.fileno(), self._knocked, sock)
+        return address if address.path else address._replace(port=sock.getsockname()[1])
+
+    def close(self) -> None:
+        """Listen no more, and close the connections of strangers."""
+        for task in self._greeting:
+            task.cancel()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Listen no more, without the loop, which ends or has ended."""
+        for sock in self._listening:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(sock.fileno())
+            sock.close()
+        self._listening.clear()
+        for path, inode in self._paths:
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == inode:  # else it is another service's by now
+                    os.unlink(path)
+        self._paths.clear()
+
+    # -- inside
+
+    def _knocked(self, listening: socket.socket) -> None:
+        """Take the connections that wait, as far as there is room."""
+        while (wait_s := self._proving.wait_s(self._loop.time())) == 0.0:
+            try:
+                sock, address = listening.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._wait_for_descriptors(error)
+                return
+            sock.setblocking(False)
+            task = self._loop.create_task(self._greet(sock))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeted)
+            going = self._proving.enter(task, str(address[0]) if address else "", self._loop.time())
+            if going is not None:
+                going.cancel()
+        self._pause()
+        self._loop.call_later(wait_s, self._go_on)
+
+    def _wait_for_descriptors(self, error: OSError) -> None:
+        logger.error("no worker can join for %g s: %s", _NO_ROOM_S, error, extra=self._about)
+        self._pause()
+        self._loop.call_later(_NO_ROOM_S, self._go_on)
+
+    def _pause(self) -> None:
+        """Take no more connections for now: they wait in the kernel's queue."""
+        self._is_full = True
+        for sock in self._listening:
+            self._loop.remove_reader(sock.fileno())
+
+    def _go_on(self) -> None:
+        if self._is_full:
+            self._is_full = False
+            for sock in self._listening:
+                self._loop.add_reader(sock.fileno(), self._knocked, sock)
+
+    def _greeted(self, task: asyncio.Task[None]) -> None:
+        self._greeting.discard(task)
+        self._proving.leave(task)
+        self._go_on()
+
+    async def _greet(self, sock: socket.socket) -> None:
+        """Find out whether a connection is a worker's, and admit it or close it."""
+        peer = _peer_of(sock)
+        conversation = _Conversation(sock)
+        try:
+            async with asyncio.timeout(STRANGER_S):
+                if self._tls is not None and sock.family != socket.AF_UNIX:
+                    await conversation.encrypt(self._tls)
+                why = await self._talk(conversation, peer)
+        except (OSError, HandshakeError, TimeoutError) as error:
+            why = "it did not introduce itself in time" if isinstance(error, TimeoutError) else str(error)
+        except BaseException:
+            conversation.sock.close()
+            if self._listening:
+                self._turned_away(peer, "others came, and it had not introduced itself")
+            raise
+        if why:
+            conversation.sock.close()
+            self._turned_away(peer, why)
+
+    async def _talk(self, conversation: _Conversation, peer: str) -> str:
+        """Have a connection prove itself; return why it was not admitted, or nothing if it was."""
+        nonce = secrets.token_bytes(handshake.NONCE_BYTES)
+        await conversation.send(handshake.greeting(nonce))
+        head = await conversation.receive(handshake.HELLO_HEAD_BYTES)
+        claim = handshake.read_hello(head, await conversation.receive(handshake.hello_rest(head)))
+        invitation = self.invitations.get(claim.hello.ticket)
+        if invitation is None or not handshake.is_proven(claim, invitation.token, nonce):
+            return "it does not know the token"
+        refusal = invitation.refusal(claim.hello)
+        await conversation.send(handshake.verdict(claim, invitation.token, nonce, refusal))
+        if refusal:
+            self._refused(claim, peer, refusal)
+            conversation.sock.close()
+            return ""
+        if not self._listening:
+            return "the service is closing"
+        tune(conversation.sock, self._silence_s)
+        invitation.admit(conversation.sock, claim.hello)
+        return ""
+
+    def _refused(self, claim: Claim, peer: str, refusal: str) -> None:
+        hello = claim.hello
+        text = "a worker (%s) at %s is not admitted to stage %s: %s"
+        logger.warning(text, hello.whereabouts, peer, hello.stage, refusal, extra=self._about)
+
+    def _turned_away(self, peer: str, why: str) -> None:
+        """Count a stranger, and log the first one of each minute."""
+        self.strangers += 1
+        now = self._loop.time()
+        if self.strangers == 1 or now - self._told_at >= _TELL_EVERY_S:
+            self._told_at = now
+            text = "a connection from %s to the gate for workers was closed: %s (%d so far)"
+            logger.warning(text, peer, why, self.strangers, extra=self._about)
+
+
+class _Conversation:
+    """Reads and writes a few bytes on a socket that does not block, TLS or not."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._loop = asyncio.get_running_loop()
+
+    async def encrypt(self, context: ssl.SSLContext) -> None:
+        """Make a TLS connection of it. Raises OSError."""
+        self.sock = sock = context.wrap_socket(self.sock, server_side=True, do_handshake_on_connect=False)
+        while True:
+            try:
+                sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+            except ssl.SSLWantWriteError:
+                await self._ready(self._loop.add_writer, self._loop.remove_writer)
+            else:
+                return
+
+    async def receive(self, n: int) -> bytes:
+        """Return exactly so many bytes. Raises HandshakeError if the connection ends before."""
+        data = bytearray()
+        while len(data) < n:
+            buffer = bytearray(n - len(data))
+            try:
+                got = self.sock.recv_into(buffer)
+            except BlockingIOError:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+                continue
+            if not got:
+                raise HandshakeError("it closed the connection without introducing itself")
+            data += buffer[:got]
+        return bytes(data)
+
+    async def send(self, data: bytes) -> None:
+        """Write some bytes. Raises OSError."""
+        while data:
+            try:
+                data = data[self.sock.send(data) :]
+            except BlockingIOError:
+                await self._ready(self._loop.add_writer, self._loop.remove_writer)
+
+    async def _ready(self, watch: Callable[..., object], unwatch: Callable[[int], object]) -> None:
+        """Wait until the socket can be read or written."""
+        ready: asyncio.Future[None] = self._loop.create_future()
+        fd = self.sock.fileno()
+        watch(fd, _resolve, ready)
+        try:
+            await ready
+        finally:
+            unwatch(fd)
+
+
+def _resolve(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _bound(address: JoinAddress) -> socket.socket:
+    """Return a socket that listens, and does not block. Raises OSError."""
+    if not address.path:
+        sock = listen_at(address.host, address.port, _BACKLOG)
+        sock.setblocking(False)
+        return sock
+    _remove_leftover(address.path)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(address.path)
+        os.chmod(address.path, stat.S_IRUSR | stat.S_IWUSR)  # before anyone can connect
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_leftover(path: str) -> None:
+    """Remove the socket of a service that has been killed, at which nothing listens any more."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            with socket.socket(socket.AF_UNIX) as probe:
+                try:
+                    probe.connect(path)
+                except ConnectionRefusedError:
+                    os.unlink(path)
+
+
+def _peer_of(sock: socket.socket) -> str:
+    if sock.family == socket.AF_UNIX:
+        return "this machine"
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return "an unknown address"

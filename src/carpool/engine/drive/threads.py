@@ -1,0 +1,622 @@
+"""The driver of a batch function whose callers are threads: one of them runs the batch for all.
+
+No thread belongs to it. The line (`core/line.py`) decides under one short lock which thread leads
+and which sleep; all that takes time, sleeping (`drive/wakeups.py`), the execution lock and the
+user's function, happens outside that lock.
+
+Any thread may be interrupted at any point, by Ctrl-C or by an exception of a signal handler. So
+whatever another thread counts on is one step, or is made up for where the exception is caught.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from math import inf
+from threading import get_ident
+from typing import Any, ClassVar, Final
+
+from carpool.engine.call.lock import ExecutionLock, can_be_tried, is_owned
+from carpool.engine.clock import Clock, monotonic
+from carpool.engine.core.batch import Batch
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.line import ANSWERED, LEADS, SLEEP, Line, LoneWaiter
+from carpool.engine.drive.awaiting import AwaitedTickets
+from carpool.engine.drive.failures import FAILED_FOR_S, BatchOutcome, for_all, learn
+from carpool.engine.drive.wakeups import (
+    Sleep,
+    Sleeper,
+    ThreadWaiter,
+    WakeQueue,
+    WakeupLocks,
+    leading,
+    sleeping,
+    would_deadlock,
+)
+from carpool.engine.fast_paths import fast_path
+from carpool.engine.foreign import text_of
+from carpool.engine.logger import logger
+from carpool.engine.observe.function_stats import CallCounts, FunctionSnapshot, snapshot
+from carpool.engine.observe.stage_stats import explained
+from carpool.engine.request import Lane, Request
+from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
+
+_LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
+
+AT_ONCE: Final = -inf
+"""As a time until which a thread waits: it does not wait."""
+
+Run = Callable[[list[Any]], BatchOutcome]
+"""Calls the user's function for the items of a batch."""
+
+
+class LoneCall(LoneWaiter):
+    """The call of a thread that found the line empty and runs its one item itself.
+
+    Attributes:
+        sleepers: None, since its thread is inside the function.
+        result: What the function returned for the item.
+        error: Why it failed; None if it did not.
+    """
+
+    __slots__ = ("error", "result")
+
+    sleepers: ClassVar[WakeupLocks] = []
+
+    result: object
+    error: Exception | None
+
+
+class PolicyRaised(Exception):
+    """The policy of a line has raised, and the line has failed for it."""
+
+
+class LineDriver:
+    """Runs a line with the threads of its callers.
+
+    Args:
+        name: The function's, for error texts.
+        batcher: Its queue and policy.
+        slots: How many batches may run at a time.
+        slo_s: How many seconds after its arrival a caller should have its answer, if there is a
+            goal.
+        execution_lock: Held while the function runs.
+        clock: Monotonic seconds.
+
+    Attributes:
+        awaited: The tickets that tasks await.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batcher: Batcher,
+        *,
+        slots: int = 1,
+        slo_s: float | None = None,
+        execution_lock: ExecutionLock | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._name = name
+        self._batcher = batcher
+        batcher.lobby.on_fault = self._policy_raised
+        self._fault: BaseException | None = None  # what the policy has raised, until the line fails for it
+        self._slots = slots
+        self._slo_s = slo_s
+        self._execution_lock = execution_lock
+        self._may_try = can_be_tried(execution_lock)
+        self._clock = clock
+        self._leading_only_this = (self,)
+        self.awaited = AwaitedTickets(slots)
+
+        # shared by all threads that call the function: the line is read and changed with the lock
+        # held, the queue of wake-ups filled with it and emptied without
+        self._line = Line(batcher, slots, slo_s)
+        self._counts = CallCounts()
+        self._lock = threading.RLock()  # which knows its owner; it is never taken twice
+        self._wake_queue = WakeQueue()
+
+    # -- what it has done
+
+    def snapshot(self) -> FunctionSnapshot:
+        """Return what has been done so far. It takes no lock, so a call may be missing from it."""
+        line = self._line
+        return snapshot(self._name, line.core, self._counts, int(line.lone is not None))
+
+    def explain(self) -> dict[str, Any]:
+        """Return why the policy decides as it does."""
+        self._check_owner()
+        with self._lock:
+            return explained(self._batcher.lobby.policy, self._clock(), self._batcher)
+
+    # -- forks
+
+    def start_anew(self, batcher: Batcher) -> None:
+        """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
+        closed = self._line.core.flow.closed_because
+        self._batcher = batcher
+        batcher.lobby.on_fault = self._policy_raised
+        self._fault = None
+        self._line = Line(batcher, self._slots, self._slo_s)
+        self._counts = CallCounts()
+        if closed is not None:
+            self._line.close(closed)
+        self._lock = threading.RLock()
+        self._wake_queue = WakeQueue()
+        self.awaited = AwaitedTickets(self._slots)
+
+    @property
+    def generation(self) -> object:
+        """An object that is not the same one in a forked child as in its parent."""
+        return self._line
+
+    @property
+    def leading_threads(self) -> list[object] | None:
+        """The threads that lead the line; None if one more could."""
+        return self._line.leading_threads
+
+    def forked(self) -> RuntimeError:
+        """Return the error for a caller in a child that waits for requests in its parent's line."""
+        return RuntimeError(
+            f"the process was forked after this call of {self._name} had joined the line, which is the parent's:"
+            " call it again in the child"
+        )
+
+    # -- callers
+
+    def join(
+        self,
+        items: Sequence[Any],
+        sizes: Sequence[int] | None,
+        timeout_s: float | None,
+        lanes: Sequence[Lane] | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> ThreadWaiter:
+        """Join the line with some items, and return what their caller waits for.
+
+        Args:
+            items: What the function gets.
+            sizes: How much of a batch each takes up; None if all count for one.
+            timeout_s: How long they may wait.
+            lanes: Where each waits, if not all may share a batch.
+            lengths: How long each is; None where that does not matter.
+
+        Raises:
+            RuntimeError: This thread is inside the function, or holds the execution lock: it would
+                wait for itself.
+        """
+        self.check_reentry()
+        now = self._clock()
+        deadline = inf if timeout_s is None else now + timeout_s
+        requests = [Request(item, deadline) for item in items]
+        for request in requests:
+            request.patient = True
+        if sizes is not None:
+            for request, size in zip(requests, sizes, strict=True):
+                request.size = size
+        if lanes is not None:
+            for request, lane in zip(requests, lanes, strict=True):
+                request.lane = lane
+        if lengths is not None:
+            for request, length in zip(requests, lengths, strict=True):
+                request.length = length
+        waiter = ThreadWaiter(requests, deadline)
+        wake_queue = self._wake_queue
+        try:
+            with self._lock:
+                self._line.join(now, requests)
+                woken = self._to_wake()
+            wake_queue.wake(woken)
+        except BaseException as error:
+            if not self._has_failed(error):  # the thread was interrupted
+                wake_queue.wake_everybody()
+                raise
+        return waiter
+
+    def wait(self, waiter: ThreadWaiter, run: Run, timeout_s: float | None = None) -> bool:
+        """Wait in the caller's thread until its answers are there; the thread may lead meanwhile.
+
+        Args:
+            waiter: What `join` returned; this thread has called `check_reentry`.
+            run: Calls the user's function.
+            timeout_s: How long to wait at most; the requests stay in the line after it.
+
+        Returns:
+            Whether the answers are there.
+
+        Raises:
+            DeadlineExceeded: The execution lock could not be had in time; the caller has left the
+                line.
+            RuntimeError: The function forked, and this is the child; or it waits for a function
+                that waits for it.
+        """
+        return self._wait(waiter, run, inf if timeout_s is None else self._clock() + timeout_s)
+
+    @fast_path("lone_call")
+    def call_alone(self, item: object, timeout_s: float | None, run: Run) -> LoneCall | None:
+        """Run one item in this thread at once, if the line is empty and nothing speaks against it.
+
+        Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py.
+        It takes a third of their time, and most calls go this way.
+
+        Args:
+            item: What the function gets; it counts for one, and may share a batch with any other.
+            timeout_s: How long it may wait.
+            run: Calls the user's function.
+
+        Returns:
+            The call with its answer; None if nothing has been done, and the item is to join.
+
+        Raises:
+            BaseException: This thread was interrupted.
+        """
+        thread, lock = get_ident(), self._execution_lock
+        leads = leading.get(thread)
+        if (leads is not None and self in leads) or self._lock._is_owned():  # type: ignore[attr-defined]
+            return None
+        if lock is not None and (not self._may_try or is_owned(lock) or not lock.acquire(timeout=0)):
+            return None
+        line, now = self._line, self._clock()
+        lone = LoneCall(item, inf if timeout_s is None else now + timeout_s, thread, now)
+        try:
+            try:
+                with self._lock:
+                    if not line.start_alone(lone):
+                        return None
+                outcome = self._call([item], run)
+            finally:
+                if lock is not None:
+                    lock.release()
+            self._finish_alone(line, lone, outcome)
+        except BaseException as error:
+            if line is self._line:
+                if self._has_failed(error):  # after the call
+                    return _with_answer(lone) if lone.requests else lone
+                if line.lone is lone or lone.requests:
+                    self.leave(lone, self._interrupted(), thread)
+            raise
+        return lone
+
+    def run_at_once(self, waiter: ThreadWaiter, run: Run) -> None:
+        """Run what is in the line, up to the caller's own requests, without waiting for others.
+
+        Nothing is run while another thread leads, or while the policy holds the batch back.
+
+        Args:
+            waiter: What `join` has just returned.
+            run: Calls the user's function.
+
+        Raises: what `wait` does.
+        """
+        self._wait(waiter, run, AT_ONCE)
+
+    def leave(self, waiter: ThreadWaiter | LoneCall, error: Exception, thread: int | None = None) -> bool:
+        """Let a caller go without its answers.
+
+        Args:
+            waiter: What the caller waits for.
+            error: What other threads that wait for the same answers get.
+            thread: The caller's thread, if the caller goes because this thread was interrupted.
+
+        Returns:
+            Whether any answer was still missing.
+        """
+        self._check_owner()
+        try:
+            return self._leave(waiter, error, thread)
+        except BaseException as fault:
+            if not self._has_failed(fault):
+                raise
+            return True
+
+    def drain(self, run: Run, error: CarpoolError) -> None:
+        """Refuse new callers with `error`, run what is in the line and wait for its leaders.
+
+        Raises:
+            RuntimeError: This thread is inside the function, or holds the execution lock: it would
+                wait for itself.
+        """
+        self.check_reentry()
+        waiter = ThreadWaiter((), inf)
+        waiter.pending = 1
+        try:
+            self._close(error, waiter)
+        except BaseException as fault:
+            if not self._has_failed(fault):
+                raise
+            self._close(error, waiter)  # from now on the policy is not asked
+        self.wait(waiter, run)
+
+    def check_reentry(self) -> None:
+        """Raise RuntimeError if this thread would wait for itself."""
+        leads = leading.get(get_ident())
+        if leads is not None and self in leads:
+            raise RuntimeError(
+                f"{self._name} was called from inside itself: the call would wait for the batch that makes it."
+                " Call the plain function instead"
+            )
+        self._check_owner()
+        if is_owned(self._execution_lock):
+            raise RuntimeError(
+                f"this thread already holds the execution lock of {self._name}: release it before the call"
+            )
+
+    # -- one thread's way through the line
+
+    def _wait(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
+        """Take one step after the other until the answers are there, or until a time."""
+        line = self._line
+        while waiter.pending or line.next_leader is waiter:
+            try:
+                has_led = self._step(waiter, run, until)
+                if line is not self._line and waiter.pending:
+                    raise self.forked()
+                if until != inf and not (has_led and until == AT_ONCE) and self._clock() >= until:
+                    self._change(line.stop_waiting, waiter)
+                    break
+            except BaseException as error:
+                sleeping.pop(get_ident(), None)
+                if line is self._line:
+                    if self._has_failed(error):
+                        continue
+                    shown = error if isinstance(error, CarpoolError) else self._interrupted()
+                    self.leave(waiter, shown, get_ident())
+                raise
+        return not waiter.pending
+
+    def _step(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
+        """Ask the line once what to do, and do it: run a batch, sleep, or nothing.
+
+        Returns:
+            Whether a batch was run.
+        """
+        sleep = None
+        with self._lock:
+            now = self._clock()
+            slot = self._line.step(now, waiter, get_ident())
+            if slot == SLEEP:
+                sleep = self._prepare_sleep(now, waiter, until)
+            elif slot == LEADS:
+                raise self._called_in_between()
+            woken = self._to_wake()
+        self._wake_queue.wake(woken)
+        if sleep is not None:
+            self._sleep(sleep)
+        elif slot != ANSWERED:
+            return self._run_batch(waiter, slot, run, until)
+        return False
+
+    def _run_batch(self, waiter: ThreadWaiter, slot: int, run: Run, until: float) -> bool:
+        """Run a batch with a slot that was claimed, and report whether there was one."""
+        lock, line = self._execution_lock, self._line
+        if lock is not None and not self._acquire(lock, waiter, until):
+            self._change(line.give_up, slot)
+            return False
+        outcome = sleep = batch = None
+        try:
+            with self._lock:
+                now = self._clock()
+                batch = line.take_batch(now, slot)
+                if batch is None:
+                    sleep = self._prepare_sleep(now, waiter, until)
+                woken = self._to_wake()
+            self._wake_queue.wake(woken)
+            if batch is not None:
+                outcome = self._call([request.item for request in batch.requests], run)
+        finally:
+            try:
+                if lock is not None:
+                    lock.release()
+            finally:  # also where it could not be released
+                if batch is not None and outcome is not None:
+                    self._finish(line, batch, outcome)
+        if sleep is not None:
+            self._sleep(sleep)
+        return batch is not None
+
+    def _acquire(self, lock: ExecutionLock, waiter: ThreadWaiter, until: float) -> bool:
+        """Take the execution lock; False if it was not free by `until`."""
+        now = self._clock()
+        if until == AT_ONCE:  # a thread that leads at once waits for the lock like any other leader
+            until = inf
+        most_s = min(waiter.deadline - now, _LONGEST_LOCK_WAIT_S)
+        if lock.acquire(timeout=max(min(most_s, until - now), 0.0)):
+            return True
+        if until - now < most_s:
+            return False
+        raise DeadlineExceeded(
+            f"{self._name}: the execution lock was not free within {most_s:.3g} s;"
+            " does this thread hold it already? That would be a re-entry"
+        )
+
+    def _call(self, items: list[Any], run: Run) -> BatchOutcome:
+        """Run a batch in a fresh context: no caller's context variables are set.
+
+        Whatever the function raises becomes the outcome, but for KeyboardInterrupt: that is for
+        this thread, and the next leader runs the batch.
+        """
+        thread = get_ident()
+        outer = leading.get(thread)
+        leading[thread] = self._leading_only_this if outer is None else (*outer, self)
+        began = self._clock()
+        try:
+            outcome = Context().run(run, items)
+            outcome.busy_s = self._clock() - began
+            return outcome
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return for_all(error, len(items))
+        finally:
+            if outer:
+                leading[thread] = outer
+            else:
+                leading.pop(thread, None)
+
+    def _finish(self, line: Line, batch: Batch, outcome: BatchOutcome) -> None:
+        """Give the answers of a batch to their callers, and wake the next leader."""
+        if line is not self._line:  # the function forked, and this is the child
+            _answer_in_child(batch, outcome)
+            return
+        with self._lock:
+            if outcome.trouble:
+                learn(self._name, self._batcher, batch.place, batch.id, outcome.trouble)
+            now, requests = self._clock(), [request for request in batch.requests if request.caller is not None]
+            counts = self._counts
+            counts.ran(batch)
+            counts.compute_s += outcome.busy_s
+            line.finished(now, batch, outcome.results, outcome.errors, outcome.busy_s)
+            counts.answered(requests, now)
+            woken = self._to_wake()
+        self._wake_queue.wake(min(woken, 1))
+
+    def _finish_alone(self, line: Line, lone: LoneCall, outcome: BatchOutcome) -> None:
+        """Pass on the answer of a lone item: to its caller only, unless another caller has come.
+
+        A part of the fast path `lone_call`, as of `_finish`.
+        """
+        errors = outcome.errors
+        lone.result, lone.error = outcome.results[0], None if errors is None else errors[0]
+        if line is not self._line:  # the function forked, and this is the child
+            return
+        with self._lock:
+            if line.lone is lone:
+                now = self._clock()
+                line.finish_alone(now, outcome.busy_s, errors is None)
+                self._counts.alone_s += now - lone.began
+                if errors is not None:
+                    self._counts.alone_failed_s += now - lone.began
+                if self._fault is not None:
+                    self._to_wake()
+                return
+        if lone.batch is not None:
+            self._finish(line, lone.batch, outcome)
+            _with_answer(lone)
+        else:  # the other caller was interrupted before the line had caught up
+            self.leave(lone, self._interrupted(), get_ident())
+
+    # -- sleep
+
+    def _prepare_sleep(self, now: float, waiter: ThreadWaiter, until: float) -> Sleep:
+        """Note, with the lock held, that this thread sleeps from now on; `_sleep` does it.
+
+        Raises:
+            RuntimeError: It would sleep for ever, as all threads that could wake it wait for it.
+        """
+        thread = get_ident()
+        if thread in leading and until == inf:
+            sleeping[thread] = Sleeper(self, waiter)  # before it looks at others, which do the same
+            if would_deadlock(self, thread):
+                raise RuntimeError(
+                    f"{self._name} was called by a function that it waits for: each would wait for the other."
+                    " Call the plain function instead"
+                )
+        lock = threading.Lock()
+        lock.acquire()
+        waiter.sleepers.append(lock)
+        return Sleep(lock, waiter.sleepers, min(until, self._line.asleep_until(waiter)) - now)
+
+    def _sleep(self, sleep: Sleep) -> None:
+        """Sleep; a thread that is woken wakes the next one that is to be woken."""
+        timeout = -1 if sleep.seconds == inf else min(max(sleep.seconds, 0.0), threading.TIMEOUT_MAX)
+        is_woken = sleep.lock.acquire(timeout=timeout)
+        if sleeping:
+            sleeping.pop(get_ident(), None)
+        if not is_woken:
+            try:
+                sleep.sleepers.remove(sleep.lock)
+                return
+            except ValueError:  # it is being woken after all
+                pass
+        if self._wake_queue.groups:
+            self._wake_queue.wake(1)
+
+    # -- changes of the line
+
+    def _change(self, change: Callable[..., object], *arguments: object) -> None:
+        """Call a method of the line with its lock held, and wake whom it wants to be woken."""
+        with self._lock:
+            change(*arguments)
+            woken = self._to_wake()
+        self._wake_queue.wake(woken)
+
+    def _leave(self, waiter: ThreadWaiter | LoneCall, error: Exception, thread: int | None) -> bool:
+        with self._lock:
+            self._line.leave(self._clock(), waiter, thread)
+            unanswered = [request for request in waiter.requests if request.caller is None]
+            for request in unanswered:
+                request.error = error
+            waiter.pending = 0
+            self._line.wake.append(waiter)  # other threads may wait for it too
+            self._to_wake()
+        self._wake_queue.wake_everybody()  # it might have been this thread's turn to wake the next one
+        return bool(unanswered)
+
+    def _close(self, error: CarpoolError, waiter: ThreadWaiter) -> None:
+        with self._lock:
+            self._line.close(error)
+            self._line.wait_for_end(waiter)
+            woken = self._to_wake()
+        self._wake_queue.wake(woken)
+
+    # -- what goes wrong
+
+    def _policy_raised(self, stage: str, error: BaseException) -> None:
+        """Take note of what the policy has raised, but for KeyboardInterrupt, which is Ctrl-C."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        self._fault = error
+
+    def _to_wake(self) -> int:
+        """Take over whom the line wants to be woken, and return how many; its lock is held.
+
+        Raises:
+            PolicyRaised: The policy has raised meanwhile, and the line has failed for it.
+        """
+        error, self._fault = self._fault, None
+        if error is None:
+            return self._wake_queue.add(self._line.wake)
+        what = f"{self._name} has failed: its policy raised {type(error).__name__}"
+        logger.critical("%s: %s", what, text_of(error), exc_info=error)
+        failure = Unavailable(what, code="stage_failed", retry_after_s=FAILED_FOR_S)
+        self._line.fail(self._clock(), failure, get_ident())
+        self._wake_queue.add(self._line.wake)
+        raise PolicyRaised
+
+    def _has_failed(self, error: BaseException) -> bool:
+        """Report whether an error says that the line has failed; then all others are woken."""
+        if not isinstance(error, PolicyRaised):
+            return False
+        self._wake_queue.wake_everybody()
+        return True
+
+    def _check_owner(self) -> None:
+        """Raise RuntimeError if this thread holds the lock, and would wait for itself."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise self._called_in_between()
+
+    def _called_in_between(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self._name} was called by a signal handler or a __del__ in a thread that it has interrupted inside"
+            " the line of the same function: let another thread make the call"
+        )
+
+    def _interrupted(self) -> Unavailable:
+        return Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
+
+
+def _with_answer(lone: LoneCall) -> LoneCall:
+    """Give a lone call, which has come to lead like any other, the answer of its request."""
+    (request,) = lone.requests
+    lone.result, lone.error = request.result, request.error
+    return lone
+
+
+def _answer_in_child(batch: Batch, outcome: BatchOutcome) -> None:
+    """Answer the requests of this thread's caller; those of others are the parent's."""
+    errors = outcome.errors
+    for i, request in enumerate(batch.requests):
+        if request.caller is not None:
+            request.result, request.error = outcome.results[i], None if errors is None else errors.get(i)
+            request.caller.answered(request)

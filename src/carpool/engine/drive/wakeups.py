@@ -1,0 +1,208 @@
+"""How callers' threads sleep in a line until they are woken, and which thread wakes which.
+
+Each sleeping thread has a lock of its own, so exactly those that are meant are woken.
+
+Threads whose answers have come are woken one after the other, the next leader first: the leader
+wakes one, and each thread that wakes up wakes the next. If all woke at once, they would fight for
+the interpreter, and the next leader with them.
+
+A function may call another one, whose leader is another thread, which calls the first one: each
+would wait for the other. So a thread that is inside a function, and is about to sleep in a line,
+asks first whether all threads that could wake it sleep, directly or not, for what it leads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from carpool.engine.core.line import Waiter
+from carpool.engine.request import Request
+
+WakeupLocks = list[threading.Lock]
+"""One for each thread that sleeps on the same waiter: held while it sleeps, released to wake it."""
+
+
+class ThreadWaiter:
+    """What one caller waits for, and the threads that sleep until it is there.
+
+    Args:
+        requests: All with the same deadline.
+        deadline: Theirs.
+
+    Attributes:
+        pending: How many of the requests have no answer yet.
+        sleepers: The locks that wake its sleeping threads. Whoever is going to wake them takes the
+            list away and leaves an empty one.
+    """
+
+    __slots__ = ("deadline", "pending", "requests", "sleepers")
+
+    def __init__(self, requests: Sequence[Request], deadline: float) -> None:
+        self.requests = requests
+        self.pending = len(requests)
+        self.deadline = deadline
+        self.sleepers: WakeupLocks = []
+        for request in requests:
+            request.caller = self
+
+    @property
+    def asleep(self) -> bool:
+        """Whether a thread sleeps for it and no wake-up is under way."""
+        return bool(self.sleepers)
+
+    def answered(self, request: Request) -> None:
+        """Take note that one of the requests has its answer."""
+        self.pending -= 1
+
+
+class Sleep(msgspec.Struct):
+    """A thread's sleep, prepared while the line's lock is held.
+
+    It is a struct because that is made as fast as a tuple, without a call of Python code.
+
+    Attributes:
+        lock: Wakes the thread once it is released.
+        sleepers: The locks of the waiter that it sleeps on, this one among them.
+        seconds: How long it sleeps at most; `inf` for any time.
+    """
+
+    lock: threading.Lock
+    sleepers: WakeupLocks
+    seconds: float
+
+
+class WakeQueue:
+    """Sleeping threads that are to be woken, the next leader first.
+
+    As long as there is a group in it, some thread is awake or waking up that will wake the next.
+
+    Attributes:
+        groups: The locks of those threads, one list for each waiter.
+    """
+
+    __slots__ = ("groups",)
+
+    def __init__(self) -> None:
+        self.groups: deque[WakeupLocks] = deque()
+
+    def add(self, waiters: list[Waiter]) -> int:
+        """Queue the sleeping threads of some waiters, while the line's lock is held.
+
+        Args:
+            waiters: All of them are of threads. The list is emptied only once all is done, since
+                this thread may be interrupted.
+
+        Returns:
+            How many of the waiters have threads that sleep.
+        """
+        n = 0
+        waiter: ThreadWaiter
+        for waiter in waiters:  # type: ignore[assignment]
+            sleepers = waiter.sleepers
+            if sleepers:
+                if waiter.pending:  # the next leader
+                    self.groups.appendleft(sleepers)
+                else:
+                    self.groups.append(sleepers)
+                waiter.sleepers = []
+                n += 1
+        waiters.clear()
+        return n
+
+    def wake(self, n: int) -> None:
+        """Wake the first `n` groups, while the line's lock is not held.
+
+        A group leaves the queue only once it is woken, since this thread may be interrupted; to
+        wake a thread twice does no harm. Only the thread that has woken a group counts it, so that
+        no two count the same.
+        """
+        groups = self.groups
+        while n > 0 and groups:
+            try:
+                sleepers = groups[0]
+                has_woken = _wake_all(sleepers)
+                groups.remove(sleepers)
+            except (IndexError, ValueError):  # another thread was faster
+                continue
+            n -= has_woken
+
+    def wake_everybody(self) -> None:
+        """Wake all groups: this thread may be interrupted, and would wake none later."""
+        self.wake(len(self.groups))
+
+
+def _wake_all(sleepers: WakeupLocks) -> bool:
+    """Release the locks that no other thread has released, and report whether there was any."""
+    has_woken = False
+    while sleepers:
+        try:
+            lock = sleepers[-1]
+            if lock.locked():
+                lock.release()
+            sleepers.remove(lock)
+        except (IndexError, ValueError, RuntimeError):  # another thread was faster
+            continue
+        has_woken = True
+    return has_woken
+
+
+# -- threads inside of functions
+
+
+class Led(Protocol):
+    """A line as this file sees it."""
+
+    @property
+    def leading_threads(self) -> list[object] | None:
+        """The threads that lead it; None if one more could."""
+
+
+class Sleeper(NamedTuple):
+    """Where a thread sleeps while it is inside a function.
+
+    Attributes:
+        line: The line in which it sleeps.
+        waiter: What it waits for there.
+    """
+
+    line: Led
+    waiter: ThreadWaiter
+
+
+leading: dict[int, tuple[Led, ...]] = {}
+"""The lines whose functions each thread is inside of. A thread changes its own entry only."""
+
+sleeping: dict[object, Sleeper] = {}
+"""Where threads that lead another line sleep, by thread; each has an entry while it sleeps."""
+
+
+def would_deadlock(line: Led, thread: int) -> bool:
+    """Report whether nothing moves in a line before the thread is done with what it leads."""
+    lines = [line]
+    for each in lines:  # which grows
+        leaders = each.leading_threads
+        if leaders is None:
+            return False
+        for leader in leaders:
+            if leader == thread:
+                continue
+            sleeper = sleeping.get(leader)
+            if sleeper is None or not sleeper.waiter.pending:
+                return False
+            if sleeper.line not in lines:
+                lines.append(sleeper.line)
+    return True
+
+
+def _forked() -> None:
+    leading.clear()
+    sleeping.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,330 @@
+"""Adaptive, the default: learns what batches cost and how requests come.
+
+It needs no parameter but the batch limit. The principle: whatever is queued goes as soon as a
+worker is free, and each deviation must pay by theory or by a learned statistic. In the order in
+which `decide` asks:
+
+1. *nothing learned yet*: serve whatever waits; nothing is refused on a guess;
+2. *hopeless*: what cannot be answered in time even alone is refused;
+3. *overload*: of a backlog that cannot be served in time the oldest part is refused, and more of it
+   the longer that lasts;
+4. *tight*: if the first would be late with the others, it goes in a smaller batch where that keeps
+   up with what comes and the others can wait for it; else it is given up, with all that is in its
+   place;
+5. *gather* (`policy/gather.py`): clients in a closed loop are about to return: wait for them;
+6. *size* (`policy/size.py`): the number that makes the sum of delays least, not always all; now and
+   then a size that may be better than it seems.
+
+Where requests have lengths and these vary, batches are composed by length (`policy/compose.py`),
+which takes the place of rules 3, 4 and 6, unless that saves little; then all is as above. A batch
+that cannot get better is sent ahead to a worker that is still busy, in an overload, too, as long as
+none is to be refused.
+
+In rule 3: with the capacity μ and batches of t seconds, what waits beyond μ·(S - t) can never be
+served within the SLO S. So dropping the oldest of it costs nothing and makes room for requests that
+can be. And the longer an overload lasts, the less likely it is to end just now, when a backlog
+would still be of use (Lindy's law; CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so
+the part that is kept shrinks with time. In rule 4 a smaller batch for the first alone is
+Clockwork's (Gujarati et al., OSDI 2020), to give it up always is the early drop of Nexus (Shen et
+al., SOSP 2019).
+
+What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
+`policy/adaptive_lengths.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
+only the others apply. Theory, figures and when it loses: docs/policies.md.
+"""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+from typing import Final
+
+from carpool.engine.policy.adaptive_learning import COLD
+from carpool.engine.policy.adaptive_lengths import AdaptiveLengths
+from carpool.engine.policy.base import NOTHING, Decision, QueueView, View
+from carpool.engine.policy.candidates import Candidates
+
+_PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
+"""After how many SLOs of overload half of the servable backlog is kept, and the least share of it.
+With half as many, bursts of a few SLOs cost goodput; with twice as many, overloads cost latency."""
+_TIME_IS_FREE: Final = 0.6
+"""Load up to which a smaller batch for the first may serve fewer than come meanwhile. With half of
+it, those in a hurry are given up on a server that could serve them; with twice as much, servers
+collapse under small batches."""
+_STANDS: Final = 2.0
+"""SLOs without a look that finds no more than one batch for each worker: then a backlog stands.
+With half as many, bursts count as such; with twice as many, closed loops are late for longer."""
+_SURE: Final = 2.5  # almost no batch exceeds its expected time by so many coefficients of variation
+_CALM: Final = 0.95  # of the capacity: with a load below it an overload is over
+_NEARLY_FULL: Final = 0.95
+"""Of the largest batch: groups of clients that large are not cut, as a few would be left over."""
+
+
+class Adaptive(AdaptiveLengths):
+    """Batch size and waiting time found by the program, with and without an SLO.
+
+    Args:
+        max_batch_size: As for every policy; the only one that is needed.
+        max_queue_delay_s: As for every policy; it bounds how long clients are waited for.
+    """
+
+    @property
+    def lone_slack_s(self) -> float:
+        cost = self.cost
+        if cost.samples < COLD or (not self._is_trifling and self._gather.window_s):
+            return inf
+        if self._observation is not None and self._next_has_gone:
+            return inf  # it is learned from when something arrives, and may change all this
+        return cost.shortest_s * cost.margin
+
+    # -- what to do
+
+    def decide(self, view: View) -> Decision:
+        self._view = view
+        if view.free_in_s is not None:
+            return self._ahead(view, view.free_in_s)
+        now, queue, free, busy = view.now, view.queue, view.free, view.busy
+        waiting = self._waiting = len(queue)
+        if not free or not waiting:
+            return NOTHING
+        is_easy = self._is_trifling or (waiting == 1 and not busy and not self._gather.window_s)
+        if is_easy and self._has_time(view):
+            n = min(queue.size, self.limit)
+            decision = Decision(take=n, reason="free" if n < self.limit else "full")
+        elif queue.by_length and (composed := self._composed(view)) is not None:
+            decision = composed
+        elif self.cost.samples < COLD:
+            decision = self._cold(now, queue)
+        else:
+            self._sizes.refresh()
+            decision = self._warm(view)
+        self._busy = busy
+        if decision.take:
+            self._busy += 1
+            self._note_gone(decision, queue)
+        return decision
+
+    def _ahead(self, view: View, free_in_s: float) -> Decision:
+        """Return what goes to a busy worker.
+
+        That is the best size for all that wait, if it is in time, and none is to be refused.
+
+        What comes until the worker is free could not join the batch, or would save less than the
+        worker loses while it is idle, so nothing is lost; in all other cases `decide` is to judge
+        by what waits then.
+        """
+        queue, sizes, waiting = view.queue, self._sizes, view.queue.size
+        if self.cost.samples < COLD or self._composes(view):
+            return NOTHING
+        sizes.refresh()
+        most = self.limit if self._is_trifling else sizes.most_of(waiting)
+        n = min(waiting, most)
+        workers = max(1, self._busy)
+        if (
+            (n < most and not self._is_as_good(view, n, most))
+            or not self._refuses_none(view, free_in_s, n, most, workers)
+            # else another worker may be free before this one
+            or (not self._is_trifling and self._fair_share(view.now, waiting, most, workers) < n)
+        ):
+            return NOTHING
+        reason = "full" if n == most else "free"
+        if not self._is_trifling:
+            slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
+            chosen = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
+            if chosen != n:
+                if not sizes.is_try(chosen):
+                    return NOTHING
+                n, reason = chosen, "probe"
+        decision = Decision(take=n, reason=reason)
+        self._waiting = len(queue)
+        self._note_gone(decision, queue)
+        return decision
+
+    def _refuses_none(self, view: View, free_in_s: float, n: int, most: int, workers: int) -> bool:
+        """Report whether a batch ahead is in time, and none of the others is to be refused."""
+        due = view.queue.earliest_due
+        if due == inf:
+            return True
+        at = view.now + view.onward_s
+        if due - at - free_in_s < self.cost.following_s(n) * self.cost.margin:
+            return False
+        if self._overloaded_since is None:
+            return True
+        left = Candidates(view.queue)
+        load = min(self._loads(view.now, workers))
+        return left.size <= self._worth_keeping(view.now, at, left, most, workers, load)
+
+    def _is_as_good(self, view: View, n: int, most: int) -> bool:
+        """Report whether a batch of `n` ahead serves as many a second as one of `most` that is not.
+
+        The worker is idle before the latter. No other request may come before; and there are at
+        most twice as many batches, as each of them is work for the service, too.
+        """
+        if self._is_trifling or 2 * n < most or not self._inside.are_all(view.running + len(view.queue)):
+            return False
+        cost, way = self.cost, self.cost.way
+        in_worker_s = max(0.0, cost.seconds(n) - way.seconds(n)), max(0.0, cost.seconds(most) - way.seconds(most))
+        return in_worker_s[0] * most <= (in_worker_s[1] + view.gap_s) * n
+
+    def _note_gone(self, decision: Decision, queue: QueueView) -> None:
+        """Note that a batch goes, and how many requests it leaves in the queue."""
+        self._next_has_gone = True
+        self._rule = decision.reason
+        self._waiting -= round(decision.take / self._unit) if queue.weighted else decision.take
+
+    def _has_time(self, view: View) -> bool:
+        """Report whether all that waits can go without more ado, as no request is in a hurry.
+
+        It is asked for a lone request on an idle server, and for trifles.
+        """
+        cost, queue = self.cost, view.queue
+        if cost.samples < COLD:
+            return False
+        self._overloaded_since = self._stands_since = None
+        slack_s = queue.earliest_due - view.now - view.onward_s
+        return slack_s >= cost.longest_s * cost.margin or (
+            slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
+        )
+
+    def _cold(self, now: float, queue: QueueView) -> Decision:
+        """Serve whatever waits and give up only what is late already: it is too early to judge."""
+        late = [] if queue.earliest_due > now else [r for r in queue.peek(len(queue)) if r.due <= now]
+        waiting = queue.size - sum([request.size for request in late])
+        if not waiting:
+            return Decision(drop=late)
+        return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
+
+    def _warm(self, view: View) -> Decision:
+        """Decide by what was learned: rules 2 to 6 of the list above, one after the other."""
+        now, queue, free, busy = view.now, view.queue, view.free, view.busy
+        cost, sizes, workers = self.cost, self._sizes, free + busy
+        left = Candidates(queue)
+        at = now + view.onward_s  # an answer takes this much longer than its batch
+        self._drop_hopeless(left, at, sizes.most_of(left.size))
+        if not left.size:
+            return self._hopeless(left, at - now + cost.seconds(1))
+        loads = self._loads(now, workers)
+        most = sizes.most_of(left.size)
+        if loads[1] < _CALM or (not busy and 2 * left.size < most):
+            self._overloaded_since = None
+        if left.size > most and left.due < inf:
+            left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, min(loads)))
+            if not left.size:
+                return Decision(drop=left.dropped)  # each one left would be larger than all that is worth keeping
+            self._trim_edge(now, at, left, most, workers)
+        else:
+            self._stands_since = None
+        share = self._fair_share(now, left.size, most, workers)
+        n = min(left.size, share)
+        slack_s = left.due - at
+        if slack_s < cost.seconds(n) * cost.margin:
+            return self._tight(at, left, share, max(loads))
+        # with two workers idle, clients that come back find one, so there is no need to wait for
+        # them
+        until = None if free > 1 else self._worth_waiting_until(now, queue, left.size, share, slack_s)
+        if until is not None:
+            return Decision(drop=left.dropped, wake_at=until)
+        chosen = sizes.choose(left.size, share, max(loads), slack_s)
+        if chosen < n:
+            slack_behind_s = left.due_behind(chosen) - at - cost.seconds(chosen)
+            if slack_behind_s < cost.margin * cost.seconds(min(left.size - chosen, share)):
+                chosen = n  # the rest would be late
+        reason = "probe" if sizes.is_try(chosen) else _why(chosen, most, left.size)
+        return Decision(drop=left.dropped, take=chosen, reason=reason)
+
+    def _loads(self, now: float, workers: int) -> tuple[float, float]:
+        """Return what has come lately, by few and by more, as shares of what can be served."""
+        arrivals = self._arrivals
+        per_unit = self._unit / (workers * self._sizes.rate)
+        return arrivals.short_rate(now) * per_unit, arrivals.long_rate(now) * per_unit
+
+    def _drop_hopeless(self, left: Candidates, at: float, most: int) -> None:
+        """Refuse what could not be answered in time even by a batch of its own."""
+        cost = self.cost
+        left.drop_due_before(at + cost.seconds(1))
+        if left.weighted and left.due - at < cost.seconds(min(left.size, most)) * cost.margin:
+            left.drop([request for request in left.requests if request.due - at < cost.seconds(request.size)])
+
+    def _hopeless(self, left: Candidates, least_s: float) -> Decision:
+        """Refuse all, as none of them can be in time.
+
+        If not even a new request could be, one goes all the same: the cost may have been
+        mislearned.
+        """
+        last = max(left.dropped, key=lambda request: request.due)
+        if last.due - last.arrived >= least_s:
+            return Decision(drop=left.dropped)
+        left.dropped.remove(last)
+        return Decision(drop=left.dropped, take=1, reason="probe")
+
+    def _worth_keeping(self, now: float, at: float, left: Candidates, most: int, workers: int, load: float) -> int:
+        """Return how much of a backlog is worth keeping: see rule 3 above."""
+        rate, batch_s = workers * self._sizes.rate, self.cost.seconds(most)
+        room_s = left.last_due - at
+        servable = rate * (room_s - batch_s)
+        if load <= 1.0 or (self._overloaded_since is None and left.size <= 0.5 * servable):
+            return left.size
+        if self._overloaded_since is None:
+            self._overloaded_since = now
+        patience, least = _PATIENCE[self.overload]
+        kept = max(least, 1.0 / (1.0 + (now - self._overloaded_since) / (patience * room_s)))
+        return max(_needed(most, workers), int(servable * kept)) if servable < inf else left.size
+
+    def _trim_edge(self, now: float, at: float, left: Candidates, most: int, workers: int) -> None:
+        """Refuse those at the edge of a backlog that stands, while others fill the batches.
+
+        Clients in a closed loop come no faster than they are served, so their backlog stands
+        instead of growing, with its head where noise makes many of the answers late. One that has
+        stood for long (CoDel's sign of a bad queue) does not drain by itself.
+        """
+        head = left.requests[0]
+        slo_s, looked_at, self._looked_at = head.due - head.arrived, self._looked_at, now
+        urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
+        if urgent <= most * workers:
+            self._stands_since = None
+        elif self._stands_since is None or now - looked_at > slo_s:
+            self._stands_since = now
+        elif now - self._stands_since > _STANDS * slo_s:
+            edge_s = self.cost.seconds(most) * (1.0 + _SURE * self.cost.cv) + at - now
+            if edge_s < slo_s:  # else all are at the edge when they come
+                left.drop_first(urgent - _needed(most, workers), due_by=now + edge_s)
+
+    def _tight(self, at: float, left: Candidates, most: int, load: float) -> Decision:
+        """Serve the first, which cannot go with all others, in a smaller batch, or give it up."""
+        cost = self.cost
+        margin = cost.margin
+        n = max(1, min(cost.largest_within((left.due - at) / margin), most, left.size))
+        seconds = cost.seconds(n)
+        rest_s = cost.seconds(min(left.size - n, most)) if left.size > n else 0.0
+        # a small batch takes time that is dear, as more comes meanwhile than it serves
+        is_dear = load > _TIME_IS_FREE and n < load * self._sizes.rate * seconds
+        if (is_dear or left.due_behind(n) - at - seconds < rest_s * margin) and left.drop_until_in_time(
+            lambda due, units: due - at < cost.seconds(min(units, most)) * margin
+        ):
+            return Decision(left.dropped, min(left.size, most), "shed")
+        return Decision(left.dropped, n, "tight")
+
+    def _fair_share(self, now: float, waiting: int, most: int, workers: int) -> int:
+        """Return the most that one of several workers takes; `most` for one worker alone.
+
+        Clients that come back together, and are waited for, are as many groups as there are
+        workers; if more wait than there are of them, others have come. In an overload full batches
+        serve most.
+        """
+        if workers <= 1 or self._overloaded_since is not None:
+            return most
+        if self._gather.window_s:
+            clients = round(self._gather.clients * self._unit)
+            if waiting <= clients:
+                group = -(-clients // workers)
+                return most if group > _NEARLY_FULL * most else max(1, group)
+        return min(most, self._sizes.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
+
+
+def _needed(most: int, workers: int) -> int:
+    """Return what must wait so that batches are full, whatever chance brings meanwhile."""
+    return int(sqrt(workers) * (most + 2.0 * sqrt(most))) + 1
+
+
+def _why(n: int, most: int, waiting: int) -> str:
+    """Return the reason of a batch of `n` of those that wait, where `most` may go."""
+    return "full" if n == most else "free" if n == waiting else "size"

@@ -1,0 +1,317 @@
+"""The learning of the default policy, of arrivals and batches, and its explanations.
+
+A choice can keep its own reason from being measured again: who believes that large batches are slow
+makes none. So each figure has an age, and is measured whatever is chosen, within so many of the
+batches that are learned from:
+
+* level and noise of the cost: by each batch, of any size; within some 10;
+* the time of a size that is run: by its next batch, which counts for a twentieth or more;
+* the time of a size that is not run: it is known by half as much after 128 batches, or after a
+  change of speed by a sixth. Below half a batch it is unknown, and is tried if its gain may
+  outweigh its cost (`policy/size.py`): after 640, 128 more each time that the cost is twice as high
+  beside the gain, and 32 more for each other size that promises as much;
+* the way, and how it grows: by each batch that does not go ahead. If all do, it fades, until one
+  does not. Where all are of one size, one of half the size goes; within 350;
+* the part of the way that nothing hides: by the next batch that goes ahead, in an overload, too;
+* windows for clients, rates and sizes of requests: by each batch within 20, and by each arrival
+  within 32 to 1,024 of these.
+
+What the first batch of a size on a worker took counts only if it was not slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from carpool.engine.policy.arrivals import Arrivals
+from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
+from carpool.engine.policy.compose import Composer
+from carpool.engine.policy.cost import CostModel
+from carpool.engine.policy.gather import Gather, Round
+from carpool.engine.policy.inside import Inside
+from carpool.engine.policy.length_cost import LengthCost
+from carpool.engine.policy.size import Sizes
+from carpool.engine.request import Request
+
+COLD: Final = 6  # batches before anything is decided by what was learned
+_FEW = 64  # batches that must be known before any is skipped without much thought
+_TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
+_SHORT_S = 5e-3  # shorter batches are not all learned from, as learning costs a share of their time,
+_LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3  # but about one in this time
+
+
+class _Observation(NamedTuple):
+    """What is to be learned from one batch.
+
+    Attributes:
+        size: The sum of its requests' sizes.
+        busy_s: What it took its worker; None if it failed.
+        hop_s: What it spent on its way besides.
+        ahead: Whether it went ahead.
+        before: The batch before it, and what came of that; None if nothing is to be learned of it.
+        unit: The mean size of its requests.
+        is_first: Whether it was the first one of about its size on its worker.
+    """
+
+    size: int
+    busy_s: float | None
+    hop_s: float
+    ahead: bool
+    before: Round | None
+    unit: float
+    is_first: bool
+
+
+class AdaptiveLearning(Policy):
+    """What `Adaptive` knows when it decides: arrivals, costs, rounds of clients, the backlog.
+
+    Args:
+        max_batch_size: As for every policy; the only one that is needed.
+        max_queue_delay_s: As for every policy; it bounds how long clients are waited for.
+    """
+
+    def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
+        super().__init__(max_batch_size, max_queue_delay_s)
+        self._arrivals = Arrivals()
+        self._gather = Gather(self._arrivals)
+        self._overloaded_since: float | None = None
+        self._stands_since: float | None = None  # since when more waits than one batch for each worker
+        self._looked_at = 0.0  # when that was seen last
+        self._inside = Inside()
+        self._unit = 1.0  # smoothed size of a request
+        self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
+        self._busy = 0  # workers, after the last decision
+        self._rule = "cold"
+        self._view: View | None = None  # of the stage, once it has asked
+        self._is_trifling = False  # whether the last batch was very short
+        self._to_skip = 0  # how many of the next batches to skip when learning
+        self._length_cost: LengthCost | None = None  # where requests have lengths
+        self._composer: Composer | None = None
+        self._observation: _Observation | None = None  # of the last batch that is learned from, until it is
+        self._next_has_gone = False  # whether a batch has gone since that one was completed
+        self._learn_from_scratch()
+
+    def _learn_from_scratch(self) -> None:
+        self.cost = CostModel(self.limit)
+        self._sizes = Sizes(self.cost)
+
+    # -- what happened
+
+    def arrived(self, now: float, requests: Sequence[Request]) -> None:
+        n = len(requests)
+        self._arrivals.add(now, n)
+        self._waiting += n
+        if self._unit != 1.0 or self._view is None or self._view.queue.weighted:  # else each has size 1
+            size = sum([request.size for request in requests])
+            self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
+        if self._observation is not None and self._next_has_gone:
+            self._learn_observed()
+
+    def left(self, now: float, request: Request) -> None:
+        self._waiting -= 1
+        if self._composer is not None and request.due < inf:
+            self._left_composer(now, request)
+
+    def _left_composer(self, now: float, request: Request) -> None:
+        """Count a request among those not answered in time, if that is why it leaves."""
+        assert self._composer is not None and self._length_cost is not None
+        if request.due < now + self._onward_s + self._length_cost.seconds(1, request.length):
+            self._composer.answered(request, False)
+
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if done.is_warm_up:
+            self._learn_warm_up(done)
+            return
+        if done.longest:
+            self._learn_lengths(now, done)
+        elif done.is_alone:
+            self._note_lone(done.started)
+        was_trifling, busy_s, size = self._is_trifling, done.busy_s, done.size
+        if was_trifling and self._to_skip and busy_s < _TRIFLE_S:
+            self._to_skip -= 1
+            return
+        is_first = done.is_first  # of all batches but trifles, or a later one would seem to be
+        if self._observation is not None:
+            self._learn_observed()  # the batch before, for which there was no better time
+        cost = self.cost
+        if cost.limit != self.limit:
+            self._learn_from_scratch()
+            cost = self.cost
+        is_known = cost.samples > _FEW
+        is_novel = not is_known or not cost.is_known(size)
+        self._is_trifling = is_known and busy_s < _TRIFLE_S and self._sizes.part == inf
+        if is_novel or not self._to_skip:
+            self._observe(now, done, is_first)
+            self._to_skip = self._worth_skipping(size, busy_s) if is_known else 0
+        elif was_trifling and not self._is_trifling:
+            self._to_skip = 0
+        else:
+            self._to_skip -= 1
+        if self._is_trifling:
+            self._gather.stop()
+        else:
+            self._gather.completed(now, done.n)
+            running = done.n if self._view is None else self._view.running
+            self._inside.note(running + self._waiting, max(1, self._busy))
+        self._next_has_gone = False
+        if is_novel:
+            self._learn_observed()  # the next decision depends on it
+
+    def _note_lone(self, began: float) -> None:
+        """Note what `arrived` and `decide` would, of a request that went without a question.
+
+        A part of the fast paths `lone_call` and `lent_worker`.
+        """
+        self._arrivals.add(began, 1)
+        if self._unit != 1.0:
+            self._unit += 0.02 * (1.0 - self._unit)
+        self._overloaded_since = None
+        self._waiting, self._busy, self._next_has_gone = 0, 1, True
+        self._rule = "free" if self.limit > 1 else "full"
+
+    def _observe(self, now: float, done: DoneBatch, is_first: bool) -> None:
+        """Note what is to be learned from a batch that has just been completed."""
+        before = None
+        n, size = done.n, done.size
+        if not self._is_trifling:
+            before = self._gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
+        learned_s = done.busy_s if done.ok else None
+        self._observation = _Observation(size, learned_s, done.hop_s, done.ahead, before, size / n, is_first)
+
+    def _worth_skipping(self, size: int, busy_s: float) -> int:
+        """Return how many batches not to learn from, after one that has taken `busy_s`.
+
+        None are skipped if batches are not short. They are skipped by count, not by time: sampling
+        by time would pick stalled batches too often.
+        """
+        usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
+        if usual_s >= _SHORT_S:
+            return 0
+        return int((_LEARN_FROM_TRIFLES_EVERY_S if self._is_trifling else _LEARN_EVERY_S) / usual_s)
+
+    def _learn_observed(self) -> None:
+        """Learn from the batch that was observed last, if that has not been done.
+
+        The best time for it is once the next batch has gone, since its worker may be idle until
+        then.
+        """
+        observed, self._observation = self._observation, None
+        if observed is None:
+            return
+        if observed.busy_s is not None:
+            self._learn_cost(observed, observed.busy_s)
+        if observed.before is not None:
+            length_cost = self._length_cost
+            composes = length_cost is not None and length_cost.longest_varies
+            cost = length_cost.usual(self.limit) if length_cost is not None and composes else self.cost
+            self._gather.learn(observed.before, observed.unit, cost)
+
+    def _learn_cost(self, observed: _Observation, busy_s: float) -> None:
+        """Learn what a batch took in its worker, and on its way."""
+        cost, sizes = self.cost, self._sizes
+        sizes.ran(observed.size, busy_s)
+        cost.add(observed.size, busy_s, is_first=observed.is_first)
+        cost.learn_way(observed.size, observed.hop_s, observed.ahead)
+        sizes.runs_ahead = self._view is not None and self._view.runs_ahead
+        if sizes.runs_ahead:
+            sizes.refresh()
+            sizes.learn_part(self._inside.clients * self._unit, self._unit, max(1, self._busy))
+
+    def _learn_lengths(self, now: float, done: DoneBatch) -> None:
+        """Learn what a batch costs by its longest, and which lengths are answered in time."""
+        composer = self._composing_with()
+        composer.batch_gone()
+        at = now + self._onward_s
+        for request in done.requests:
+            composer.answered(request, at <= request.due)
+        cost = self._length_cost
+        if not done.ok or cost is None:
+            return
+        seconds = done.busy_s + self._hop_s
+        if done.is_switch and cost.samples >= COLD:
+            if not done.is_first:
+                cost.learn_switch(done.n, done.longest, seconds)
+        else:
+            cost.add(done.n, done.longest, seconds, done.is_first)
+
+    def _learn_warm_up(self, done: DoneBatch) -> None:
+        """Learn from a batch of the warm-up."""
+        if done.longest:
+            self._composing_with()
+            assert self._length_cost is not None
+            self._length_cost.add(done.n, done.longest, done.busy_s)
+            return
+        if self.cost.limit != self.limit:
+            self._learn_from_scratch()
+        self.cost.add(done.size, done.busy_s, sure=True)
+
+    def _composing_with(self) -> Composer:
+        """Return what composes batches, which is made when the first lengths are heard of."""
+        if self._composer is None:
+            self._length_cost = LengthCost(self.allowed_batch_sizes, self.allowed_lengths)
+            self._composer = Composer(self._length_cost)
+        return self._composer
+
+    @property
+    def _hop_s(self) -> float:
+        return 0.0 if self._view is None else self._view.hop_s
+
+    @property
+    def _onward_s(self) -> float:
+        return 0.0 if self._view is None else self._view.onward_s
+
+    # -- what it has come to
+
+    def _worth_waiting_until(
+        self, now: float, queue: QueueView, waiting: int, most: int, slack_s: float
+    ) -> float | None:
+        """Return when to stop waiting for clients that come back; None to go now."""
+        gather = self._gather
+        if not gather.window_s or waiting >= most or not gather.expected:
+            return None
+        until = gather.until
+        if self.max_queue_delay_s is not None:
+            until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
+        more = min(waiting + int(gather.served * self._unit), most)
+        if now < until and slack_s > until - now + self.cost.seconds(more) * self.cost.margin:
+            return until
+        return None
+
+    def cost_s(self, size: int) -> float | None:
+        return self.cost.seconds(size) if self.cost.samples else None
+
+    def explain(self, now: float) -> dict[str, Any]:
+        """Return what was learned and by which rule the last batch went; all times in seconds."""
+        cost, sizes = self.cost, self._sizes
+        sizes.refresh()
+        shown = sorted({1, sizes.most, self.limit})
+        return {
+            "policy": "adaptive",
+            "rule": self._rule,
+            "samples": cost.samples,
+            "cost_s": {n: cost.seconds(n) for n in shown} if cost.samples else {},
+            "noise_cv": cost.cv,
+            "margin": cost.margin,
+            "arrival_rate": self._arrivals.long_rate(now),
+            "capacity_per_worker": sizes.rate if cost.samples else 0.0,
+            "expected_batch_size": sizes.most,
+            "gather_s": self._gather.window_s,
+            "overloaded": self._overloaded_since is not None,
+            **self._explain_lengths(),
+        }
+
+    def _explain_lengths(self) -> dict[str, Any]:
+        """Return what was learned of lengths and keys; nothing where there are none."""
+        cost, composer = self._length_cost, self._composer
+        if cost is None or composer is None:
+            return {}
+        lengths = sorted({1, round(cost.usual_length), cost.longest})
+        return {
+            "cost_by_length_s": {
+                f"{n} x {length}": cost.seconds(n, length) for n in (1, self.limit) for length in lengths
+            },
+            "composing_saves": composer.saving,
+            "switch_s": cost.switch_s,
+        }

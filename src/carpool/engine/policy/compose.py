@@ -1,0 +1,398 @@
+"""Batches composed by length: of all that wait, which go together, and which batch goes first.
+
+A model that pads a batch to its longest item wastes what the short ones are padded with. So all who
+wait, by length, are cut into the batches that cost least (`policy/partition.py`), and of these the
+one goes that has the greatest
+
+    sum over its requests of  (u^8 / sqrt(A))  divided by its seconds.
+
+`u` is how much of the time that it can wait a request has used up, or its age where nothing is due.
+It can wait until the last moment at which its batch would be in time:
+
+    u = (now - arrived) / (due - arrived - seconds of its batch).
+
+As a share of all the time until it is due, `u` of a long one would still be small at that moment,
+since its batch takes long, and batches of short ones would always go before it. Only those count
+that would be in time with this batch, noise included. `A` is the smoothed share of requests of
+about its length that were answered in time, 1 where nothing is due.
+
+The sum of u^p / t is the generalised cµ rule (van Mieghem 1995) for costs of delay that rise as
+u^(p+1): with p = 0 it is Smith's rule, which serves the cheapest batch and starves the long ones,
+with p = infinity it serves the batch of the oldest. Dividing by the root of A is alpha-fairness
+over lengths with alpha = 1/2 (Mo and Walrand 2000), half way between most in time in all (0) and
+proportional fairness (1; Kelly 1997): without it the long ones alone pay for an overload.
+
+**Nobody starves.** Whoever has waited x is passed over only for a batch with somebody in it who has
+waited at least x / R, where R = (B · t(own batch) / t(batch that goes))^(1/8), which is at most
+(B · t(own batch) / t(1, shortest))^(1/8), and B the batch limit. (The sum of the batch that goes is
+at most B times its greatest u^8, and that of the other one at least x^8.) It holds in overload, and
+no number in it can be set wrong. Where all are due equally soon after their arrival, u stands in
+the place of the age; those that would be late anyway do not count.
+
+Where more than one batch waits, plain order has the shorter tail if composing saves little. So the
+costs of both are compared, smoothed, and what comes first goes first unless composing takes at most
+0.85 of the seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate, repeat
+from math import inf, log2, sqrt
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.engine.policy.partition import partition
+from carpool.engine.policy.tight_batch import urgent_first, without_late
+
+if TYPE_CHECKING:
+    from carpool.engine.policy.base import LevelsView, QueueView
+    from carpool.engine.policy.length_cost import LengthCost
+    from carpool.engine.request import Request
+
+_POWER = 8
+_JUST_COME_S = 1e-4  # is added to ages, so that those of one moment have some
+_WORTH = 0.85  # share of plain order's seconds up to which composing is worth it
+_LOOK_EVERY = 4  # batches between two comparisons with plain order
+_LOOK_AGAIN_EVERY = 16  # batches between them while plain order is kept
+_KEEP = 0.95  # weight of the former comparisons, for each batch that has gone since
+_FIRST_LOOKS = 8  # comparisons that are made as often as a batch has gone, and of which the mean is taken
+_ANSWERED, _LEAST_ANSWERED = 0.02, 0.02  # weight of an answer in a share of answers in time, and the least share
+_PATIENT_S = 30.0  # nothing has more time than this: what is due much later must not wait for ever
+_CLASSES = 2  # of lengths for each doubling, for these shares
+
+
+Rising = Sequence[tuple[int, "Iterable[Request]", int]]
+"""What waits, level by level, the shortest first: length, requests, and how many they are."""
+
+_score = attrgetter("score")
+_admitted = attrgetter("admitted")
+_arrived = attrgetter("arrived")
+
+
+class ChosenGroup(NamedTuple):
+    """The batch that goes.
+
+    Attributes:
+        requests: Those in it.
+        longest: The longest length in it, or a little more.
+        seconds: What it is expected to take.
+        batches: How many batches wait, with this one.
+    """
+
+    requests: Sequence[Request]
+    longest: int
+    seconds: float
+    batches: int
+
+
+class _Scored(NamedTuple):
+    """The best batch of one key."""
+
+    score: float
+    requests: Sequence[Request]
+    longest: int
+    seconds: float
+
+
+class Composer:
+    """Composes the batches of one stage.
+
+    Args:
+        cost: Of batches by count and length, learned elsewhere.
+    """
+
+    def __init__(self, cost: LengthCost) -> None:
+        self._cost = cost
+        self._in_time: dict[int, float] = {}  # by the class of length, the share of answers in time
+        self._ratio: float | None = None  # seconds of composed batches over those in plain order, smoothed
+        self._looks = 0  # how often they were compared
+        self._gone = 0  # batches since then
+        self._asked: tuple[object, ...] = ()  # what was cut last, by which cost and limits, ...
+        self._pieces: Sequence[tuple[int, int]] = ()  # ... and how
+
+    @property
+    def saving(self) -> float:
+        """The share of the seconds that composing saves against plain order; 0 while unknown."""
+        return 0.0 if self._ratio is None else 1.0 - self._ratio
+
+    def answered(self, request: Request, is_in_time: bool) -> None:
+        """Note that a request was answered in time, or too late, or was refused."""
+        if request.due == inf:
+            return
+        at = _class_of(request.length)
+        share = self._in_time.get(at, 1.0)
+        if share < 1.0 or not is_in_time:
+            self._in_time[at] = share + _ANSWERED * (is_in_time - share)
+
+    def batch_gone(self) -> None:
+        """Note that a batch has gone: now and then what composing saves is looked at again."""
+        self._gone += 1
+
+    def choose(
+        self,
+        now: float,
+        levels: Sequence[LevelsView],
+        limit: int,
+        most_padded: float,
+        *,
+        onward_s: float = 0.0,
+        without: Collection[Request] = (),
+        extra_s: Sequence[float] = (),
+    ) -> ChosenGroup:
+        """Return the batch that is to go, of all that wait.
+
+        Args:
+            now: The time.
+            levels: What waits by length, for each key.
+            limit: The most that a batch may hold.
+            most_padded: How large its count times its longest length may be.
+            onward_s: What a request needs after its batch.
+            without: Requests that are as good as gone; of each key one at least is left.
+            extra_s: What a batch of each key takes besides; nothing if it is empty.
+        """
+        found: list[_Scored] = []
+        batches = 0
+        for i, each in enumerate(levels):
+            rising = each.rising()
+            if without:
+                rising = _without(rising, without)
+            pieces = self._cut(rising, limit, most_padded)
+            batches += len(pieces)
+            if len(levels) == 1 and len(pieces) == 1:
+                return self._whole(now + onward_s, rising)
+            found.append(self._best(now + onward_s, rising, pieces, extra_s[i] if extra_s else 0.0, each.allowance_s))
+        best = max(found, key=_score) if len(found) > 1 else found[0]
+        return ChosenGroup(best.requests, best.longest, best.seconds, batches)
+
+    def without_padding(self, choice: ChosenGroup, allowed_batch_sizes: Sequence[int]) -> ChosenGroup:
+        """Return a choice less those requests for which it would be padded to a larger size.
+
+        That is where a batch of the next smaller size serves more for its seconds; those that came
+        last wait.
+        """
+        n, cost = len(choice.requests), self._cost
+        smaller = max([size for size in allowed_batch_sizes if size < n], default=n)
+        seconds = cost.seconds(smaller, choice.longest)
+        if n in allowed_batch_sizes or smaller / seconds <= n / choice.seconds:
+            return choice
+        oldest = sorted(choice.requests, key=_admitted)[:smaller]
+        return choice._replace(requests=oldest, seconds=seconds)
+
+    def within(self, choice: ChosenGroup, limit: int) -> ChosenGroup:
+        """Return a choice less the requests for which a batch has no room by their sizes.
+
+        Those that came last wait, and one that is larger than a batch goes alone.
+        """
+        kept: list[Request] = []
+        size = 0
+        for request in sorted(choice.requests, key=_admitted):
+            size += request.size
+            if kept and size > limit:
+                break
+            kept.append(request)
+        if len(kept) == len(choice.requests):
+            return choice
+        seconds = self._cost.seconds(len(kept), choice.longest)
+        return ChosenGroup(kept, choice.longest, seconds, choice.batches + 1)
+
+    def saved_by_more_s(self, choice: ChosenGroup, waiting: int) -> Callable[[float], float]:
+        """Return what says how many seconds a batch saves if more requests wait beside it.
+
+        What a batch takes beyond its items' own work is setup and padding. Of n requests in k
+        batches the setup is a·k and the padding about c·n/k (as the error of a fine quantiser falls
+        with its number of steps: Bennett 1948), and their sum, at its least, rises as the root of
+        n. So with m more waiting each request has sqrt(n / (n + m)) of the share that it has now.
+
+        Args:
+            choice: The batch that would go.
+            waiting: How many requests wait, those of the batch included.
+        """
+        items_s = self._cost.items_s([request.length for request in choice.requests])
+        beyond_s = max(0.0, choice.seconds - items_s)
+        return lambda more: beyond_s * (1.0 - sqrt(waiting / (waiting + more)))
+
+    def keeps_plain_order(self, queue: QueueView, limit: int) -> bool:
+        """Report whether what comes first should go first, as composing would save too little.
+
+        Args:
+            queue: What waits, which is more than one batch.
+            limit: The most that a batch may hold.
+        """
+        pause = (
+            1 if self._looks < _FIRST_LOOKS else _LOOK_EVERY if (self._ratio or 0.0) <= _WORTH else _LOOK_AGAIN_EVERY
+        )
+        if self._ratio is None or self._gone >= pause:
+            self._compare(queue, limit)
+        assert self._ratio is not None
+        return self._ratio > _WORTH
+
+    def _compare(self, queue: QueueView, limit: int) -> None:
+        """Look what composing saves now."""
+        cost = self._cost
+        composed_s = plain_s = 0.0
+        for levels in queue.levels:
+            rising = levels.rising()
+            pieces = self._cut(rising, limit, inf)
+            composed_s += sum(cost.seconds_of(*_shapes(rising, pieces)))
+            in_order = queue.peek(len(queue)) if queue.lanes == 1 else sorted(in_line(levels), key=_arrived)
+            lengths = [request.length for request in in_order]
+            batches = [lengths[begin : begin + limit] for begin in range(0, len(lengths), limit)]
+            plain_s += sum(cost.seconds_of([*map(len, batches)], [*map(max, batches)]))
+        ratio = composed_s / plain_s
+        self._looks += 1
+        news = max(1.0 - _KEEP**self._gone, 1.0 / self._looks if self._looks <= _FIRST_LOOKS else 0.0)
+        self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
+        self._gone = 0
+
+    def _cut(self, rising: Rising, limit: int, most_padded: float) -> Sequence[tuple[int, int]]:
+        """Return the pieces of the line as `partition` does; the last ones are kept."""
+        cost = self._cost
+        lengths, counts = [length for length, _, _ in rising], [count for _, _, count in rising]
+        asked = (cost.samples, limit, most_padded, lengths, counts)
+        if asked != self._asked:
+            self._pieces = partition(lengths, counts, limit, most_padded, cost)
+            self._asked = asked
+        return self._pieces
+
+    def _whole(self, now: float, rising: Rising) -> ChosenGroup:
+        """Return all that waits as one batch, or the urgent ones of it."""
+        cost = self._cost
+        requests: Sequence[Request] = [request for _, of_level, _ in rising for request in of_level]
+        longest = rising[-1][0]
+        seconds = cost.seconds(len(requests), longest)
+        noise = 1.0 + cost.cv
+        until = now + seconds * noise
+        if len(requests) > 1 and any(request.due < until for request in requests):
+            urgent = urgent_first(now, requests, lambda n, length: cost.seconds(n, length) * noise)
+            if len(urgent) < len(requests):
+                longest = max([request.length for request in urgent])
+                return ChosenGroup(urgent, longest, cost.seconds(len(urgent), longest), 2)
+        return ChosenGroup(requests, longest, seconds, 1)
+
+    def _best(
+        self,
+        now: float,
+        rising: Rising,
+        pieces: Sequence[tuple[int, int]],
+        extra_s: float,
+        allowance_s: float,
+    ) -> _Scored:
+        """Return the best of the batches of one key."""
+        cost = self._cost
+        line = [request for _, of_level, _ in rising for request in of_level]
+        counts, longest_of = _shapes(rising, pieces)
+        seconds_of = [seconds + extra_s for seconds in cost.seconds_of(counts, longest_of)]
+        noise = 1.0 + cost.cv
+        surely_s = [seconds * noise for seconds in seconds_of]
+        earliest, worth = self._worth(now + _JUST_COME_S, rising, line, pieces, surely_s, allowance_s)
+        most, best = -1.0, (0, 0, 0, 0.0)
+        shapes = zip(pieces, longest_of, seconds_of, surely_s, _units(allowance_s, surely_s), strict=True)
+        for (begin, end), longest, seconds, surely, unit in shapes:
+            until = now + surely
+            if until <= earliest:
+                score = sum(worth[begin:end]) / (seconds * unit)
+            else:
+                in_time = [w for w, r in zip(worth[begin:end], line[begin:end], strict=True) if r.due >= until]
+                score = sum(in_time) / ((cost.seconds(len(in_time) or 1, longest) + extra_s) * unit)
+            if score > most:
+                most, best = score, (begin, end, longest, seconds)
+        begin, end, longest, seconds = best
+        batch: Sequence[Request] = line[begin:end]
+        if now + seconds > earliest and len(pieces) > 1:
+            batch = without_late(now, batch, longest, lambda n, length: cost.seconds(n, length) + extra_s)
+            seconds = cost.seconds(len(batch), longest) + extra_s
+        return _Scored(most, batch, longest, seconds)
+
+    def _worth(
+        self,
+        since: float,
+        rising: Rising,
+        line: Sequence[Request],
+        pieces: Sequence[tuple[int, int]],
+        surely_s: Sequence[float],
+        allowance_s: float,
+    ) -> tuple[float, list[float]]:
+        """Return when the first request is due, and what it is worth to serve each of them now.
+
+        Where all have the same time to their dues that is the age, which `_units` makes a share,
+        else its share of the time that the request can wait, to the eighth power.
+
+        Args:
+            since: The time, a little later.
+            rising: The requests, level by level.
+            line: The same, one by one.
+            pieces: The batches.
+            surely_s: What each of them takes, noise included.
+            allowance_s: From the arrival of each request to its due time; 0 if that differs.
+        """
+        if allowance_s:
+            earliest = inf if allowance_s == inf else min([next(iter(of_level)).due for _, of_level, _ in rising])
+            # the eighth power by three squares, in half the time
+            worth = [(c := (b := (a := since - r.admitted) * a) * b) * c for r in line]
+        else:
+            earliest = min([r.due for r in line])
+            batch_s = [surely for (begin, end), surely in zip(pieces, surely_s, strict=True) for _ in range(begin, end)]
+            worth = [_used_up(since, r, surely) ** _POWER for r, surely in zip(line, batch_s, strict=True)]
+        if self._in_time:
+            says = [say for length, _, count in rising for say in repeat(self._say_of(length), count)]
+            worth = [w * say for w, say in zip(worth, says, strict=True)]
+        return earliest, worth
+
+    def _say_of(self, length: int) -> float:
+        """Return the weight of requests of about this length: more for those seldom in time."""
+        return 1.0 / sqrt(max(_LEAST_ANSWERED, self._in_time.get(_class_of(length), 1.0)))
+
+
+def _shapes(rising: Rising, pieces: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return the count of each piece of the line, and its longest length."""
+    ends = [*accumulate([count for _, _, count in rising])]
+    return [end - begin for begin, end in pieces], [rising[bisect_left(ends, end)][0] for _, end in pieces]
+
+
+def _class_of(length: int) -> int:
+    """Return the class of lengths that a length belongs to."""
+    return int(_CLASSES * log2(length))
+
+
+def _units(allowance_s: float, surely_s: Sequence[float]) -> list[float]:
+    """Return for each batch by what the eighth powers of ages are divided to be those of shares.
+
+    Args:
+        allowance_s: From the arrival of each request to its due time; 0 if that differs, where they
+            are shares already.
+        surely_s: What each batch takes, noise included.
+    """
+    if 0.0 < allowance_s < inf:
+        return [_can_wait_s(allowance_s, surely) ** _POWER for surely in surely_s]
+    return [_PATIENT_S**_POWER if allowance_s else 1.0] * len(surely_s)
+
+
+def _used_up(since: float, request: Request, surely_s: float) -> float:
+    """Return how much of the time that it can wait for its batch a request has used up."""
+    admitted = request.admitted
+    return (since - admitted) / _can_wait_s(request.due - admitted, surely_s)
+
+
+def _can_wait_s(allowance_s: float, surely_s: float) -> float:
+    """Return how long a request can wait for a batch that takes so long, and be in time."""
+    return max(_JUST_COME_S, min(allowance_s - surely_s, _PATIENT_S))
+
+
+def in_line(levels: LevelsView) -> list[Request]:
+    """Return all that waits in levels, the shortest first."""
+    return [request for _, of_level, _ in levels.rising() for request in of_level]
+
+
+def _without(
+    rising: Iterable[tuple[int, Iterable[Request], int]], without: Collection[Request]
+) -> list[tuple[int, Iterable[Request], int]]:
+    """Return the levels less some requests, and without levels that are empty then."""
+    gone = set(without)
+    left: list[tuple[int, Iterable[Request], int]] = []
+    for length, of_level, _ in rising:
+        kept = [request for request in of_level if request not in gone]
+        if kept:
+            left.append((length, kept, len(kept)))
+    return left

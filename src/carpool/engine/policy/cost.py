@@ -1,0 +1,504 @@
+"""The cost of a batch, learned while serving: t(n) = level · shape(n) in its worker, and its way.
+
+The **shape** is a table of relative times by size. At a size that was run it is the mean of what
+was measured there, pulled toward a straight line as far as measurements are few and noisy; between
+such sizes it is interpolated, as real curves have tiles, caches and knees. It never falls (pools of
+adjacent violators: Barlow et al. 1972), since more items never take less time. The **level** and
+the noise (`policy/level.py`) are what all sizes share.
+
+**How well a size is known** is one number: the batches of that size that were learned from, each of
+which counts half as much once `_HALF_LIFE` batches of any size have come since. As it fades, noisy
+times give way to the line, a mean follows its next sample sooner, and times that others contradict
+give way to these. Below `_KNOWN` the size counts as not known any more: what it may take at least
+(`hoped`) is then worked out without it, so that `policy/size.py` has it run again. That is so after
+two half-lives for a size that was run once or twice, and five for one that was run often.
+
+**The way** to the worker and back is a straight line over the size (`HopCost`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf, log, sqrt
+from typing import Final
+
+from carpool.engine.policy.level import CostLevel
+
+MOST_KNOTS: Final = 64
+"""Entries of a table. With half as many, tile ends beyond 32 are missed; with twice as many, a
+table takes twice as long to make."""
+_DENSE: Final = 32  # with more sizes than knots, sizes up to this have one each
+_KEEP: Final = 0.985
+"""What a batch still counts for in the line once the next one has come: half of it after 46. At
+half of that time, noise is in the slope; at twice as much, a knee that has moved stays in it."""
+_PULL: Final = 0.05
+"""Batches that the former weights of the line count for. With half as many, batches of one size
+leave the slope to chance; with twice as many, a first guess stays for as long."""
+_SURE_CV: Final = 0.04
+"""The noise at which one sample of a size counts as much as the line. At half of it, a knee amid
+noise is found in four times as many batches; at twice as much, one odd batch bends the table."""
+_MEMORY: Final = 20.0
+"""Batches that the mean at one size goes back at most. With half as many, noise is in the table;
+with twice as many, a change of one size alone takes as long to be followed."""
+_HALF_LIFE: Final = 128.0
+"""Batches of any size after which a measured one counts half. With half as many, a size beyond a
+knee is tried twice as often, at up to 1 % of the capacity; with twice as many, a size that was slow
+for a while is run again after 1,300 batches at the latest."""
+_DRIFT: Final = 0.17
+"""Change of the logarithm of the level after which it counts half, too: what was measured at
+another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
+with twice as much, sizes that were off for a while are run again some hundred batches later."""
+_KNOWN: Final = 0.5  # from so many batches on a size counts as known
+_LEARNED: Final = 8  # batches after which errors mean something
+_COLD: Final = 4.0  # times what a batch of the same size takes: the first ones, beyond it, are forgotten
+_DOUBT: Final = 2.0
+"""Times what is expected: the first batch of a size that took longer may have stalled, and is not
+believed. With half as much nothing new is; with twice as much, a stall of three times is."""
+_HOPE, _MOST_HOPE = 1.2, 0.5
+"""What a size that is not known may take less than expected: this times its relative distance to
+one that is, and no more than half. With half as much, a tile that ends between two known sizes is
+not looked for; with twice as much, neighbours of known sizes are tried for nothing."""
+_BELIEVED_CV: Final = 0.1  # above this noise nothing is hoped: one batch would not show it
+
+
+def knots_for(limit: int) -> list[int]:
+    """Return at most `MOST_KNOTS` sizes from 1 to `limit`: all, or small ones and likely tile ends.
+
+    Above `_DENSE` the knots are multiples of a step that doubles with each octave where it must,
+    and the size after each: a tile that ends at a multiple is seen from both sides. Beyond two
+    millions they are powers of two alone.
+    """
+    if limit <= MOST_KNOTS:
+        return list(range(1, limit + 1))
+    octaves = (limit - 1).bit_length() - (_DENSE - 1).bit_length()
+    per_octave = 1
+    while 4 * per_octave * octaves <= MOST_KNOTS - _DENSE:
+        per_octave *= 2
+    has_both_sides = 2 * per_octave * octaves <= MOST_KNOTS - _DENSE  # else there is room for ends only
+    knots = set(range(1, _DENSE + 1)) | {limit}
+    start = _DENSE
+    while start < limit:
+        for k in range(per_octave):
+            at = start + k * start // per_octave
+            knots |= {at, at + 1} if has_both_sides else {at}
+        start *= 2
+    return sorted(knot for knot in knots if knot <= limit)
+
+
+class Knots:
+    """The sizes from 1 to `limit` that have an entry in a table, and for which of them others are.
+
+    Attributes:
+        knots: The sizes that have an entry.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.knots = knots_for(limit)
+        self._dense = limit if limit <= MOST_KNOTS else _DENSE  # up to here, every size is a knot
+
+    def index(self, n: int) -> int:
+        """Return the position of the knot at `n`, or of the last one below."""
+        if n <= self._dense:
+            return n - 1
+        return bisect_right(self.knots, n) - 1
+
+    def nearest(self, n: int) -> int:
+        """Return the position of the knot that samples of size `n` count for."""
+        i = self.index(n)
+        if i + 1 < len(self.knots) and 2 * n > self.knots[i] + self.knots[i + 1]:
+            i += 1
+        return i
+
+
+class LeastSquares:
+    """Weights of the parts of a cost by least squares of relative errors, none of them negative.
+
+    Args:
+        first: The weights of the parts of the very first sample, as shares of its seconds.
+        keep: What a sample still counts for once the next one has come.
+        pull: For how many samples the former weights count.
+
+    Attributes:
+        weights: Seconds of one of each part.
+    """
+
+    def __init__(self, first: Sequence[float], keep: float = _KEEP, pull: float = _PULL) -> None:
+        self._first, self._keep, self._pull = first, keep, pull
+        self.weights = [0.0] * len(first)
+        self._products = [[0.0] * len(first) for _ in first]
+        self._sums = [0.0] * len(first)
+        self._samples = 0.0
+
+    def add(self, parts: Sequence[float], seconds: float, usual: float) -> None:
+        """Learn that a batch of these parts took `seconds`, where `usual` were expected.
+
+        Relative to what it took itself, a batch that happened to be quick would count for more than
+        a slow one.
+        """
+        if not self._samples:
+            self.weights = [
+                share * seconds / part if part else 0.0 for share, part in zip(self._first, parts, strict=True)
+            ]
+        keep = self._keep
+        self._samples = keep * self._samples + 1.0
+        for i, part in enumerate(parts):
+            row, scaled = self._products[i], part / usual**2
+            self._sums[i] = keep * self._sums[i] + scaled * seconds
+            for j, other in enumerate(parts):
+                row[j] = keep * row[j] + scaled * other
+
+    def fit(self) -> None:
+        """Find the weights anew, near the former ones, without those that would be negative."""
+        left = [i for i in range(len(self.weights)) if self._products[i][i]]
+        while left:
+            found = self._solved(left)
+            worst = min(left, key=lambda i: found[i] * sqrt(self._products[i][i]))
+            if found[worst] >= 0.0:
+                self.weights = [found.get(i, 0.0) for i in range(len(self.weights))]
+                return
+            left.remove(worst)
+
+    def _solved(self, left: Sequence[int]) -> dict[int, float]:
+        """Return the weights of some parts, by elimination."""
+        pull = self._pull / self._samples
+        rows = []
+        for i in left:
+            own = self._products[i][i] * pull
+            row = [self._products[i][j] + (own if i == j else 0.0) for j in left]
+            rows.append([*row, self._sums[i] + own * self.weights[i]])
+        for p, row in enumerate(rows):
+            pivot = row[p] or 1e-300
+            rows[p] = row = [value / pivot for value in row]
+            for r, other in enumerate(rows):
+                if r != p:
+                    factor = other[p]
+                    rows[r] = [x - factor * y for x, y in zip(other, row, strict=True)]
+        return {i: row[-1] for i, row in zip(left, rows, strict=True)}
+
+
+_WAY_KEEP: Final = 0.95  # weight of the former batches in a way
+_WAY_STALLED: Final = 3.0  # times the batch before and what is expected: what is beyond is a stall
+_WAY_INERTIA: Final = 0.01
+"""Pull toward the former slope, as a share of the mean size squared. With half of it, noise is a
+slope; with twice as much, it takes two tries of half the size to find one."""
+_FADING: Final = 0.998
+"""What is left of the way once a batch has gone ahead. With half of the loss, ways that have
+become short are noticed after 700 batches; with twice as much, one batch in 150 travels alone."""
+
+
+class HopCost:
+    """Learned seconds of the way to a worker and back, `fixed_s + unit_s · size`.
+
+    A batch that does not go ahead measures the line. Batches of one size say nothing of its slope,
+    which then stays as it is; `policy/size.py` sees to it that sizes differ where that matters. A
+    batch that goes ahead measures only the part of its way that nothing hides, `ahead_unit_s`. As
+    long as all do, the line fades, until one does not go ahead and measures it.
+
+    Attributes:
+        fixed_s: Seconds that do not depend on the size.
+        unit_s: Seconds per unit of size.
+        ahead_unit_s: Seconds per unit of a batch that goes ahead, all in all.
+        spread: The variance of the sizes that measured it lately, over the square of their mean.
+        samples: How many batches it has learned from.
+    """
+
+    def __init__(self) -> None:
+        self.fixed_s = self.unit_s = self.ahead_unit_s = self.spread = 0.0
+        self.samples = 0
+        self._aheads = 0
+        self._before_s = inf  # the way of the batch before
+        self._n = self._x = self._y = self._xx = self._xy = 0.0  # sums, forgotten
+
+    def seconds(self, n: float) -> float:
+        """Return the expected seconds of a batch of `n` that does not go ahead."""
+        return self.fixed_s + self.unit_s * n
+
+    def learn(self, size: int, hop_s: float, ahead: bool) -> None:
+        """Learn from a batch of `size`, which has spent `hop_s` on its way."""
+        if ahead:
+            unit_s = hop_s / size
+            self._aheads += 1
+            if self._aheads > 1:
+                unit_s = min(unit_s, _WAY_STALLED * max(self.ahead_unit_s, 1e-6))
+            self.ahead_unit_s += max(0.1, 1.0 / self._aheads) * (unit_s - self.ahead_unit_s)
+            self._fade()
+            return
+        self.samples += 1
+        before_s, self._before_s = self._before_s, hop_s
+        if self.samples > 1 and hop_s > (most := _WAY_STALLED * max(before_s, self.seconds(size))):
+            hop_s = most  # a stall does not come twice
+        self._n = _WAY_KEEP * self._n + 1.0
+        self._x = _WAY_KEEP * self._x + size
+        self._y = _WAY_KEEP * self._y + hop_s
+        self._xx = _WAY_KEEP * self._xx + size * size
+        self._xy = _WAY_KEEP * self._xy + size * hop_s
+        mean = self._x / self._n
+        variance = max(0.0, self._xx / self._n - mean * mean)
+        pull = _WAY_INERTIA * mean * mean
+        slope = (self._xy / self._n - mean * self._y / self._n + pull * self.unit_s) / (variance + pull)
+        self.spread = variance / (mean * mean)
+        self.unit_s = min(max(0.0, slope), self._y / self._x)
+        self.fixed_s = max(0.0, self._y / self._n - self.unit_s * mean)
+
+    def _fade(self) -> None:
+        self.fixed_s *= _FADING
+        self.unit_s *= _FADING
+        for name in ("_n", "_x", "_y", "_xx", "_xy"):  # the next ones that measure it count for more
+            setattr(self, name, _FADING**10 * getattr(self, name))
+
+
+class CostModel(CostLevel):
+    """Learned seconds of a batch by its size.
+
+    Args:
+        limit: Largest size, in units of the requests' sizes.
+
+    Attributes:
+        sizes: Those that have an entry in the table, rising.
+        at: The expected seconds of each, its way included.
+        hoped: The same of sizes that are known, and the least that the others may take.
+        version: Counts the refreshes of the table.
+        way: To the worker and back.
+        smallest: The smallest size that was ever run.
+        largest: The largest.
+        longest_s: Expected time of the largest batch.
+        shortest_s: That of a batch of 1.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.version = 0
+        self.way = HopCost()
+        self._knots = Knots(limit)
+        self.sizes = self._knots.knots
+        super().__init__()
+
+    def forget(self) -> None:
+        super().forget()
+        entries = len(self.sizes)
+        self._line = LeastSquares((0.85, 0.15))
+        self._mean = [0.0] * entries  # relative seconds measured at each size
+        self._known = [0.0] * entries  # by how many batches, when the last one was learned from
+        self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
+        self._log_level = 0.0
+        self._is_sure = False  # whether a warm-up was learned from
+        self._doubted: set[int] = set()  # entries of which a first batch was not believed
+        self._shape = self.at = self.hoped = [1e-6] * entries
+        self._rise = [0.0] * entries  # seconds per unit of size, from each entry to the next
+        self.smallest, self.largest = self.limit, 1
+        self.longest_s = self.shortest_s = 1e-6
+        self._measured = self._expected = 0.0  # sums of seconds that fade, stalls included
+        self._unread = 0
+        self._tabled = (1.0, 0.0, 0.0)  # the level and the way that are in the table
+        self.version += 1
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds of a batch that do not depend on its size, its way included."""
+        return self._line.weights[0] * self.level + self.way.fixed_s
+
+    @property
+    def unit_s(self) -> float:
+        """Seconds of each unit of its size besides."""
+        return self._line.weights[1] * self.level + self.way.unit_s
+
+    @property
+    def bias(self) -> float:
+        """Expected over measured time in the long run, at most 1: stalls take the rest."""
+        return min(1.0, self._expected / self._measured) if self._measured else 1.0
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Return the expected seconds at each size that has an entry of its own."""
+        return list(zip(self.sizes, self.at, strict=True))
+
+    def points(self) -> list[tuple[int, float, float]]:
+        """Return the sizes that were run, their mean seconds, and by how much they are known."""
+        known = [self.known(n) for n in self.sizes]
+        means = zip(self.sizes, self._mean, known, strict=True)
+        return [(n, self.level * mean + self.way.seconds(n), count) for n, mean, count in means if mean]
+
+    def seconds(self, n: float) -> float:
+        """Return the expected time of a batch of size `n` >= 1, its way included.
+
+        The size may be a fraction, where it is an expectation itself.
+        """
+        i = self._knots.index(int(n))
+        return self.at[i] + self._rise[i] * (n - self.sizes[i])
+
+    def following_s(self, n: int) -> float:
+        """Return for how long a worker is taken up by a batch of `n` that has gone ahead."""
+        _, fixed_s, unit_s = self._tabled
+        return self.seconds(n) - fixed_s - unit_s * n + (self.way.ahead_unit_s or 0.5 * unit_s) * n
+
+    def known(self, n: int) -> float:
+        """Return by how many batches about size `n` is known; each fades."""
+        return self._known_now(self._knots.nearest(n))
+
+    def is_known(self, n: int) -> bool:
+        """Report whether about size `n` was run lately."""
+        return self._known_now(self._knots.nearest(n)) >= _KNOWN
+
+    def largest_within(self, seconds: float) -> int:
+        """Return the largest size expected to take no longer than `seconds`; 0 if there is none."""
+        i = bisect_right(self.at, seconds) - 1
+        if i < 0 or i == len(self.at) - 1:
+            return self.sizes[i] if i >= 0 else 0
+        n = self.sizes[i] + int((seconds - self.at[i]) / self._rise[i])
+        return min(n, self.sizes[i + 1] - 1)
+
+    def add(self, n: int, seconds: float, sure: bool = False, is_first: bool = False) -> None:
+        """Learn from a batch.
+
+        Args:
+            n: Its size.
+            seconds: How long it took in its worker.
+            sure: Whether it was run more than once, and this is the shortest time.
+            is_first: Whether it was the first one of about its size on its worker.
+        """
+        seconds = usual = max(seconds, 1e-9)
+        i = self._knots.nearest(n)
+        if not self._teaches(i, seconds, self._worker_s(n), is_first):
+            return
+        if self.samples < _LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
+            self.forget()  # the first calls of all are slow, while memory is touched for the first time
+        self._is_sure = self._is_sure or sure
+        count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
+        is_new = count < 2.0 or self.samples < _LEARNED
+        if is_new and self.samples and not sure and seconds > _DOUBT * self._worker_s(n) and i not in self._doubted:
+            self._doubted.add(i)
+            return
+        self.samples += 1
+        self.smallest, self.largest = min(self.smallest, n), max(self.largest, n)
+        if self.samples > _LEARNED:
+            usual = self._worker_s(n)
+            self._measured = _KEEP * self._measured + seconds
+            self._expected = _KEEP * self._expected + usual
+            believed = self._believed(seconds, usual, min(1.0, count / 3.0))
+            if believed is None:
+                return
+            seconds = believed
+        level = self.level
+        relative = seconds / level
+        self._line.add((1.0, n), relative, usual / level)
+        if n != self.sizes[i]:
+            a, b = self._line.weights
+            relative *= (a + b * self.sizes[i]) / (a + b * n)
+        count = self._known[i] = min(self._known_now(i) + 1.0, _MEMORY)
+        self._log_level = log(level)
+        self._known_at[i] = self.samples, self._log_level
+        self._mean[i] += (relative - self._mean[i]) / count
+        self._unread += 1
+        is_news = count < 1.5 or abs(log(seconds / usual)) > 2.0 * self.cv + 0.05
+        if is_news or self._unread >= min(64, self.samples // 8) or self._has_moved():
+            self._tabulate()
+
+    def learn_way(self, size: int, hop_s: float, ahead: bool) -> None:
+        """Learn from the way of a batch."""
+        if not hop_s and not self.way.samples:
+            return
+        self.way.learn(size, hop_s, ahead)
+        if self.samples and self._has_moved():
+            self._tabulate()
+
+    def _has_moved(self) -> bool:
+        """Report whether level or way differ from those in the table by so much that it matters."""
+        level, fixed_s, unit_s = self._tabled
+        way, limit = self.way, self.limit
+        if abs(self.level - level) > 0.04 * level:
+            return True
+        return (
+            abs(way.fixed_s - fixed_s) > 0.04 * self.shortest_s
+            or abs(way.unit_s - unit_s) * limit > 0.04 * self.longest_s
+        )
+
+    def _known_now(self, i: int) -> float:
+        at, log_level = self._known_at[i]
+        age = (self.samples - at) / _HALF_LIFE + abs(self._log_level - log_level) / _DRIFT
+        return float(self._known[i] * 0.5**age)
+
+    def _worker_s(self, n: int) -> float:
+        """Return the expected seconds in the worker, by what is known now."""
+        i = self._knots.index(n)
+        shape = self._shape
+        if i + 1 == len(shape):
+            rise = self._line.weights[1]
+        else:
+            rise = (shape[i + 1] - shape[i]) / (self.sizes[i + 1] - self.sizes[i])
+        return (shape[i] + rise * (n - self.sizes[i])) * self.level
+
+    def _pulled(self, line: Sequence[float], known: Sequence[float]) -> list[tuple[int, float]]:
+        """Return the entries that were measured, each with its time pulled toward the line."""
+        doubt = (self.cv / _SURE_CV) ** 2
+        return [
+            (i, y + w / (w + doubt) * (mean - y) if w + doubt else mean)
+            for i, (mean, y, w) in enumerate(zip(self._mean, line, known, strict=True))
+            if mean
+        ]
+
+    def _tabulate(self) -> None:
+        """Make the tables from what is known now."""
+        self._unread = 0
+        self.version += 1
+        self._line.fit()
+        a, b = self._line.weights
+        line = [max(a + b * n, 1e-9) for n in self.sizes]
+        known = [self._known_now(i) if mean else 0.0 for i, mean in enumerate(self._mean)]
+        pulled = self._pulled(line, known)
+        shape = self._shape = _rising(_between(pulled, line, self.sizes), [w + 1e-3 for w in known])
+        hoped = shape
+        if self.cv <= _BELIEVED_CV:
+            fresh = [(i, y) for i, y in pulled if known[i] >= _KNOWN]
+            may_take = _between(fresh, line, self.sizes)
+            sizes = [self.sizes[i] for i, _ in fresh]
+            first_s = fresh[0][1] / sizes[0] if fresh else 0.0
+            if len(fresh) and sizes[-1] < 1.5 * sizes[0]:  # nothing shows that there is a set-up
+                may_take[: fresh[0][0]] = [0.0] * fresh[0][0]
+            hoped, least = [], 0.0
+            for n, y, z, w in zip(self.sizes, shape, may_take, known, strict=True):
+                if w >= _KNOWN:
+                    least = max(least, y)
+                    hoped.append(y)
+                else:
+                    k = bisect_left(sizes, n)
+                    distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
+                    share = 1.0 - min(_MOST_HOPE, _HOPE * distance / n)
+                    hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
+        way, level = self.way, self.level
+        self._tabled = level, way.fixed_s, way.unit_s
+        fixed_s, unit_s = way.fixed_s, way.unit_s
+        self.at = [y * level + fixed_s + unit_s * n for n, y in zip(self.sizes, shape, strict=True)]
+        self.hoped = self.at
+        if hoped is not shape:
+            self.hoped = [y * level + fixed_s + unit_s * n for n, y in zip(self.sizes, hoped, strict=True)]
+        self.shortest_s, self.longest_s = self.at[0], self.at[-1]
+        steps = pairwise(zip(self.sizes, self.at, strict=True))
+        self._rise = [(y - x) / (m - n) for (n, x), (m, y) in steps] + [b * level + way.unit_s]
+
+
+def _between(known: Sequence[tuple[int, float]], line: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """Return the times of all sizes: straight between known ones, else in proportion to a line."""
+    if not known:
+        return [*line]
+    (first, y), (last, z) = known[0], known[-1]
+    found = [y / line[first] * each for each in line[:first]] + [z / line[last] * each for each in line[first:]]
+    for (i, x), (j, y) in pairwise(known):
+        step = (y - x) / (sizes[j] - sizes[i])
+        found[i:j] = [x + step * (n - sizes[i]) for n in sizes[i:j]]
+    found[last] = z
+    return found
+
+
+def _rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return the closest sequence that never falls, by weighted squares."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        n = 1
+        while pools and pools[-1][0] > value:
+            before, w, k = pools.pop()
+            value = (value * weight + before * w) / (weight + w)
+            weight += w
+            n += k
+        pools.append((value, weight, n))
+    return [value for value, _, n in pools for _ in range(n)]

@@ -1,0 +1,195 @@
+"""Waiting for clients about to come back: the one case in which an idle worker should wait.
+
+Clients in a closed loop send their next request a short while after their answer. Work-conserving
+batching splits N such clients into two groups that alternate, so that batches are half as large as
+they could be. If a share G of the clients is back within w after a batch, waiting for w makes
+batches of k = N/(2-G), and the throughput is k/(w + t(k)); at w = 0 it is (N/2)/t(N/2). So G is
+learned for a few windows, and the best of them is waited for.
+
+Only a real cluster counts: within the window more must arrive than the traffic at other times would
+bring. For Poisson traffic that is never so, and nothing waits. Derivation:
+docs/policies-evidence.md#theory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from carpool.engine.policy.arrivals import Arrivals
+    from carpool.engine.policy.cost import CostModel
+    from carpool.engine.policy.length_cost import CostAtLength
+
+_GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+"""Windows, as shares of the longest one: of the time that one batch saves against two of half its
+size, which is the most that waiting can be worth."""
+_KEEP = 0.95  # weight of the former batches
+_GAIN = 1.02  # waiting must promise this many times the throughput of not waiting,
+_NOISE_SHARE = 0.3  # and this share of the noise's coefficient of variation more: groups that a
+# needless wait has made uneven stay so
+_CLUSTER = 2.0  # a window must bring this many times the arrivals of other times
+_OPTIMISM = 0.85  # a size never tried is taken to cost this share of what is expected: it is tried once
+
+
+class Round(NamedTuple):
+    """One batch, and what came until the next one was completed.
+
+    Attributes:
+        at: When it was completed.
+        served: How many requests it answered.
+        arrived: How many requests had arrived in all by then.
+        end: When the next batch was completed.
+        total: How many requests had arrived in all by the end.
+        rate: Requests per second that arrive; 0 where better figures are known.
+    """
+
+    at: float
+    served: int
+    arrived: int
+    end: float
+    total: int
+    rate: float
+
+
+class Gather:
+    """Learns how soon after a batch its clients return, and how long to wait for them.
+
+    Args:
+        arrivals: Is asked how many requests had come by when.
+
+    Attributes:
+        window_s: How long after a batch it pays to wait for the clients that it served; 0 when it
+            does not.
+        served: How many requests the last batch answered; 0 if there is nothing to wait for.
+        clients: Smoothed: those just served and those waiting, if they are in a closed loop.
+    """
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._arrived = 0  # by the time the last batch was completed
+        self.window_s = 0.0
+        self._at = 0.0  # when the last batch was completed
+        self.served = 0
+        self._scale_s = 0.0  # the longest window; for a cost of a + b·n it is a
+        self._returned = [0.0] * len(_GRID)  # per window, over the batches so far
+        self._answered = self._batches = 0.0  # requests that could return, and their batches, fading
+        self._stray = self._stray_s = 0.0  # arrivals outside of the windows, and the time outside of them
+        self._rate = 0.0  # requests per second that arrive outside of the windows
+        self._batch = 1.0  # smoothed requests of a batch
+        self._groups = 2  # that clients split into without waiting: one more than there are workers
+        self.clients = 1.0
+
+    @property
+    def until(self) -> float:
+        """When the wait ends."""
+        return self._at + self.window_s
+
+    @property
+    def expected(self) -> int:
+        """How many of the clients last served are not back yet."""
+        return max(0, self.served - (self._arrivals.total - self._arrived))
+
+    def completed(self, now: float, n: int) -> None:
+        """Note that a batch of `n` requests is done."""
+        self._at = now
+        self.served = n
+        self._arrived = self._arrivals.total
+
+    def close_round(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
+        """Close the account of the previous batch and update the estimate of clients.
+
+        Call it when a batch is done, before `completed`.
+
+        Args:
+            now: The time.
+            n: How many requests the batch that is now done has answered.
+            waiting: How many requests are queued.
+            others: How many other batches run.
+
+        Returns:
+            What came of the previous batch, for `learn`; None if nothing is known of it.
+        """
+        self._batch += 0.1 * (n - self._batch)
+        self.clients += 0.1 * (n + waiting + others * self._batch - self.clients)
+        self._groups = 2 + others
+        if not self.served:
+            return None
+        rate = self._arrivals.long_rate(now) if self._stray_s <= self._scale_s else 0.0
+        return Round(self._at, self.served, self._arrived, now, self._arrivals.total, rate)
+
+    def stop(self) -> None:
+        """Forget the last batch, whose account cannot be closed as the next ones go unreported."""
+        self.served = 0
+
+    def learn(self, closed: Round, unit: float, cost: CostModel | CostAtLength) -> None:
+        """Choose the window anew after a round.
+
+        Args:
+            closed: A batch and what came of it.
+            unit: The mean size of a request.
+            cost: Of batches.
+        """
+        scale_s, at, before, arrivals = self._scale_s, closed.at, closed.arrived, self._arrivals
+        half = at + 0.5 * scale_s
+        self._stray = _KEEP * self._stray + closed.total - min(arrivals.until(half, before), closed.total)
+        self._stray_s = _KEEP * self._stray_s + max(0.0, closed.end - half)
+        self._answered = _KEEP * self._answered + closed.served
+        self._batches = _KEEP * self._batches + 1.0
+        self._rate = self._stray / self._stray_s if self._stray_s > scale_s else closed.rate
+        returned = self._returned
+        for j, share in enumerate(_GRID):
+            by_then = min(arrivals.until(at + share * scale_s, before), closed.total)
+            returned[j] = _KEEP * returned[j] + by_then - before
+        self.window_s = self._best_window(unit, cost)
+
+    def best_until(self, now: float, saved_s: Callable[[float], float]) -> float | None:
+        """Return until when to wait for the clients served last, as far as that saves seconds.
+
+        Args:
+            now: The time.
+            saved_s: Returns the seconds of the next batch that are saved if so many are back.
+
+        Returns:
+            The end of the window that saves most, or None if none saves more than it takes.
+        """
+        expected = self.expected
+        if not expected or not self._answered:
+            return None
+        background = self._background
+        most_s, best = 0.0, None
+        for returned, share in zip(self._returned, _GRID, strict=True):
+            until = self._at + share * self._scale_s
+            if returned <= background * share or until <= now:
+                continue
+            more = expected - self.served * (1.0 - min(1.0, returned / self._answered))
+            left_s = saved_s(more) - (until - now) if more > 0.0 else 0.0
+            if left_s > most_s:
+                most_s, best = left_s, until
+            if returned >= self._answered:
+                break  # all are back by then, and longer windows bring no more
+        return best
+
+    @property
+    def _background(self) -> float:
+        """How many arrivals in the longest windows of all batches would be no sign of a cluster."""
+        return _CLUSTER * self._rate * self._scale_s * self._batches
+
+    def _best_window(self, unit: float, cost: CostModel | CostAtLength) -> float:
+        """Return the window with the best throughput; 0 if waiting does not promise enough."""
+        limit = cost.limit / unit
+        half = min(limit, max(1.0, self.clients / self._groups))
+        half_s = cost.seconds(half * unit)
+        background = self._background
+        best, window_s = (_GAIN + _NOISE_SHARE * cost.cv) * half / half_s, 0.0
+        for returned, share in zip(self._returned, _GRID, strict=True):
+            if returned <= background * share:
+                continue
+            batch = min(limit, max(1.0, self.clients / (self._groups - min(1.0, returned / self._answered))))
+            optimism = _OPTIMISM if batch * unit > cost.largest else 1.0
+            throughput = batch / (share * self._scale_s + cost.seconds(batch * unit) * optimism)
+            if throughput > best:
+                best, window_s = throughput, share * self._scale_s
+        saved_s = 2.0 * half_s - cost.seconds(2.0 * half * unit) if 2.0 * half <= limit else 0.0
+        self._scale_s = max(cost.setup_s, saved_s)
+        return window_s

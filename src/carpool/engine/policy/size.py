@@ -1,0 +1,304 @@
+"""How many of the waiting requests go.
+
+**The working size** is the smallest of nearly the best efficiency n/t(n); larger batches only cost
+latency, and beyond a knee throughput, too. Amid noise, where the best cannot be told, it is the
+largest that is not clearly worse.
+
+**One worker.** All of a batch are done together at its end, so it can be better to serve some
+first. By one step of policy improvement (Howard 1960) over serving all that waits, with the rest
+drained at the capacity μ and the load ρ, the total delay of taking n of x is
+
+    J(n) = x·(t(n) - n/μ) / ((1 - ρ)·n) + n / (2·μ),
+
+which finds the end of a tile, the knee of a curve, and sqrt(2·a·x·μ / (1 - ρ)) for a + b·n. With
+t = 8 ms + 0.25 ms·n and batches of up to 64 that is 52 when 64 wait and nothing else comes, and 64
+from a load of a third on. Derivation: docs/policies-evidence.md#theory.
+
+**Several workers** share what waits. In an even rotation at the rate λ each batch of m workers is
+of n̄ = λ·a/(m - λ·b), and what waits besides is drained with the least delay by batches of
+n̄ + sqrt(x·t(n̄) / (4·b·m)). None takes more, or than the m-th part of what waits if that is more.
+
+**Tries.** A size that is not known any more may be better than it seems. So J is asked with the
+least seconds that such sizes may take, once in up to `_MOST_PAUSE` batches, and more often while
+tries bring news. That is how a knee, a tile, or a change of one size is found. A try costs those
+who wait: by what is known, J is greater with it than with the usual size. As what is known of a
+size fades, that difference counts for less, and the one goes whose gain outweighs it most. So any
+size for which it could matter is run again within some `_MOST_PAUSE` batches for each of them, and
+a half-life later (`policy/cost.py`) each time that the cost is twice as high. Where workers share
+what waits, none larger than the share is tried, which would only let its own requests wait for
+longer. As soon as more is needed, the share is the working size, and all sizes are open.
+
+**Batches that overlap.** Where the way to the worker and back takes time for each item, as it does
+for megabytes, and all clients of a closed loop are inside, they go in two groups for each worker,
+so that one travels while another runs, if that serves more. Where the way is long and all batches
+have one size, one of half the size is made now and then, as nothing else shows how it grows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from math import inf, sqrt
+from operator import truediv
+from typing import Final
+
+from carpool.engine.policy.cost import CostModel
+
+_ENOUGH, _STILL_ENOUGH = 0.995, 0.99
+"""Of the best efficiency: no larger batch is made on purpose. At half the distance from 1, batches
+are larger for nothing; at twice the distance, 2 % of the capacity are left unused."""
+_GAIN, _TRY_GAIN = 0.99, 0.97
+"""Of the delay of taking all: that of a smaller size must be less, and that of a try may be less.
+With half the distances from 1, groups of clients are split for next to nothing; with twice as much,
+sizes that are 5 % better are not looked for."""
+_PAYS: Final = 2.0
+"""Batches of a size, as far as they are still known, with which the cost of a try counts once
+beside what it promises for one batch. With half as many, dear tries come a half-life later; with
+twice as many, one earlier."""
+_NOISE: Final = 0.3
+"""Of the noise: by so much less it must be besides, and so much less efficient may a working size
+be. With half of it, chance decides; with twice as much, knees amid noise are passed over."""
+_NOISY_CV: Final = 0.03  # above it the best size cannot be told from its neighbours
+_PAUSE: Final = 4  # batches between two tries at first, and as many more for each that was in vain
+_MOST_PAUSE: Final = 32
+"""Batches between two tries at most. With half as many, tries take up to 1 % of the capacity; with
+twice as many, a size that was slow for a while is found as much later."""
+_NEWS: Final = 0.05  # so much less than expected, and more than noise, a try must take to be worth others
+_MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
+"""By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
+the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
+_MUCH: Final = 0.1  # of a batch's time: what the way must be besides
+_OVERLAP_GAIN: Final = 1.02  # times the rate of one group: what two must promise
+_EVEN: Final = 1e-3  # spread of sizes below which nothing shows how the way grows
+
+
+class Sizes:
+    """Chooses batch sizes by a learned cost.
+
+    Args:
+        cost: Of batches, learned elsewhere.
+
+    Attributes:
+        most: The largest batch that is made on purpose.
+        rate: Units per second of one worker in batches of that size.
+        part: The largest that is made while batches are to overlap; infinity while they are not.
+        runs_ahead: Whether a batch may go to a worker that is still busy.
+    """
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._version = -1
+        self.most: int = cost.limit
+        self.rate = 1.0
+        self.part = inf
+        self.runs_ahead = False
+        self._noise = 0.0  # by how much of its time a smaller size must be better
+        self._all_from: dict[int, float] = {}  # by size, or minus it for hoped times: see `_drain_from`
+        self._pause = _PAUSE
+        self._next_try = 10  # in batches that were learned from
+        self._tried = 0  # the size that is to be tried
+        self._asked_at = -1  # when it was chosen, or none was found to be worth it
+        self._halves = False  # whether a batch of half the size is due
+
+    def refresh(self) -> None:
+        """Read the cost again if it has changed."""
+        cost = self._cost
+        if self._version == cost.version:
+            return
+        self._version = cost.version
+        self._all_from.clear()
+        self._noise = _NOISE * cost.cv
+        efficiency = list(map(truediv, cost.sizes, cost.at))
+        best = max(efficiency)
+        if cost.cv > _NOISY_CV:
+            enough = (1.0 - self._noise) * best
+            self.most = max(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= enough)
+        elif efficiency[bisect_right(cost.sizes, self.most) - 1] < _STILL_ENOUGH * best:
+            self.most = next(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= _ENOUGH * best)
+        if self.runs_ahead and cost.way.samples:
+            best = max(n / cost.following_s(n) for n in (self.most, cost.sizes[efficiency.index(best)]))
+        self.rate = best * cost.bias
+
+    def most_of(self, waiting: int) -> int:
+        """Return the largest batch to make of what waits: all of it if that is little more."""
+        most = self.most
+        if most < waiting <= most + (most >> 2) and waiting <= self._cost.limit:
+            most = waiting
+        return most if most <= self.part else int(self.part)
+
+    # -- how many of those that wait
+
+    def choose(self, waiting: int, most: int, load: float, slack_s: float) -> int:
+        """Return the size of the next batch.
+
+        Args:
+            waiting: How many units wait.
+            most: The largest size that may be made on purpose.
+            load: How much comes, as a share of what can be served.
+            slack_s: How long the batch may take.
+        """
+        cost, everything = self._cost, min(waiting, most)
+        if self._halves and everything > 1:
+            return (everything + 1) // 2
+        if self.part < inf:
+            return everything
+        n = self._best(waiting, everything, load)
+        if cost.samples >= self._next_try:
+            found = self._worth_trying(n, waiting, self._reach(waiting, everything), load, slack_s)
+            if found:
+                if not self._tried:
+                    self._tried, self._asked_at = found, cost.samples
+                if found == self._tried:
+                    return found
+            elif not self._tried:
+                self._asked_at = cost.samples
+        return n
+
+    def _reach(self, waiting: int, everything: int) -> int:
+        """Return up to which size one may be tried.
+
+        Where workers share what waits, a larger one would only let those in it wait for longer. As
+        soon as more is needed, the shares are as large as any batch that is made on purpose.
+        """
+        return everything if everything < self.most_of(waiting) else min(waiting, self._cost.limit)
+
+    def is_try(self, n: int) -> bool:
+        """Report whether a batch of `n` goes because something is to be found out."""
+        return self._halves or (n == self._tried and self._cost.samples >= self._next_try)
+
+    def ran(self, n: int, seconds: float) -> None:
+        """Note that a batch is learned from now, so that a try has come to its end."""
+        cost = self._cost
+        if n != self._tried:
+            asked_at = self._asked_at + (_PAUSE if self._tried else 0)
+            if self._asked_at >= self._next_try and cost.samples >= asked_at:
+                self._next_try = cost.samples + 1 + self._pause  # nothing was worth it, or the try never went
+                self._tried = 0
+            return
+        expected = cost.seconds(min(n, cost.limit)) - cost.way.seconds(n)
+        is_better = expected - seconds > (_NEWS + 2.0 * cost.cv) * expected
+        self._pause = _PAUSE if is_better else min(_MOST_PAUSE, self._pause + _PAUSE)
+        self._next_try, self._tried = cost.samples + 1 + self._pause, 0
+
+    def _drain_from(self, everything: int, at: list[float]) -> float:
+        """Return from which x / (1 - ρ) on no smaller size has a smaller J, or may have one."""
+        key = everything if at is self._cost.at else -everything
+        if key not in self._all_from:
+            self._all_from[key] = self._found_drain(everything, at)
+        return self._all_from[key]
+
+    def _found_drain(self, everything: int, at: list[float]) -> float:
+        sizes = self._cost.sizes
+        smaller = sizes[: bisect_left(sizes, everything)]
+        if not smaller:
+            return 0.0
+        gain = _GAIN if at is self._cost.at else _TRY_GAIN
+        inverse, unit_s = 1.0 / self.rate, self._seconds(everything, at) / everything
+        most_s, most = inverse + gain * (unit_s - inverse) - self._noise * unit_s, gain * everything
+        units_s: list[float] = list(map(truediv, at, smaller))
+        if min(units_s) <= most_s:
+            return inf
+        return max([0.5 * inverse * (most - n) / (y - most_s) for n, y in zip(smaller, units_s, strict=True)])
+
+    def _seconds(self, n: int, at: list[float]) -> float:
+        """Return the seconds of a batch of `n`, or the least that it may take."""
+        cost = self._cost
+        return cost.seconds(n) if at is cost.at else at[bisect_right(cost.sizes, n) - 1]
+
+    def _best(self, waiting: int, everything: int, load: float) -> int:
+        """Return the size with the least J."""
+        cost = self._cost
+        drain = waiting / max(0.05, 1.0 - load)
+        if drain > self._drain_from(everything, cost.at):
+            return everything
+        seconds = cost.seconds(everything)
+        least = _GAIN * self._delay(drain, everything, seconds) - self._noise * drain * seconds / everything
+        best = everything
+        for n, seconds in zip(cost.sizes, cost.at, strict=True):
+            if n >= everything:
+                break
+            delay = self._delay(drain, n, seconds)
+            if delay <= least:
+                least, best = delay, n
+        return best
+
+    def _worth_trying(self, n: int, waiting: int, reach: int, load: float, slack_s: float) -> int:
+        """Return the size up to `reach` that is most worth a try instead of `n`; 0 if none is."""
+        cost = self._cost
+        if cost.hoped is cost.at:
+            return 0  # nothing is hoped for amid noise
+        drain = waiting / max(0.05, 1.0 - load)
+        hoped_s = self._seconds(n, cost.hoped)
+        least = _TRY_GAIN * self._delay(drain, n, hoped_s) - self._noise * drain * hoped_s / n
+        usual = self._delay(drain, n, cost.seconds(n))
+        most, best = 0.0, 0
+        for k, seconds, hoped_s in zip(cost.sizes, cost.at, cost.hoped, strict=True):
+            if k > reach:
+                break
+            gain = least - self._delay(drain, k, hoped_s)
+            if gain > most and k != n and hoped_s * cost.margin <= slack_s and not cost.is_known(k):
+                gain -= cost.known(k) / _PAYS * max(0.0, self._delay(drain, k, seconds) - usual)
+                if gain > most:
+                    most, best = gain, k
+        return best
+
+    def _delay(self, drain: float, n: int, seconds: float) -> float:
+        """Return J of a batch of `n` that takes so many seconds."""
+        return drain * (seconds / n - 1.0 / self.rate) + 0.5 * n / self.rate
+
+    def share(self, waiting: int, rate: float, workers: int) -> int:
+        """Return the most that one of several workers takes, while `rate` units come per second.
+
+        It is the m-th part of what waits as long as no batch was that small, as smaller ones
+        need not be shorter.
+        """
+        cost = self._cost
+        even = -(-waiting // workers)
+        if even < cost.smallest:
+            return even
+        return share_of(waiting, rate, workers, cost.setup_s, cost.unit_s, cost.limit)
+
+    # -- batches that overlap
+
+    def learn_part(self, inside: float, unit: float, workers: int) -> None:
+        """Find out whether batches are to overlap.
+
+        Args:
+            inside: How many units all clients of a closed loop ask for; 0 if others may come.
+            unit: The mean size of a request.
+            workers: How many there are.
+        """
+        cost, way = self._cost, self._cost.way
+        group = inside / workers
+        self.part, self._halves = inf, False
+        if not self.runs_ahead or group < 2.0 * unit or group >= 2.0 * self.most or not cost.samples:
+            return
+        whole = min(group, self.most)
+        whole_s = cost.seconds(whole)
+        if way.seconds(whole) < max(_MUCH_S, _MUCH * whole_s):
+            return
+        self._halves = way.spread < _EVEN and not way.ahead_unit_s
+        if way.unit_s * unit < _MUCH_OF_ITEM_S or way.unit_s * whole < max(_MUCH_S, _MUCH * whole_s):
+            return
+        half = max(1, round(0.5 * group + 0.25))  # the number of clients is not exact
+        both_s = whole_s if group <= whole else whole_s + cost.seconds(max(1.0, group - whole))
+        if half / cost.following_s(half) > _OVERLAP_GAIN * group / both_s:
+            self.part, self._halves = half, False
+
+
+def share_of(waiting: int, rate: float, workers: int, setup_s: float, item_s: float, limit: int) -> int:
+    """Return the most that one of several workers takes of what waits.
+
+    Args:
+        waiting: How many units wait.
+        rate: How many arrive per second.
+        workers: How many there are.
+        setup_s: Seconds of a batch that do not depend on its size.
+        item_s: Seconds of each unit besides.
+        limit: The most that a batch may hold.
+    """
+    spare = workers - rate * item_s
+    if spare <= 0.0 or item_s <= 0.0:
+        return limit  # batches can only grow
+    even = max(1.0, rate * setup_s / spare)
+    n = even + sqrt(waiting * (setup_s + item_s * even) / (4.0 * item_s * workers))
+    return min(waiting, int(max(n, waiting / workers) + 0.5))

@@ -1,0 +1,85 @@
+"""Batches composed by length that are late for some: those are left out, or the urgent go first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.engine.policy.tight_batch import urgent_first, without_late
+from carpool.engine.request import Request
+from tests.support.properties import PROPERTY
+
+
+def seconds(n: int, longest: int) -> float:
+    """One for the call, and a tenth for each position of ten."""
+    return 1.0 + 0.01 * n * longest
+
+
+def due(*dues: float, length: int = 10) -> list[Request]:
+    """Requests of one length that are due then."""
+    requests = []
+    for at in dues:
+        request = Request(at, at)
+        request.length = length
+        requests.append(request)
+    return requests
+
+
+def test_who_would_be_late_with_the_batch_is_left_out() -> None:
+    """Of a batch of four, which takes 1.4 s, the one that is due after 1.1 s stays behind."""
+    batch = due(1.1, 2.0, 3.0, 1.5)
+    assert [r.due for r in without_late(0.0, batch, 10, seconds)] == [2.0, 3.0, 1.5]
+
+
+def test_each_one_left_out_makes_the_batch_shorter_for_the_others() -> None:
+    """With the first one left out the batch takes 1.3 s, which is in time for the second."""
+    batch = due(1.1, 1.35, 3.0, 3.0)
+    assert [r.due for r in without_late(0.0, batch, 10, seconds)] == [1.35, 3.0, 3.0]
+
+
+def test_of_those_that_are_due_together_only_as_many_are_left_out_as_must_be() -> None:
+    """Four take 1.4 s, and three 1.3 s, which is in time for all: the last of equals stays behind."""
+    batch = due(1.35, 3.0, 1.35, 1.35)
+    kept = without_late(0.0, batch, 10, seconds)
+    assert kept == batch[:3]
+
+
+def test_a_batch_in_which_all_are_late_stays_as_it_is() -> None:
+    """Nothing is left out of a batch that is late for all: whether it goes at all is another rule's."""
+    batch = due(0.1, 0.2)
+    assert without_late(0.0, batch, 10, seconds) is batch
+
+
+def test_the_urgent_go_first_where_more_are_in_time_so() -> None:
+    """Two of six are due before a batch of six is done, but not before one of two."""
+    urgent, patient = due(1.3, 1.3), due(*[9.0] * 4)
+    assert urgent_first(0.0, [*patient, *urgent], seconds) == [*urgent, patient[0]]
+
+
+def test_all_go_together_where_the_others_would_be_late_instead() -> None:
+    """The urgent one does not go first if that makes two others late."""
+    batch = due(1.15, 1.35, 1.35)
+    assert urgent_first(0.0, batch, seconds) is batch
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 5.0), st.integers(1, 40)), min_size=1, max_size=12))
+@PROPERTY
+def test_neither_rule_makes_fewer_be_in_time(given_requests: list[tuple[float, int]]) -> None:
+    """What stays in a batch is in time if any of it is; and with the urgent first, no fewer are in
+    time than in one batch.
+    """
+    requests = [due(at, length=length)[0] for at, length in given_requests]
+    longest = max(r.length for r in requests)
+
+    def in_time(batch: list[Request], begin: float, longest: int) -> int:
+        return sum(r.due >= begin + seconds(len(batch), longest) for r in batch)
+
+    kept = list(without_late(0.0, requests, longest, seconds))
+    assert in_time(kept, 0.0, longest) in ({0} if kept == requests and not in_time(kept, 0.0, longest) else {len(kept)})
+    first = list(urgent_first(0.0, requests, seconds))
+    then = [r for r in requests if r not in first]
+    of_first = max(r.length for r in first)
+    served = in_time(first, 0.0, of_first)
+    if then:
+        served += in_time(then, seconds(len(first), of_first), longest)
+    assert served >= in_time(requests, 0.0, longest)
