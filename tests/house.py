@@ -27,12 +27,12 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 375,
-    "lines of code": 45_990,
+    "files": 380,
+    "lines of code": 46_040,
     "bases with a single subclass": 22,
     "protocol classes": 71,
     "words of the glossary": 60,
-    "words of the docs": 89_760,
+    "words of the docs": 89_780,
 }
 
 

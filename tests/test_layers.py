@@ -30,14 +30,14 @@ PURE = frozenset(
     }
 )
 WIRE = frozenset({"ctypes", "hmac", "msgspec", "numpy", "pickle", "re", "struct", "sys"})
-SANS_IO = {"policy": PURE, "core": PURE, "wire": PURE | WIRE}
+SANS_IO = {"engine.policy": PURE, "engine.core": PURE, "engine.wire": PURE | WIRE}
 """What may be imported where there is no clock, lock, log or socket, and by whatever of ours is imported there."""
 OUTSIDE_WORLD = frozenset({"open", "print", "input", "breakpoint", "__import__"})
 
 
 def folder_of(module: str) -> str:
-    """The part of the package that a module belongs to; for what lies in none, its own name."""
-    return module.removeprefix("carpool.").split(".")[0]
+    """The part of the package that a module belongs to, those of the engine apart; for what lies in none, its name."""
+    return ".".join(module.removeprefix("carpool.").split(".")[: 2 if module.startswith("carpool.engine.") else 1])
 
 
 LAYER_OF = {name: number for number, layer in enumerate(LAYERS) for name in layer.names.split()}

@@ -137,6 +137,8 @@ def exported(module: str) -> list[str]:
             case ast.Assign(targets=[ast.Name("__all__")], value=ast.List(elts=found)):
                 names = [str(each.value) for each in found if isinstance(each, ast.Constant)]
                 return [name for name in names if module != "carpool" or file_of(f"{module}.{name}") is None]
+            case ast.ImportFrom(module=str(other), names=names) if "__all__" in {each.name for each in names}:
+                return exported(other)  # an old path of names that live elsewhere
     raise LookupError(f"{module} has no __all__")
 
 

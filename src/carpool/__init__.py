@@ -121,7 +121,7 @@ _WHERE = {
     "pad": "carpool.engine.call.padding",
     "serve": "carpool.http.serve",
 }
-_FOLDERS = frozenset({"http", "openai", "ray", "simulate"})
+_FOLDERS = frozenset({"http", "openai", "policy", "ray", "simulate", "wire"})
 
 
 def __getattr__(name: str) -> Any:

@@ -145,7 +145,7 @@ class Flow:
         """Admit all requests at once, if all are new, there is room for all, and none may be late.
 
         Fast path of the rest of `submit`: the same outcome (tests/engine/core/test_fast_paths.py)
-        for a sixth of its bytecodes where 64 come together, and a twentieth where they are alike, as
+        for a sixth of its bytecodes where 64 come together, a twentieth where they are alike, as
         only the first one is looked at then. Those that are in order join the queue together. All
         that is left of the attempt, if it returns False, is `admitted`, `arrived` and `due` of some
         requests, which `_admit` sets to the same values.
