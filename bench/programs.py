@@ -38,6 +38,7 @@ PROGRAMS = (
     Program("peers.inprocess", 9, "`@carpool.batch` beside other batchers", "batched, async_batcher, ray"),
     Program("peers.process", 8, "worker processes without HTTP, beside mpservice", "mpservice"),
     Program("peers.http", 50, "HTTP servers beside each other", "all peers, wrk"),
+    Program("picture", 60, "throughput and p99 against load, of five servers", "all peers, models", False),
     Program("documents", 8, "the designs that carpool was made after", "wrk"),
     Program("policies", 15, "all policies on 119 workloads, and on a dozen with a busy coordinator, in virtual time"),
     Program("policies.ablation", 3, "what each part of Adaptive is worth"),
@@ -91,6 +92,9 @@ PROGRAMS = (
 )
 
 STARTED_BY_OTHERS = {
+    "picture.servers.litserve_side": "picture",
+    "picture.servers.mosec_side": "picture",
+    "picture.servers.ray_side": "picture",
     "alone.blas_side": "alone.blas",
     "chaos.clients": "chaos",
     "documents.rows": "documents",

@@ -118,6 +118,7 @@ def test_all_are_those_that_need_no_arguments() -> None:
         "gpu",
         "pairs",
         "peers.install",
+        "picture",
         "policies.same_decisions",
         "policies.trace",
         "reality.open_loop",
