@@ -39,6 +39,7 @@ PROGRAMS = (
     Program("peers.process", 8, "worker processes without HTTP, beside mpservice", "mpservice"),
     Program("peers.http", 50, "HTTP servers beside each other", "all peers, wrk"),
     Program("picture", 60, "throughput and p99 against load, of five servers", "all peers, models", False),
+    Program("picture.terminal", 0.3, "nothing: it draws the terminal of `carpool demo` and `carpool top`", "", False),
     Program("documents", 8, "the designs that carpool was made after", "wrk"),
     Program("policies", 15, "all policies on 119 workloads, and on a dozen with a busy coordinator, in virtual time"),
     Program("policies.ablation", 3, "what each part of Adaptive is worth"),

@@ -119,6 +119,7 @@ def test_all_are_those_that_need_no_arguments() -> None:
         "pairs",
         "peers.install",
         "picture",
+        "picture.terminal",
         "policies.same_decisions",
         "policies.trace",
         "reality.open_loop",

@@ -12,7 +12,8 @@ round in which fewer than 99 % were answered rightly has a hollow mark.
     python -m bench.picture                measures (an hour) and draws docs/peers.svg
     python -m bench.picture --draw         draws anew from the figures
 
-A quick look: `python -m bench.picture --models digits --names carpool mosec --rounds 1`. It needs a machine that does nothing else.
+A quick look: `python -m bench.picture --models digits --names carpool mosec --rounds 1`.
+It needs a machine that does nothing else.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ def body(name: str, item: object) -> bytes:
 def launch(name: str, model: str) -> Launch:
     """Return how to start a server with a model; any answer with status 200 is right."""
     python, address = str(python_of(environment_of(name))), ["127.0.0.1", "--port", "{port}"]
-    bento = ("-m", "bentoml", "serve")
     command = {
         "carpool": ["-m", "carpool", "serve", f"bench.picture.servers.carpool_side:{model}", "--host", *address],
         "mosec": ["mosec_side.py", model, "--address", *address],

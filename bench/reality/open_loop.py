@@ -107,7 +107,7 @@ def run(
     seed: int,
     bodies: Path | None = None,
 ) -> Load:
-    """Load a server, from a process of its own; with the lines of a file in turn, if there is one."""
+    """Load a server, from a process of its own, with the lines of a file in turn if it is given."""
     exchange = server.launch.exchange
     command = [sys.executable, "-m", "bench.reality.open_loop", str(server.port), "--rate", str(rate)]
     command += ["--seconds", str(seconds), "--warm-up", str(warm_up_s), "--slo", str(slo_s), "--seed", str(seed)]
