@@ -30,6 +30,7 @@ PROGRAMS = (
     Program("alone.simulator_speed", 0.1, "how many requests per second the simulator serves"),
     Program("alone.copies", 0.4, "6 MB through a stage in a thread and in a process, beside a bare copy"),
     Program("alone.blas", 5, "BLAS threads as carpool chooses them, one, and all", "torch, scikit-learn"),
+    Program("alone.threads", 1.5, "thread workers beside processes, in pure Python; for Pythons without the GIL"),
     Program("peers.install", None, "nothing: it makes the peers' environments, once", "network", False),
     Program("site", 0.2, "nothing: it builds the site of the documentation, for `make docs`", "make docs", False),
     Program("tools.entries", 0.1, "nothing: it begins entries of docstrings with a capital letter", "", False),
