@@ -24,7 +24,7 @@ GLOSSARY: Final = (
     Word(
         "service",
         "Service",
-        "stages in a row with common settings, as the user declares them; it can be run many times",
+        "stages in a row, or in a graph, with common settings, as the user declares them; it can be run many times",
     ),
     Word("handle", "Handle AsyncHandle", "a running service, for threads and for tasks"),
     Word(
@@ -35,6 +35,12 @@ GLOSSARY: Final = (
     Word("core", "Core", "the stages of one driver, and their services: all decisions, no waiting"),
     Word("flow", "Flow", "a service in the core: its graph, its doors, its one admission, its counts"),
     Word("node", "Node", "a place in the graph of a service at which requests wait for a stage; its successor is data"),
+    Word(
+        "element",
+        "Parallel Route ForEach",
+        "what a graph is declared of: a stage, a line of elements, branches, a route or a list",
+    ),
+    Word("turn", "Done To", "the word of a model on where its result goes: an early answer, or the name of a branch"),
     Word(
         "child",
         "Siblings",
@@ -56,7 +62,6 @@ GLOSSARY: Final = (
         "the crew of a stage that answers in batches: the batches of its workers, and the next batch",
     ),
     Word("queue", "Queue", "the requests that wait in one stage"),
-    Word("level", "Levels", "requests of one lane and about the same length"),
     Word("lane", "Lane", "requests of one priority, key and bucket, which may share a batch"),
     Word(
         "batch",
@@ -75,12 +80,7 @@ GLOSSARY: Final = (
         "Stepper",
         "the crew of a stage of steps: which streams join and leave which running set, and when",
     ),
-    Word("running set", "RunningSet", "the streams that one worker steps together"),
-    Word(
-        "order",
-        "Order",
-        "the next changes of a running set, from the next boundary on: streams that leave, join, pause, go on",
-    ),
+    Word("running set", "RunningSet", "the streams that one worker steps together; an order changes it"),
     Word(
         "part",
         "Parts",
@@ -88,7 +88,6 @@ GLOSSARY: Final = (
         "time between the due times of two parts",
     ),
     Word("policy", "Policy", "decides when a batch goes and how large it is"),
-    Word("contestant", "", "the batching rule of another system, which is only simulated"),
     Word("decision", "Decision", "the answer of a policy: the batch that goes now, or the time of the next question"),
     Word("deadline", "", "the time after which no caller waits for a request; it then expires"),
     Word("due", "", "the time by which a request should be answered, by its SLO or its deadline"),
@@ -98,7 +97,6 @@ GLOSSARY: Final = (
         "Driver LineDriver VirtualDriver BusyDriver",
         "reports events to the core and performs its actions: on an event loop, in callers' threads, in virtual time",
     ),
-    Word("executor", "Executor", "runs the batches of one stage for a driver"),
     Word("worker", "Worker", "a process, thread or task that holds a model and answers one batch at a time"),
     Word("pool", "WorkerPool BatchPool StepPool TaskPool", "the workers of one stage"),
     Word(
@@ -112,7 +110,6 @@ GLOSSARY: Final = (
         "",
         "a worker that was added while its service runs, until it is admitted: its death fails no request",
     ),
-    Word("turnover", "Turnover", "has the workers of one stage come and go while the service runs"),
     Word("roster", "Roster", "decides when the workers of a stage are started, replaced and given up"),
     Word(
         "gate",
@@ -120,33 +117,24 @@ GLOSSARY: Final = (
         "where workers that come from elsewhere connect, and prove that they may; those that have not are strangers",
     ),
     Word("guest", "", "a worker that joined by itself; nothing is started in its place when it leaves"),
-    Word("site", "Site", "the machines of a running service's worker processes, if not this one"),
     Word("frame", "Frame", "one message between a service and a worker process"),
     Word("payload", "", "the bytes of one item or result in a frame"),
     Word("reply", "Reply", "the answers of a worker to its batch, or to a part of it"),
-    Word("trouble", "Trouble", "an event of a batch besides its results"),
     Word(
         "line",
         "Line",
         "the callers of a batch function in threads; the thread of one of them, the leader, runs a batch "
-        "for the others",
+        "for the others; a slot is the place of one of the batches that may run at a time",
     ),
-    Word("slot", "", "a place of a batch function: one batch may run in it"),
     Word("ticket", "Ticket", "an item in the line of a batch function whose result is fetched later"),
-    Word("retrier", "Retrier", "calls a model, and calls it again in smaller parts where that fails"),
     Word("exchange", "Exchange", "one request over HTTP and its answer; our own server and ASGI have a kind each"),
     Word(
         "protocol",
         "HttpProtocol",
-        "another server's way to ask and answer over HTTP, which ours speaks besides its own",
-    ),
-    Word(
-        "submission",
-        "Submission",
-        "the items that a protocol makes of one request, and how it answers their results",
+        "another server's way to ask and answer over HTTP, which ours speaks besides its own; a submission is "
+        "the items of one such request",
     ),
     Word("bulk", "BulkItems", "a request of any number of lines, an item each, answered while it is being sent"),
-    Word("front", "", "listens for HTTP requests and hands them to the app: our own server, or ASGI"),
     Word("suspect", "Suspect", "a request whose worker was lost: it runs once more, alone"),
     Word("door", "Door", "where requests wait, outside of all queues, until there is room where they begin"),
     Word(
@@ -165,8 +153,7 @@ GLOSSARY: Final = (
         "",
         "a guarantee: to a service, of its server's connections and memory for bodies; to a connection, of that memory",
     ),
-    Word("refuse", "", "not to admit a new request"),
-    Word("drop", "", "to end a queued request unserved: its policy says so, or a higher priority needs its room"),
+    Word("refuse", "", "not to admit a new request; to drop is to end a queued one unserved"),
     Word(
         "coordinator",
         "Coordinator",

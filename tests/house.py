@@ -27,12 +27,12 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 380,
-    "lines of code": 46_040,
-    "bases with a single subclass": 22,
-    "protocol classes": 71,
-    "words of the glossary": 60,
-    "words of the docs": 89_780,
+    "files": 377,
+    "lines of code": 47200,
+    "bases with a single subclass": 21,
+    "protocol classes": 72,
+    "words of the glossary": 50,
+    "words of the docs": 91480,
 }
 
 

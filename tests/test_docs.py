@@ -24,7 +24,7 @@ from tests.support.serving import serve
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = ("ways.md", "functions.md", "coming_from.md", "services.md", "streaming.md", "changes.md")
+PAGES = ("ways.md", "functions.md", "coming_from.md", "services.md", "streaming.md", "changes.md", "graphs.md")
 
 
 def programs(page: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ PICKLES = {
 LOADS = {
     "carpool.engine.wire.payload": {"load"},
     "carpool.engine.worker.main": {"_live"},
-    "carpool.engine.worker.program": {"unpack_model"},
+    "carpool.engine.worker.program": {"unpack_model", "unpack_type"},
     "carpool.ray.shell": {"_read_setup"},
 }
 """The functions that unpickle."""
@@ -47,13 +47,14 @@ READ_PAYLOADS = {
     "carpool.engine.worker.answer",
     "carpool.engine.worker.step_loop",
     "carpool.engine.worker.own",
+    "carpool.service.content",
     "carpool.service.weigh",
     "carpool.engine.drive.callers",
     "carpool.engine.wire.outcome",
 }
 """Who reads what `payload.dump` made: workers, of items, of parts from which an answer goes on, and of copies that
-they make themselves, `size=`, and Python callers, of results and, when they ask for it, of an error's `__cause__`.
-Nobody under `http`."""
+they make themselves, `size=`, a `choose=` in the coordinator and lists that it takes apart, and Python callers, of
+results and, when they ask for it, of an error's `__cause__`. Nobody under `http`."""
 
 DANGEROUS_MODULES = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}
@@ -87,7 +88,7 @@ def test_pickle_is_used_only_where_it_is_listed() -> None:
                 assert all(alias.asname is None for alias in node.names if alias.name == "pickle")
 
 
-def test_unpickling_happens_in_four_functions() -> None:
+def test_unpickling_happens_in_five_functions() -> None:
     """Only four functions unpickle, and what they read has been written by our own processes."""
     loads = {name: functions_that_use(tree, "loads") for name, tree in MODULES.mentioning("pickle").items()}
     assert {name: found for name, found in loads.items() if found} == LOADS
@@ -128,7 +129,7 @@ def test_the_front_never_asks_for_a_cause() -> None:
         "carpool.errors",
         "carpool.engine.hints.misfits",  # of msgspec's errors
         "carpool.engine.call.oom",  # of what models raise, in the worker
-        "carpool.engine.worker.reports",  # of a model's own ModelError
+        "carpool.engine.worker.own",  # of a model's own ModelError
         "carpool.testing.batches",  # of a model under test, in the test's own process
         "carpool.testing.steps",  # likewise
     }

@@ -5,7 +5,7 @@
 
 The figure is the processor time without the fast path as a multiple of that with it, the median
 over the rounds; of a worker process only the caller's side counts. A path below 1.1 is to go unless
-a published figure would fall with it.
+a published figure would fall with it; the table has its bytecodes, which are counted, not timed.
 """
 
 from __future__ import annotations

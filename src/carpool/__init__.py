@@ -20,6 +20,7 @@ from carpool.engine.http_request import HTTPRequest
 from carpool.engine.http_response import HTTPError, Response
 from carpool.engine.parts import END, End, Last
 from carpool.engine.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
+from carpool.engine.turns import Done, To
 from carpool.engine.worker.place import worker_index
 from carpool.errors import (
     CarpoolError,
@@ -33,6 +34,7 @@ from carpool.errors import (
 )
 from carpool.model import Model
 from carpool.service.elsewhere import PLACES
+from carpool.service.graph import ForEach, Parallel, Route
 from carpool.service.service import FRONTS, Service
 from carpool.service.stage import Stage
 from carpool.version import __version__ as __version__
@@ -64,7 +66,9 @@ __all__ = [
     "Cork",
     "Deadline",
     "DeadlineExceeded",
+    "Done",
     "End",
+    "ForEach",
     "Greedy",
     "HTTPError",
     "HTTPRequest",
@@ -76,13 +80,16 @@ __all__ = [
     "Model",
     "ModelError",
     "Overloaded",
+    "Parallel",
     "Policy",
     "Response",
+    "Route",
     "Service",
     "Stage",
     "StartupError",
     "Static",
     "Ticket",
+    "To",
     "Unavailable",
     "ValidationError",
     "batch",

@@ -30,6 +30,7 @@ from carpool.engine.http_request import HTTPRequest
 from carpool.engine.http_response import Response
 from carpool.engine.logger import logger
 from carpool.engine.rows import is_array_type
+from carpool.engine.turns import split_hint
 from carpool.engine.type_hints import hints_of, signature_of
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
@@ -123,6 +124,9 @@ class Traits:
             the whole answer.
         can_resume: Whether `resume` can go on with an answer of which some parts are there.
         collects: Whether `collect` makes one answer of the parts.
+        early_types: The types of the early answers (`Done`) that it returns by its hint.
+        names_branches: Whether it returns `To` by its hint.
+        is_joined: Whether it is no model, but what several branches or items come to.
     """
 
     name: str
@@ -140,6 +144,9 @@ class Traits:
     part_type: Any = Any
     can_resume: bool = False
     collects: bool = False
+    early_types: tuple[Any, ...] = ()
+    names_branches: bool = False
+    is_joined: bool = False
 
     @property
     def in_parts(self) -> bool:
@@ -190,11 +197,14 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
     if form is not Form.WHOLE:
         collect = getattr(owner, "collect", None)
         returns = collected_type(part) if collect is None else types_of(collect)[1]
+    returns, early, names = split_hint(returns)
     accepts, produces = _content_types(owner, name)
     return Traits(
         name=name,
         input_type=takes,
         output_type=_without_response(returns),
+        early_types=early,
+        names_branches=names,
         postprocess_takes_x=postprocess is not None and len(_parameters(postprocess)) > 1,
         accepts=accepts,
         produces=produces,

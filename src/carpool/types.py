@@ -8,7 +8,7 @@ objects come from `stats()`, `story()` and `predict_stream(x)`. How streams of p
 from __future__ import annotations
 
 from carpool.engine.core.journal import Entry
-from carpool.engine.drive.parts import AsyncParts, ThreadParts
+from carpool.engine.drive.callers import AsyncParts, ThreadParts
 from carpool.engine.observe.function_stats import FunctionSnapshot
 from carpool.engine.observe.snapshot import ServiceSnapshot, StageSnapshot
 from carpool.engine.observe.stream_stats import StreamSnapshot

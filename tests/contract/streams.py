@@ -16,8 +16,7 @@ import carpool
 from carpool.engine.core.core import Core
 from carpool.engine.core.queue import Queue
 from carpool.engine.core.stepper import Stepper
-from carpool.engine.drive.virtual import VirtualDriver
-from carpool.engine.drive.virtual_steps import StepCosts
+from carpool.engine.drive.virtual import StepCosts, VirtualDriver
 from carpool.engine.policy import GreedySteps
 from carpool.engine.request import Request, Stream
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError

@@ -20,7 +20,7 @@ from carpool.client.waits import Waits
 from carpool.engine.core.core import Core
 from carpool.engine.drive import streams
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.parts import AsyncParts, ThreadParts
+from carpool.engine.drive.callers import AsyncParts, ThreadParts
 from carpool.errors import Unavailable
 from carpool.service.handle import AsyncHandle
 from carpool.service.thread_handle import Handle

@@ -16,7 +16,7 @@ from carpool.engine.core.core import Core
 from carpool.engine.core.roster import PlaceState, Roster
 from carpool.engine.core.running_set import Order
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.virtual_steps import StepCosts, VirtualStepWorker
+from carpool.engine.drive.virtual import StepCosts, VirtualStepWorker
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.stream_stats import StreamStats
 from carpool.http.app import App

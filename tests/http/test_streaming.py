@@ -14,7 +14,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from carpool.engine.drive.parts import PAUSE_BYTES
+from carpool.engine.drive.callers import PAUSE_BYTES
 from carpool.http.app import App
 from tests.effort import slow_where
 from tests.http.streamed import DOORS, Reply, asked, counting, message, request

@@ -8,6 +8,7 @@ from typing import Any
 
 from carpool.engine.core.batch import Batch, Reply
 from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.content import Plain
 from carpool.engine.core.core import Core
 from carpool.engine.core.queue import Queue
 from carpool.engine.policy import Decision, DoneBatch, Greedy, Policy, View
@@ -81,6 +82,16 @@ def stage(
 ) -> Batcher:
     """One stage; greedy, if nothing else is said."""
     return Batcher(name, policy or Greedy(max_batch_size), Queue(max_size, max_bytes), **settings)
+
+
+class Measured(Plain):
+    """Content of which each result holds so many bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def measure(self, result: Any) -> int:
+        return self.nbytes
 
 
 def pipeline_of(*stages: Batcher, workers: int | Sequence[int] = 1, **settings: Any) -> Core:

@@ -28,8 +28,7 @@ from carpool.engine.core.running_set import (
     stream_of,
 )
 from carpool.engine.core.stepper import Stepper
-from carpool.engine.drive.virtual import VirtualDriver
-from carpool.engine.drive.virtual_steps import Answer, StepCosts
+from carpool.engine.drive.virtual import Answer, StepCosts, VirtualDriver
 from carpool.engine.policy.steps import GreedySteps, StepPolicy
 from carpool.engine.request import Request, Stream
 

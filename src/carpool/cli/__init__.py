@@ -23,6 +23,7 @@ except ImportError:
 import carpool
 from carpool.cli.config_command import show_config
 from carpool.cli.exits import fail
+from carpool.cli.graph_command import graph
 from carpool.cli.health_command import health
 from carpool.cli.mistakes import in_words
 from carpool.cli.operate_commands import reload, scale, services
@@ -55,6 +56,7 @@ cli.command(show_config, name="config")
 cli.command(worker)
 cli.command(score)
 cli.command(health)
+cli.command(graph)
 cli.command(reload)
 cli.command(scale)
 cli.command(services)

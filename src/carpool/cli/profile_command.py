@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from carpool.cli import profiling
+from carpool.cli import profiling as profiling
 from carpool.cli.exits import FAILED, fail
 from carpool.cli.targets import find_service
 from carpool.engine.observe import log

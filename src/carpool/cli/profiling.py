@@ -62,11 +62,13 @@ async def profile(
         progress: Called before each size.
 
     Raises:
-        ValueError: A model has no examples, or answers in parts.
+        ValueError: The service has branches, or a model has no examples or answers in parts.
         StartupError: A stage does not start.
         CarpoolError: A model raised an error.
     """
-    items: Sequence[Any] = service.stages[0].traits.examples
+    if not service.is_line:
+        raise ValueError(f"service {service.name} has branches, and only stages in a row can be profiled yet")
+    items: Sequence[Any] = service.takes.examples
     if not items:
         name = service.stages[0].name
         raise ValueError(

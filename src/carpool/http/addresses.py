@@ -114,7 +114,7 @@ def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
         service: The service.
         is_first: Whether it is the first one of its app, which also answers at `/predict`.
     """
-    first, last = service.stages[0].traits, service.stages[-1].traits
+    first, last = service.takes, service.gives
     paths = [predict_path(service.name), *(["/predict"] if is_first else [])]
     usual = [(path, None, first.input_type) for path in paths]
     n_adapters = 0

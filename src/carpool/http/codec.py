@@ -216,6 +216,7 @@ class Formats:
         wants_heads: Whether the model's `decode` asks for whole requests and not only for bodies.
         owns_input: Whether only the model's own `decode` reads what is sent.
         owns_output: Whether only the model's own `encode` writes the answers.
+        joins: Whether an answer is put together of several, in JSON or msgpack.
     """
 
     def __init__(
@@ -229,6 +230,7 @@ class Formats:
         self._raw_out = last.output_type is bytes
         self._text_in = first.input_type is str
         self._text_out = last.output_type is str
+        self.joins = last.is_joined
         self._parts_are_raw = last.in_parts and last.part_type is bytes
         self.owns_input = any(map(_is_known_here, self._accepts))
         self.owns_output = any(_is_known_here(_kind(kind)) for kind in self._produces.values())
@@ -438,6 +440,9 @@ class Formats:
                 return MSGPACK
             elif (wish == _OCTETS and self._raw_out) or (wish == _TEXT and self._text_out):
                 return RAW
+            elif self.joins and self._could_be_written(wish):
+                text = "an answer of several branches is written as application/json or application/msgpack only"
+                raise InvalidRequest(text, status=415, code="unsupported_media_type")
             if wish == b"*/*":
                 is_refused = self.owns_output and not self._produces
                 break

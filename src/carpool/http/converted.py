@@ -25,7 +25,7 @@ def is_converted(content_type: bytes | None, accept: bytes | None, formats: Form
     """
     sent, wanted = _kind(content_type), _kind(accept)
     is_read = sent == NPY_TYPE or (sent == FORM_TYPE and can_read_forms())
-    return (is_read and not formats.owns_input) or (wanted == NPY_TYPE and not formats.owns_output)
+    return (is_read and not formats.owns_input) or (wanted == NPY_TYPE and not (formats.owns_output or formats.joins))
 
 
 def submission_of(
@@ -46,7 +46,9 @@ def submission_of(
     else:
         sent_as, _ = formats.choose(content_type, None)
         item = body
-    if not formats.owns_output and (wanted == NPY_TYPE or (sent == NPY_TYPE and wanted in (b"", b"*/*"))):
+    if not (formats.owns_output or formats.joins) and (
+        wanted == NPY_TYPE or (sent == NPY_TYPE and wanted in (b"", b"*/*"))
+    ):
         return Submission(
             model, [item], lambda results: HttpResponse(200, as_npy(results[0]), NPY_TYPE), sent_as, ARRAYS
         )

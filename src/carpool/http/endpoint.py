@@ -12,6 +12,7 @@ from carpool.engine.logger import logger
 from carpool.http.addresses import addresses_of
 from carpool.http.codec import Formats
 from carpool.http.trial import try_first_example
+from carpool.service.graph import firsts_of
 from carpool.service.key import header_of
 from carpool.service.weigh import weigher_of
 
@@ -61,9 +62,9 @@ class Endpoint:
         self.name = service.name
         self.is_first = is_first
         self.addresses = list(addresses_of(service, is_first=is_first))
-        self.formats = Formats(service.stages[0].traits, service.stages[-1].traits)
-        self.weigher = weigher_of(service.stages[0])
-        self.key_header = header_of(service.stages[0].key)
+        self.formats = Formats(service.takes, service.gives)
+        self.weigher = weigher_of(service.first)
+        self.key_header = None if service.first is None else header_of(service.first.key)
         self.handle: AsyncHandle | None = None
         self.driver: Driver | None = None
         self.checked_at = 0.0
@@ -88,16 +89,16 @@ class Endpoint:
     @property
     def takes(self) -> Traits:
         """The traits of the first stage, which gets the items."""
-        return self.service.stages[0].traits
+        return self.service.takes
 
     @property
     def gives(self) -> Traits:
         """The traits of the last stage, which returns the results."""
-        return self.service.stages[-1].traits
+        return self.service.gives
 
     def allowance(self, nbytes: int) -> Allowance:
         """Return what may be made of a body of so many bytes: items that the first queue holds."""
-        return Allowance(nbytes, self.service.stages[0].max_queue_size)
+        return Allowance(nbytes, min(stage.max_queue_size for stage in firsts_of(self.service.graph)))
 
     def snapshot(self) -> ServiceSnapshot | None:
         """Return what the service has done so far; None while it is not running."""
@@ -124,7 +125,7 @@ class Endpoint:
 
     def is_stale(self, idle_s: float) -> bool:
         """Report whether the last good answer is so long ago that an example should be tried."""
-        if self.driver is None or not self.service.stages[0].traits.examples:
+        if self.driver is None or not self.service.takes.examples:
             return False
         return monotonic() - max(self.driver.stats.last_ok_at, self.checked_at) > idle_s
 
@@ -132,7 +133,7 @@ class Endpoint:
         """Have an example answered as a client would, and return what is wrong with it, or None."""
         assert self.handle is not None
         try:
-            await try_first_example(self.handle, self.service.stages[0].traits, self.formats, _CHECK_TIMEOUT_S)
+            await try_first_example(self.handle, self.service.takes, self.formats, _CHECK_TIMEOUT_S)
         except Exception as error:
             about = {"model": self.name}
             logger.error("model %s no longer answers its example: %s", self.name, error, extra=about)

@@ -89,7 +89,7 @@ def document(
     ]
     types: list[Any] = []
     for service, address in addresses:
-        last = service.stages[-1].traits
+        last = service.gives
         types += [_taken(service, address), last.output_type, last.part_type]
     found, components = schema.json_schema(types, _COMPONENT + "{name}")
     for of_results in (slice(1, None, 3), slice(2, None, 3)):
@@ -191,7 +191,7 @@ def _predict(
     responses: dict[str, Any] = {
         "200": {"description": description, "content": _contents(address.formats.writable, gives, [])}
     }
-    if service.stages[-1].traits.in_parts and not address.is_list and not address.formats.owns_output:
+    if service.gives.in_parts and not address.is_list and not address.formats.owns_output:
         responses["200"]["content"].update(_in_parts(part))
     for status, (_, code) in _ERRORS.items():
         responses[status] = _error(code, retry=status in ("429", "503"))
@@ -213,12 +213,12 @@ def _predict(
 
 def _says_bodies(service: Service) -> bool:
     """Report whether a model says what a `decode` of its own reads in JSON and msgpack."""
-    return hasattr(service.stages[0].model, "body_type")
+    return hasattr(getattr(service.first, "model", None), "body_type")
 
 
 def _taken(service: Service, address: Address) -> Any:
     """Return the type of the bodies at an address."""
-    return service.stages[0].model.body_type if _says_bodies(service) else address.takes  # type: ignore[union-attr]
+    return service.first.model.body_type if _says_bodies(service) else address.takes  # type: ignore[union-attr]
 
 
 def _operation_id(name: str, address: Address) -> str:
@@ -258,7 +258,7 @@ def _contents(types: list[str], item: Mapping[str, Any], examples: list[Any]) ->
 def examples_of(service: Service) -> list[Any]:
     """Return the first few of the model's examples that JSON can express."""
     found = []
-    for example in service.stages[0].traits.examples:
+    for example in service.takes.examples:
         with contextlib.suppress(BaseException):  # they are the user's objects, with code of their own
             found.append(msgspec.json.decode(as_json(schema.as_example(example))))
         if len(found) == _MOST_EXAMPLES:

@@ -64,7 +64,7 @@ def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
         yield f"  GET {ready_path(endpoint.name)}"
         url, body = f"{base}{endpoint.addresses[0].path}", _body(endpoint.service, formats.readable)
         yield f"  curl {key}{body} {url}"
-        if endpoint.service.stages[-1].traits.in_parts and not formats.owns_output:
+        if endpoint.service.gives.in_parts and not formats.owns_output:
             yield f"  curl {key}{_EVENTS}{body} {url}"
         yield ""
 
@@ -77,7 +77,7 @@ def _body(service: Service, readable: Sequence[str]) -> str:
         readable: The content types that it reads.
     """
     item = next((as_json(example).decode() for example in examples_of(service)), None)
-    takes = service.stages[0].traits.input_type
+    takes = service.takes.input_type
     if "application/json" not in readable:
         return f"-H {shlex.quote(f'Content-Type: {readable[0]}')} --data-binary @FILE"
     if takes is bytes:

@@ -159,5 +159,5 @@ def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
     exchange.delivery = Delivery(now)
     exchange.watch_silence()
     service = ask.endpoint.service
-    if service.stages[-1].traits.in_parts:
+    if service.gives.in_parts:
         exchange.deadline = now + service.timeout_s

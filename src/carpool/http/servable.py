@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from carpool.engine.hints import schema
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def check_services(services: tuple[Service, ...]) -> None:
-    """Raise ValueError or TypeError unless the services have different names and items for HTTP."""
+    """Raise ValueError or TypeError unless the services have different names, no stage in common,
+    and items for HTTP.
+    """
     if not services:
         raise ValueError("App needs at least one service")
     for service in services:
@@ -23,11 +26,18 @@ def check_services(services: tuple[Service, ...]) -> None:
         raise ValueError(f"two services are called {twice.pop()!r}: give one of them another name with name=")
     for service in services:
         _check_types(service)
+    for a, b in itertools.combinations(services, 2):
+        for stage in a.stages:
+            if any(stage is other for other in b.stages):
+                raise ValueError(
+                    f"services {a.name} and {b.name} share stage {stage.name}, and a stage cannot belong to several"
+                    " services yet: give each of them a Stage object of its own"
+                )
 
 
 def _check_types(service: Service) -> None:
     """Raise TypeError if JSON cannot express the items, and the model names no format for them."""
-    first, last = service.stages[0].traits, service.stages[-1].traits
+    first, last = service.takes, service.gives
     if not first.accepts:
         _check_hint(f"{first.name} takes", first.input_type, schema.why_unreadable(first.input_type), "accepts")
     if not last.produces:

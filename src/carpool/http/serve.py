@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from carpool.engine.drive.descriptors import fill_standard
+from carpool.engine.drive.output import fill_standard
 from carpool.engine.logger import logger
 from carpool.engine.observe import log as log_lines
 from carpool.engine.worker import program

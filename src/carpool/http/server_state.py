@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final, Protocol
 
-from carpool.engine.drive.refusal_log import RefusalLog
+from carpool.engine.drive.failures import RefusalLog
 from carpool.engine.http_request import Field
 from carpool.engine.observe.refusals import Refusals
 from carpool.engine.wire.payload import Memory

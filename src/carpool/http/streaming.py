@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from carpool.engine.drive.parts import Unread
+from carpool.engine.drive.callers import Unread
 from carpool.engine.wire.payload import JSON, RAW
 
 SILENCE_S: Final = 15.0

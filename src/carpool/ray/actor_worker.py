@@ -28,8 +28,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.engine.drive.gate import Invitation
-from carpool.engine.drive.joined import JoinedWorker
+from carpool.engine.drive.gate import Invitation, JoinedWorker
 from carpool.engine.drive.output import LineSink
 from carpool.engine.drive.worker import Launch
 from carpool.engine.foreign import named_text_of

@@ -94,9 +94,12 @@ class Cluster:
         """Return the service as it runs there, with as many workers as `stages` says.
 
         Raises:
-            ValueError: `stages` names a stage that there is not, or that does not run in processes;
+            ValueError: The service has branches; `stages` names a stage that there is not, or that
+                does not run in processes;
                 or a stage lets workers join by themselves.
         """
+        if not service.is_line:
+            raise ValueError(f"service {service.name} has branches, and on Ray services are stages in a row")
         check_names(self.stages, service)
         for stage in service.stages:
             if stage.name in self.stages and stage.run_in != "process":
@@ -104,7 +107,9 @@ class Cluster:
                     f'stages names {stage.name}, which stays in this process, since it has run_in="{stage.run_in}"'
                 )
         there = copy.copy(service)
-        object.__setattr__(there, "stages", tuple(self._moved(stage) for stage in service.stages))
+        stages = tuple(self._moved(stage) for stage in service.stages)
+        object.__setattr__(there, "stages", stages)
+        object.__setattr__(there, "graph", stages)
         return there
 
     def _moved(self, stage: Stage) -> Stage:

@@ -51,8 +51,11 @@ from carpool.engine.worker.place import (
 from carpool.engine.worker.program import Setup
 from carpool.errors import StartupError
 from carpool.service.checks import why_never_held_back
+from carpool.service.content import Payloads
 from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Site
+from carpool.service.graph import firsts_of
+from carpool.service.places import declared, spots_of
 from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_shapes, warm_up_sizes
@@ -98,10 +101,16 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     cores = usable_cores()
     launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
-    batchers = [_crew(service, *each) for each in zip(service.stages, [None, *service.stages], strict=False)]
-    core = Core(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
+    has_keys = any(stage.key is not None for stage in service.stages)
+    batchers = [_crew(service, stage, has_keys) for stage in service.stages]
+    crews = {id(stage): batcher for stage, batcher in zip(service.stages, batchers, strict=True)}
+    content = Payloads(service.takes.input_type)
+    graph = declared(service.graph, crews)
+    core = Core(batchers, graph, slo_s=service.slo_s, content=content, journal=journal)
+    for node, spot in zip(core.flow.graph.nodes, spots_of(service.graph, service.gives)[1], strict=True):
+        node.spot = spot
     singles = [isinstance(batcher.lobby.policy, OneByOne) for batcher in batchers]
-    last = batchers[-1]
+    last = crews.get(id(service.graph[-1]))
     streams = StreamStats(last, service.slo_s, service.part_slo_s) if isinstance(last, Stepper) else None
     stats = Stats(service.name, core, rosters, singles, service.slo_s, streams)
     driver = Driver(core, stats)
@@ -136,10 +145,17 @@ def _pool_class(stage: Stage) -> type[WorkerPool]:
     return StepPool if stage.traits.in_parts else BatchPool
 
 
-def _crew(service: Declaration, stage: Stage, before: Stage | None) -> Crew:
+def _crew(service: Declaration, stage: Stage, has_keys: bool) -> Crew:
+    """Return what gives a stage's requests to its workers.
+
+    Args:
+        service: The service.
+        stage: The stage.
+        has_keys: Whether stages of the service have keys, which do not count for others.
+    """
     if stage.traits.in_parts:
-        return _stepper(service, stage, before)
-    weigher = weigher_of(stage, before)
+        return _stepper(service, stage, has_keys)
+    weigher = weigher_of(stage, has_keys)
     policy = stage.new_policy(service.overload, service.slo_s)
     why = why_never_held_back(policy)
     if why is not None:
@@ -165,7 +181,7 @@ def _levels(stage: Stage) -> LevelsOf | None:
     return BY_LENGTH if stage.allowed_lengths is None else by_allowed_lengths(stage.allowed_lengths)
 
 
-def _stepper(service: Declaration, stage: Stage, before: Stage | None) -> Stepper:
+def _stepper(service: Declaration, stage: Stage, has_keys: bool) -> Stepper:
     stepper = Stepper(
         stage.name,
         stage.new_step_policy(service.part_slo_s, service.slo_s, service.overload),
@@ -180,7 +196,7 @@ def _stepper(service: Declaration, stage: Stage, before: Stage | None) -> Steppe
         idempotent=stage.idempotent,
         measure=size_of,
     )
-    weigher = weigher_of(stage, before)
+    weigher = weigher_of(stage, has_keys)
     if weigher is not None:
         stepper.lobby.weigh = weigher.weigh_encoded
     return stepper
@@ -206,14 +222,14 @@ def launch(
     if in_processes and site is not None:
         env = _named(stage, stage.env)
         nothing = (None,) * stage.most_workers
-        own = setup, stage.model, stage.kwargs, ()
+        own = setup, stage.model, stage.kwargs, (), ()
         return Launch("process", *own, nothing, env, warm_up, None, stage.idempotent, site.hire, shapes)
     # A worker process always sets its affinity, even to all the cores that this process may use
     # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
     cores = stage.cpus or (current_cores() if in_processes else None,) * stage.most_workers
     env = _environments(service, stage, usable_cores) if in_processes else ()
-    adapters = adapters_of(service.routes) if index == 0 else ()
-    model = stage.model, stage.kwargs, adapters
+    adapters = adapters_of(service.routes) if stage is service.graph[0] else ()
+    model = stage.model, stage.kwargs, adapters, spots_of(service.graph, service.gives)[0][index]
     return Launch(stage.run_in, setup, *model, cores, env, warm_up, guard, stage.idempotent, None, shapes)
 
 
@@ -223,13 +239,14 @@ def _setup(
     """Return the `Setup` of a stage's workers; for each of them, place and cores are filled in."""
     stage = service.stages[index]
     root = logging.getLogger()
-    adapters = adapters_of(service.routes) if index == 0 else ()
+    adapters = adapters_of(service.routes) if stage is service.graph[0] else ()
     told = program.describe()
     if is_elsewhere:  # where the file of the main program need not be
         told = msgspec.structs.replace(told, main_name=None, main_file=None)
     packed = b""
     if _is_sent(stage):
-        packed = program.pack_model(stage.model, stage.kwargs, adapters, has_main=not is_elsewhere)
+        spots = spots_of(service.graph, service.gives)[0][index]
+        packed = program.pack_model(stage.model, stage.kwargs, adapters, spots, has_main=not is_elsewhere)
     return Setup(
         program=told,
         model=packed,
@@ -238,8 +255,8 @@ def _setup(
         batched=stage.max_batch_size is not None,
         allowed_batch_sizes=_allowed_sizes(stage),
         warm_up=tuple(warm_up),
-        is_first=index == 0,
-        is_last=index == len(service.stages) - 1,
+        is_first=any(stage is first for first in firsts_of(service.graph)),
+        is_last=stage is service.graph[-1],
         isolate_errors=stage.isolate_errors,
         retry_on_oom=stage.idempotent or stage.isolate_errors,
         oom_errors=stage.oom_errors,

@@ -9,8 +9,7 @@ from typing import Literal
 
 from carpool.engine.observe.shown import Row, as_html
 from carpool.engine.worker.place import Cores, parse_cores
-from carpool.model import Adapter, AnyModel
-from carpool.service.chain import as_stage, check_chain
+from carpool.model import Adapter, Traits
 from carpool.service.checks import (
     at_least,
     check_lone_wait,
@@ -21,8 +20,22 @@ from carpool.service.checks import (
     positive,
     seconds,
 )
+from carpool.service.graph import (
+    Element,
+    Line,
+    check_graph,
+    in_short,
+    is_line,
+    line_of,
+    stages_in,
+    traits_of_first,
+    traits_of_last,
+)
 from carpool.service.routes import HttpRoute, routes_of
 from carpool.service.stage import Stage
+
+_NAME = "service"
+"""The name of a service that ends in branches, if it is given none."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False, weakref_slot=True)
@@ -32,7 +45,10 @@ class Declaration:
     It is apart from `Service` so that handles need not import the class that makes them.
 
     Attributes:
-        stages: The stages, first to last.
+        graph: The elements of which it consists, first to last.
+        stages: The stages in them, each once, in the order in which they are written.
+        takes: The traits of what gets the items: the first stage, or what branches agree on.
+        gives: The traits of what returns the answers: the last stage, or what branches come to.
         name: The model's name over HTTP and in metrics.
         timeout_s: The longest time from a request's arrival to its answer, in seconds; infinity for
             no limit.
@@ -49,7 +65,10 @@ class Declaration:
         routes: The addresses that it has over HTTP besides the usual ones.
     """
 
+    graph: Line
     stages: tuple[Stage, ...]
+    takes: Traits
+    gives: Traits
     name: str
     timeout_s: float
     slo_s: float | None
@@ -63,7 +82,7 @@ class Declaration:
 
     def __init__(
         self,
-        *stages: Stage | AnyModel,
+        *stages: Element,
         name: str | None = None,
         timeout_s: float | None = 30.0,
         slo_s: float | None = None,
@@ -75,19 +94,26 @@ class Declaration:
         max_parallel_starts: int | None = None,
         routes: Mapping[str, Adapter | None] | None = None,
     ) -> None:
-        declared = tuple(as_stage(stage) for stage in stages)
-        check_chain(declared)
-        if not declared[-1].traits.in_parts:
+        graph = line_of(stages)
+        check_graph(graph)
+        declared, first, last = stages_in(graph), graph[0], graph[-1]
+        name = optional_text("name", name) or (last.name if isinstance(last, Stage) else _NAME)
+        gives = traits_of_last(graph, name)
+        if not gives.in_parts:
             for setting, limit_s in (("part_slo_s", part_slo_s), ("max_stream_s", max_stream_s)):
                 if limit_s is not None:
-                    text = f"is for models that answer in parts, and {declared[-1].name} returns whole answers"
+                    whose = last.name if isinstance(last, Stage) else name
+                    text = f"is for models that answer in parts, and {whose} returns whole answers"
                     raise ValueError(f"{setting} {text}: leave it out")
         check_overload(overload)
         if max_parallel_starts is not None:
             max_parallel_starts = at_least("max_parallel_starts", max_parallel_starts, 1)
         values = {
+            "graph": graph,
             "stages": declared,
-            "name": optional_text("name", name) or declared[-1].name,
+            "takes": traits_of_first(graph),
+            "gives": gives,
+            "name": name,
             "timeout_s": inf if timeout_s is None else seconds("timeout_s", timeout_s),
             "slo_s": optional_finite_seconds("slo_s", slo_s),
             "part_slo_s": optional_finite_seconds("part_slo_s", part_slo_s),
@@ -96,7 +122,7 @@ class Declaration:
             "share": positive("share", share),
             "cpus": None if cpus is None else parse_cores(cpus),
             "max_parallel_starts": max_parallel_starts,
-            "routes": routes_of(routes, declared[0]),
+            "routes": routes_of(routes, first if isinstance(first, Stage) else None),
         }
         for field, value in values.items():
             object.__setattr__(self, field, value)
@@ -104,7 +130,17 @@ class Declaration:
         check_lone_wait(sum(waits_s), self.timeout_s)
 
     def __repr__(self) -> str:
-        return f"<Service {self.name}: {' -> '.join(stage.name for stage in self.stages)}>"
+        return f"<Service {self.name}: {in_short(self.graph)}>"
+
+    @property
+    def first(self) -> Stage | None:
+        """The stage that gets the items; None if branches or a list get them."""
+        return self.graph[0] if isinstance(self.graph[0], Stage) else None
+
+    @property
+    def is_line(self) -> bool:
+        """Whether it is stages in a row, without branches, and each at one place."""
+        return is_line(self.graph)
 
     def _repr_html_(self) -> str:
         return self.as_html(f"Service {self.name}")

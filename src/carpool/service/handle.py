@@ -16,10 +16,9 @@ from carpool.engine.core.journal import Entry, Journal
 from carpool.engine.core.life import STARTED_BEFORE, Event, LifeState
 from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.batches import BatchPool
-from carpool.engine.drive.callers import TaskCaller, request_for, result_of
+from carpool.engine.drive.callers import AsyncParts, TaskCaller, request_for, result_of
 from carpool.engine.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.engine.drive.lending import Lending
-from carpool.engine.drive.parts import AsyncParts
 from carpool.engine.drive.streams import AsyncStream, StreamWindow
 from carpool.engine.logger import logger
 from carpool.engine.observe.shown import counted
@@ -65,7 +64,7 @@ class AsyncHandle:
         self.service = service = service if settings.on is None else settings.on.moved(service)
         self._waits = settings.waits  # while the queue is full, instead of being refused
         self.driver: Driver | None = None
-        weigher = weigher_of(service.stages[0])
+        weigher = weigher_of(service.first)
         self.weigh = None if weigher is None else weigher.weigh
         self._running = Running(service.name, service.timeout_s)
         self._life = self._running.life
@@ -165,7 +164,7 @@ class AsyncHandle:
         await made.driver.start(made.pools, [stage.least_workers for stage in self.service.stages])
         thread = self._running.thread
         pool = made.pools[0]
-        is_plain = len(made.pools) == 1 and self.weigh is None and self._journal is None
+        is_plain = len(made.pools) == 1 and self.service.is_line and self.weigh is None and self._journal is None
         if thread is not None and is_plain and isinstance(pool, BatchPool):
             made.driver.lender = Lending(made.driver, pool, thread.post)
 
@@ -347,7 +346,7 @@ class AsyncHandle:
         """Call `on_part` with each part, and return the whole answer."""
         driver = self.running_driver
         self._refuse_other_loops()
-        request = self.new_stream(x, timeout_s, priority, is_told_both=self.service.stages[-1].traits.collects)
+        request = self.new_stream(x, timeout_s, priority, is_told_both=self.service.gives.collects)
         taken: AsyncParts[Any] = AsyncParts(driver, request, self)
         async with taken as parts:
             got = []
@@ -431,7 +430,7 @@ class AsyncHandle:
             priority: See `predict`.
             is_told_both: Whether the caller takes the whole answer as well, as the model makes it.
         """
-        if not self.service.stages[-1].traits.in_parts:
+        if not self.service.gives.in_parts:
             return self.new_request(x, timeout_s, priority, Memory())
         wanted_s = optional_seconds("timeout_s", timeout_s)
         request = self.new_request(x, None, priority, Memory())

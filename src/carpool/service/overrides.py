@@ -11,6 +11,7 @@ from inspect import signature
 from math import inf
 from typing import Any
 
+from carpool.service.graph import with_stages
 from carpool.service.service import Service
 from carpool.service.stage import Stage
 
@@ -31,6 +32,9 @@ OF_A_STAGE = (
     "isolate_errors",
 )
 """The settings of a stage that can be changed from outside; the others need code."""
+
+_MADE = frozenset({"graph", "stages", "takes", "gives", "routes"})
+"""Fields of a service that are no settings."""
 
 OF_A_SERVICE = (
     "timeout_s",
@@ -121,13 +125,14 @@ def _service(service: Service, changes: Mapping[str, Any], of_stages: Changes) -
     if not changes and all(new is old for new, old in zip(stages, service.stages, strict=True)):
         return service
     settings: dict[str, Any] = {
-        each.name: getattr(service, each.name) for each in fields(service) if each.name not in ("stages", "routes")
+        each.name: getattr(service, each.name) for each in fields(service) if each.name not in _MADE
     }
     settings["routes"] = {route.path: route.adapter for route in service.routes}
     for name in _ENDLESS:
         settings[name] = as_written(service, name)
     with _by_name("services", dict.fromkeys(changes, service.name)):
-        return Service(*stages, **{**settings, **_as_in_code(Service, changes)})
+        graph = with_stages(service.graph, {id(old): new for old, new in zip(service.stages, stages, strict=True)})
+        return Service(*graph, **{**settings, **_as_in_code(Service, changes)})
 
 
 def _as_in_code(kind: type, changes: Mapping[str, Any]) -> dict[str, Any]:

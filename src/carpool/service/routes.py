@@ -37,17 +37,22 @@ class HttpRoute:
     takes: Any
 
 
-def routes_of(routes: Any, first: Stage) -> tuple[HttpRoute, ...]:
+def routes_of(routes: Any, first: Stage | None) -> tuple[HttpRoute, ...]:
     """Return the routes that a service declares.
 
     Args:
         routes: As the user gives them: adapters by path, or None.
-        first: The stage that gets the items.
+        first: The stage that gets the items; None if several branches do.
 
     Raises:
-        ValueError: A path is none or belongs to every app, or there are too many routes.
+        ValueError: There are several branches, a path is none or belongs to every app, or there are
+            too many routes.
         TypeError: An adapter cannot be called with what is sent, or cannot run in the stage.
     """
+    if first is None:
+        if routes:
+            raise ValueError("routes are for services that begin with a stage, which makes the items: put one first")
+        return ()
     declared = tuple(_route(path, adapter, first) for path, adapter in mapping("routes", routes).items())
     if len(declared) > MOST_ADAPTERS:
         raise ValueError(f"routes names {len(declared)} addresses: at most {MOST_ADAPTERS} are possible")

@@ -10,11 +10,10 @@ from typing import Any
 
 from carpool.engine.core.journal import Entry
 from carpool.engine.core.life import STARTED_BEFORE, LifeState
-from carpool.engine.drive.callers import GRACE_S, NO_ANSWER, LockCaller, error_of, result_of, with_cause
+from carpool.engine.drive.callers import GRACE_S, NO_ANSWER, LockCaller, ThreadParts, error_of, result_of, with_cause
 from carpool.engine.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.engine.drive.lending import ANSWERED, NOT_RUN, Loan
 from carpool.engine.drive.loop_thread import LoopThread
-from carpool.engine.drive.parts import ThreadParts
 from carpool.engine.drive.streams import ThreadStream
 from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.request import DEFAULT_LANE, Request
@@ -195,7 +194,7 @@ class Handle:
         self, x: Any, timeout_s: float | None, priority: int, on_part: Callable[[Any], object]
     ) -> Any:
         """Call `on_part` with each part, and return the whole answer."""
-        collects = self.service.stages[-1].traits.collects
+        collects = self.service.gives.collects
         with self._parts_of(self._inner.new_stream(x, timeout_s, priority, is_told_both=collects)) as parts:
             got = []
             for part in parts:

@@ -131,14 +131,14 @@ class Weigher:
             raise ours from error
 
 
-def weigher_of(stage: Stage, after: Stage | None = None) -> Weigher | None:
+def weigher_of(stage: Stage | None, has_keys: bool = False) -> Weigher | None:
     """Return what weighs the items of a stage, or None if each counts as one and is like any other.
 
     Args:
-        stage: The stage.
-        after: The stage before it, if there is one: its keys do not count for this stage.
+        stage: The stage; None if items are weighed where they come to branches.
+        has_keys: Whether stages of its service have keys, which do not count for others.
     """
-    if stage.size is None and stage.length is None and stage.key is None and (after is None or after.key is None):
+    if stage is None or (stage.size is None and stage.length is None and stage.key is None and not has_keys):
         return None
     return Weigher(stage.size, f"stage {stage.name}", stage.traits.input_type, stage.length, stage.key)
 

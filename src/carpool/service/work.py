@@ -19,6 +19,7 @@ from carpool.engine.worker.program import DUMP_SIGNAL, Program, Setup
 from carpool.engine.worker.serve import FindModel
 from carpool.errors import StartupError
 from carpool.service.declaration import Declaration
+from carpool.service.places import spots_of
 from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.version import __version__
@@ -68,13 +69,14 @@ def work(service: Declaration, stage: Stage, way: remote.Way, wait_s: float) -> 
     sock = remote.admitted(way, me, wait_s)
     own = Program([*sys.path], os.getcwd(), None, None)  # the main program is the command line, not the service's
     program.restore(own)
-    adapters = adapters_of(service.routes) if stage is service.stages[0] else []
+    adapters = adapters_of(service.routes) if stage is service.graph[0] else []
+    spots = spots_of(service.graph, service.gives)[0][[each is stage for each in service.stages].index(True)]
 
     def read_setup(frame: Frame) -> tuple[Setup, FindModel]:
         """Return what the service says, and what finds the model: it is here already."""
         told = msgspec.msgpack.decode(frame.payloads[0], type=Setup)  # type: ignore[arg-type]
         setup = msgspec.structs.replace(told, program=own)
-        return setup, lambda: (stage.model, stage.kwargs, adapters)
+        return setup, lambda: (stage.model, stage.kwargs, adapters, spots)
 
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL)

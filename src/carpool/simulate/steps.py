@@ -20,8 +20,7 @@ from carpool.engine.clock import VirtualClock
 from carpool.engine.core.core import Core
 from carpool.engine.core.queue import Queue
 from carpool.engine.core.stepper import Stepper
-from carpool.engine.drive.virtual import VirtualDriver
-from carpool.engine.drive.virtual_steps import StepCosts
+from carpool.engine.drive.virtual import StepCosts, VirtualDriver
 from carpool.engine.policy import StepPolicy, new_step_policy
 from carpool.engine.policy.cost_line import CostLine
 from carpool.engine.request import Request, Stream

@@ -27,7 +27,7 @@ from carpool.engine.forms import Form
 from carpool.engine.wire import order as wire
 from carpool.engine.wire.order import OrderHead
 from carpool.engine.wire.payload import OBJECT
-from carpool.engine.worker.steps import Out, Row, Runner
+from carpool.engine.worker.steps import Outs, Row, Runner
 from carpool.model import Traits, traits_of
 
 _LEAST_STREAMS = 200  # that a check runs, if it is not told how many
@@ -239,7 +239,7 @@ class _Worker:
         returned = method(*arguments)
         return await self._retrier.resolve(returned) if hasattr(returned, "__await__") else returned
 
-    async def follow(self, order: OrderHead, joining: Sequence[_Stream], xs: Sequence[Any]) -> Sequence[Out]:
+    async def follow(self, order: OrderHead, joining: Sequence[_Stream], xs: Sequence[Any]) -> Outs:
         """Let streams leave, join, rest and go on, and return what has come of it."""
         rows = []
         for stream in joining:
@@ -250,11 +250,11 @@ class _Worker:
         self.streams.update((stream.id, stream) for stream in joining)
         return self._checked(await self._runner.follow(order, rows), order.leave)
 
-    async def step(self) -> Sequence[Out]:
+    async def step(self) -> Outs:
         """Make one step of all streams that do not rest, and return what has come of it."""
         return self._checked(await self._runner.step(), ())
 
-    def _checked(self, outs: Sequence[Out], left: Sequence[int]) -> Sequence[Out]:
+    def _checked(self, outs: Outs, left: Sequence[int]) -> Outs:
         """Return what has come of the streams, unless a method has raised."""
         if self._watched.raised is None:
             return outs
@@ -329,13 +329,13 @@ class _Check:
         try:
             outs = await worker.follow(OrderHead(), [stream], self._xs)
             while alone.end is None and len(alone.parts) < self._most_parts:
-                for out in outs or await worker.step():
+                for _, kind, value, _ in outs or await worker.step():
                     stream.n_silent = 0
-                    if _has_part(out):
-                        alone.parts.append(copy.deepcopy(out.value))
-                    if out.is_end:
-                        alone.end = _end_of(out)
-                outs = []
+                    if _is_part(kind, value):
+                        alone.parts.append(copy.deepcopy(value))
+                    if kind != wire.MORE:
+                        alone.end = _end_of(value)
+                outs = Outs()
                 stream.n_silent += 1
                 alone.longest_silence = max(alone.longest_silence, stream.n_silent)
                 if stream.n_silent > _MOST_SILENT:
@@ -417,20 +417,20 @@ class _Check:
 
     # -- comparing
 
-    def _hear(self, worker: _Worker, outs: Sequence[Out]) -> None:
+    def _hear(self, worker: _Worker, outs: Outs) -> None:
         """Compare what has come of streams with what it should have been."""
-        for out in outs:
-            stream = worker.streams[out.row.id]
+        for row, kind, value, raw in outs:
+            stream = worker.streams[row.id]
             alone = self._alone[stream.at]
             stream.n_silent = 0
-            if _has_part(out):
+            if _is_part(kind, value):
                 if stream.n_heard < self._most_parts:
-                    self._check_part(stream, alone, out.value)
+                    self._check_part(stream, alone, value)
                 stream.n_heard += 1
-                stream.raw.append(copy.deepcopy(out.raw))
-            if out.is_end:
+                stream.raw.append(copy.deepcopy(raw))
+            if kind != wire.MORE:
                 del worker.streams[stream.id]
-                self._check_end(stream, alone, _end_of(out))
+                self._check_end(stream, alone, _end_of(value))
         for stream in worker.streams.values():
             if stream.n_silent > _MOST_SILENT:
                 raise self._error(stream, stream.n_heard, f"does not come in company, in {_MOST_SILENT} steps")
@@ -480,13 +480,13 @@ class _Check:
         return f"item {at} ({_shown(self._xs[at])})"
 
 
-def _has_part(out: Out) -> bool:
-    return out.kind != wire.END and type(out.value) is not Failed
+def _is_part(kind: int, value: Any) -> bool:
+    return kind != wire.END and type(value) is not Failed
 
 
-def _end_of(out: Out) -> str:
+def _end_of(value: Any) -> str:
     """Return in words how a stream has ended."""
-    return f"fails with {named_text_of(out.value.error)}" if type(out.value) is Failed else "has ended"
+    return f"fails with {named_text_of(value.error)}" if type(value) is Failed else "has ended"
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,8 @@ A result depends on nothing but the stage and the item. So all that a request ma
 one result, or any of several errors and early answers; and what is run on the way there.
 
 What is declared is a number of a stage, a list of such, or ("parallel", branches), ("route", branches) by `choose`,
-("turn", branches) by what the stage before has said, and ("each", body).
+("turn", branches) by what the stage before has said, and ("each", body). A parallel that keeps errors is ("keep",
+branches), each of them a line of stages, and a route that refuses where there is no room is ("refuse", branches).
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class Fate:
                     break
             return item
         kind, inner = shape
-        if kind in ("route", "turn"):
+        if kind == "keep":
+            return self._kept(inner, item)
+        if kind in ("route", "turn", "refuse"):
             name = choose(len(inner))(item)
             return self._ended("error", "nowhere") if name == "nowhere" else self._follow(inner[int(name[1:])], item)
         if kind == "each" and not isinstance(item, list | tuple):
@@ -100,6 +103,22 @@ class Fate:
         if any(x is _NOTHING for x in found):
             return _NOTHING
         return found if kind == "each" else tuple(found)
+
+    def _kept(self, branches: Sequence[Shape], item: Any) -> Any:
+        """What branches come to of which errors are values; an early answer ends the request all the same."""
+        found, before = [], self._ends
+        for branch in branches:
+            self._ends = set()
+            value = self._follow(branch, item)
+            if value is _NOTHING:
+                ((kind, text),) = self._ends
+                value = ("failed", text)
+                if kind == "ok":
+                    before.add((kind, text))
+                    value = _NOTHING
+            found.append(value)
+        self._ends = before
+        return _NOTHING if any(x is _NOTHING for x in found) else tuple(found)
 
 
 _NOTHING = object()
@@ -114,10 +133,10 @@ def declared(shape: Shape, crews: Sequence[Any]) -> Declared:
     kind, inner = shape
     if kind == "each":
         return Each(declared(inner, crews))
-    if kind == "parallel":
-        return Fork([declared(branch, crews) for branch in inner])
+    if kind in ("parallel", "keep"):
+        return Fork([declared(branch, crews) for branch in inner], keeps_errors=kind == "keep")
     ways = {f"b{i}": declared(branch, crews) for i, branch in enumerate(inner)}
-    return Switch(ways, choose(len(inner)) if kind == "route" else None)
+    return Switch(ways, None if kind == "turn" else choose(len(inner)), refuses=kind == "refuse")
 
 
 def a_shape(random: Random, stages: Sequence[Made], most: int = 9) -> Shape:
@@ -138,7 +157,7 @@ def a_shape(random: Random, stages: Sequence[Made], most: int = 9) -> Shape:
 
     def element(depth: int, *, has_turn: bool) -> Shape:
         nonlocal left
-        kinds = ["stage", "stage", "stage", "parallel", "route", "each", *["turn"] * has_turn]
+        kinds = ["stage", "stage", "stage", "parallel", "keep", "route", "refuse", "each", *["turn"] * has_turn]
         kind = random.choice(kinds) if depth and batched else "stage"
         if kind == "stage" and not batched:
             left -= 1
@@ -146,6 +165,9 @@ def a_shape(random: Random, stages: Sequence[Made], most: int = 9) -> Shape:
         if kind == "stage":
             left -= 1
             return random.choice(batched)
+        if kind == "keep":
+            left -= 2
+            return (kind, [[random.choice(batched) for _ in range(random.randint(0, 2))] for _ in range(2)])
         if kind == "each":
             return (kind, line(depth - 1, 1, is_open=True))
         return (kind, [line(depth - 1, 0, is_open=kind == "parallel") for _ in range(random.randint(1, 3))])

@@ -9,6 +9,8 @@ import pytest
 
 from carpool.engine.core.batch import Batch
 from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.core import Core
+from carpool.engine.core.graph import Node
 from carpool.engine.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.engine.policy.adapted import Adapted
 from carpool.engine.policy.base import TOO_LATE
@@ -23,6 +25,10 @@ def enter(batcher: Batcher, now: float, requests: list[Request]) -> list[Request
         request.arrived = now
     batcher.enter(now, requests)
     return requests
+
+
+def node_of(batcher: Batcher) -> Node:
+    return Core([batcher]).batchers[0].lobby.nodes[0]  # type: ignore[no-any-return]
 
 
 def go(batcher: Batcher, now: float = 0.0, room: float = inf) -> Batch:
@@ -163,10 +169,10 @@ def test_a_lost_worker_owes_what_is_unanswered() -> None:
     batcher.completed(1, 0, batch.id, [3], 1, True)
     requests[0].state = DONE
 
-    lost = batcher.worker_gone(0)
+    lost = batcher.worker_gone(2, 0)
 
     assert lost is not None
-    assert items([request for request in lost.blamed if request.state == RUNNING]) == [1, 3]
+    assert items(lost.alone) == [1, 3]
     assert (batcher.running, batcher.idle) == (0, 0)
     assert batcher.completed(2, 0, batch.id, [2], 1, True) == [None]
 
@@ -175,7 +181,7 @@ def test_losing_an_idle_or_unknown_worker_loses_nothing() -> None:
     """Losing a worker that is idle or unknown loses no request; it only takes no batches any more."""
     batcher = stage(4)
     batcher.worker_ready(0)
-    lost = (batcher.worker_gone(0), batcher.worker_gone(7))
+    lost = (batcher.worker_gone(0, 0), batcher.worker_gone(0, 7))
     enter(batcher, 0, asks("a"))
 
     assert lost == (None, None)
@@ -268,7 +274,7 @@ def test_a_policy_hears_what_happens() -> None:
     batcher = stage(policy=policy)
     requests = enter(batcher, 1, [ask("a", 20), ask("b", 5), ask("c", 30), ask("d", 9)])
     batcher.worker_ready(0)
-    batcher.leave(2, requests[2])
+    batcher.lobby.leave(2, requests[2])
     batcher.attend(5)
     policy.decision = Decision(take=2)
     batch = go(batcher, 6)
@@ -288,9 +294,8 @@ def test_a_policy_hears_again_of_requests_put_back() -> None:
     of arrivals.
     """
     policy = Scripted(Decision(take=2))
-    batcher, batch, _ = running(2, policy=policy)
-    batcher.worker_gone(0)
-    batcher.put_back(7, batch.requests)
+    batcher, _, _ = running(2, policy=policy)
+    batcher.worker_gone(7, 0, blames=False)
 
     assert policy.heard[-2:] == [("arrived", 7, 0), ("arrived", 7, 1)]
 
@@ -302,10 +307,9 @@ def test_requests_put_back_have_waited_since_they_arrived() -> None:
     batcher = stage(policy=Static(4, 10))
     enter(batcher, 0, asks("a"))
     batcher.worker_ready(0)
-    batch = go(batcher, 10)
+    go(batcher, 10)
     enter(batcher, 11, asks("b"))
-    batcher.worker_gone(0)
-    batcher.put_back(12, batch.requests)
+    batcher.worker_gone(12, 0, blames=False)
     batcher.worker_ready(1)
 
     assert items(go(batcher, 12).requests) == ["a", "b"]
@@ -372,7 +376,7 @@ def test_nothing_is_predicted_before_anything_was_learned() -> None:
     batcher = stage(4)
     enter(batcher, 0, asks("ab"))
 
-    assert (batcher.predicted_wait_s(0, 99), batcher.expected_s(0), batcher.longest_wait_s(9)) == (0, 0, 0)
+    assert (batcher.predicted_wait_s(0, 99), node_of(batcher).expected_s(0), batcher.longest_wait_s(9)) == (0, 0, 0)
 
 
 def test_a_policy_that_knows_better_is_believed() -> None:
@@ -399,10 +403,10 @@ def test_what_a_newcomer_would_spend_in_a_stage() -> None:
     batch; the bound that is quick to compute is above both.
     """
     batcher = after_batches(8.0, 4.0)
-    idle_s = batcher.expected_s(0)
+    idle_s = node_of(batcher).expected_s(0)
     requests = enter(batcher, 0, asks(range(9)))
     go(batcher)
-    busy_s = batcher.expected_s(1)
+    busy_s = node_of(batcher).expected_s(1)
 
     assert idle_s == 4.0
     assert busy_s == (7.2 - 1) + 7.2 + 7.2
@@ -436,9 +440,9 @@ def test_what_expires_in_the_queue_is_done_at_its_deadline() -> None:
     requests = enter(batcher, 0, [ask("a", 9), ask("b", 5)])
 
     assert batcher.lobby.attention_at == 5
-    assert batcher.attend(5) == ([(requests[1], None)], [])
+    assert batcher.attend(5) == ([(requests[1], None, "")], [])
     assert batcher.lobby.attention_at == 9
-    assert batcher.attend(9) == ([(requests[0], None)], [])
+    assert batcher.attend(9) == ([(requests[0], None, "")], [])
     assert (batcher.lobby.attention_at, len(batcher.queue)) == (inf, 0)
 
 
@@ -452,7 +456,7 @@ def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
     requests = enter(batcher, 0, [ask("a", 9), ask("b", 5), ask("c")])
     batch = go(batcher, 3)
 
-    assert batcher.attend(5) == ([(requests[1], 3)], [])
+    assert batcher.attend(5) == ([(requests[1], 3, "")], [])
     assert batcher.lobby.attention_at == 9
     assert batcher.completed(6, 0, batch.id, [1, 2, 3], 6, True) == requests
     assert [request.state for request in requests] == [RUNNING, DONE, RUNNING]
@@ -476,9 +480,9 @@ def test_each_call_of_a_batch_has_the_whole_time() -> None:
     another batch does not count.
     """
     batcher, batch, _ = running(4, max_batch_time_s=10)
-    batcher.call_started(8, 0, batch.id)
-    batcher.call_started(9, 0, batch.id + 1)
-    batcher.call_started(9, 1, batch.id)
+    batcher.spare(8, 0, batch.id)
+    batcher.spare(9, 0, batch.id + 1)
+    batcher.spare(9, 1, batch.id)
 
     assert batcher.attend(10) == ([], [])
     assert batcher.lobby.attention_at == 18
@@ -491,7 +495,7 @@ def test_who_hangs_cannot_come_back() -> None:
     """
     batcher, batch, _ = running(4, max_batch_time_s=10)
     batcher.attend(10)
-    batcher.call_started(11, 0, batch.id)
+    batcher.spare(11, 0, batch.id)
 
     assert batcher.lobby.attention_at == inf
     assert batcher.attend(50) == ([], [])

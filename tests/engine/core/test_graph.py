@@ -206,7 +206,7 @@ def test_a_way_is_named_by_the_stage_before() -> None:
     world = World(a, b, c, serves=[[a, Switch(ways), c]], compute=compute)
     assert [world.ask(world.core.flow, x) for x in ("b", "c")] == ["went bc", "went c"]
     assert str(world.ask(world.core.flow, "d")) == "there is no branch 'd'; there are 'b', 'c'"
-    assert str(world.ask(world.core.flow, "")) == "no branch was named, and Route has no choose="
+    assert str(world.ask(world.core.flow, "")) == "no branch was named, and Route has no choose=; there are 'b', 'c'"
     world.check_empty()
 
 
@@ -229,7 +229,9 @@ def test_a_choice_that_raises_fails_its_request(raises: Exception) -> None:
     a, b = stage("a"), stage("b")
     world = World(a, b, serves=[[a, Switch({"b": b}, choose)]], compute=lambda stage, x: x)
     error = world.ask(world.core.flow, "bad")
-    assert isinstance(error, ModelError) and str(error).startswith(f"choose= of a Route raised {type(raises).__name__}")
+    assert isinstance(error, ModelError) and str(error).startswith(
+        f"choose= of the Route to 'b' raised {type(raises).__name__}"
+    )
     assert world.ask(world.core.flow, "good") == "good"
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from carpool.engine.core.life import Act, Event, Life, LifeState
-from carpool.engine.core.mailbox import Mailbox
+from carpool.engine.core.life import Act, Event, Life, LifeState, Mailbox
 from carpool.errors import Unavailable
 from tests.engine.core.explore import explore
 

@@ -15,7 +15,7 @@ import pytest
 
 from carpool.engine.core.batch import Batch
 from carpool.engine.core.batcher import Batcher
-from carpool.engine.core.line import ANSWERED, SLEEP, Line, LoneWaiter
+from carpool.engine.core.line import ANSWERED, SLEEP, Line, LoneCall
 from carpool.engine.core.queue import Queue
 from carpool.engine.policy import Greedy, Policy, Static
 from carpool.engine.request import Request
@@ -39,7 +39,7 @@ class Thread:
     until: float = inf
     slot: int = -1
     batch: Batch | None = None
-    lone: LoneWaiter | None = None
+    lone: LoneCall | None = None
     interrupted: bool = False
     deadline: float = inf
 
@@ -49,8 +49,8 @@ class Thread:
         self.request.patient = True
 
     @property
-    def asleep(self) -> bool:
-        return self.at == "asleep" and not self.woken
+    def sleepers(self) -> list[Any]:
+        return [self] if self.at == "asleep" and not self.woken else []
 
     def answered(self, request: Request) -> None:
         assert request is self.request
@@ -103,7 +103,7 @@ class World:
             self._go(self.threads[which])
         looking = 0
         for waiter in self.line.wake:
-            if waiter.asleep:
+            if waiter.sleepers:
                 assert isinstance(waiter, Thread)
                 waiter.woken = True
                 looking += bool(waiter.pending)
@@ -154,7 +154,7 @@ class World:
             self._done_alone(thread)
 
     def _goes_alone(self, thread: Thread) -> bool:
-        thread.lone = LoneWaiter(thread.name, thread.deadline, thread.name, self.now)
+        thread.lone = LoneCall(thread.name, thread.deadline, thread.name, self.now)
         return self.line.start_alone(thread.lone)
 
     def _done_alone(self, thread: Thread) -> None:

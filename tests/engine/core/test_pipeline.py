@@ -13,6 +13,7 @@ from carpool.engine.policy import Decision, Greedy, OneByOne, Static, View
 from carpool.engine.request import DONE, Request
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from tests.support.pipelines import (
+    Measured,
     Scripted,
     ask,
     asks,
@@ -156,7 +157,7 @@ def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
     """A queue that is full by its bytes holds the stage before it back too, up to the batch that is
     on its way.
     """
-    core = pipeline_of(stage(2), stage(2, max_bytes=10), measure=lambda result: 5, workers=(1, 0))
+    core = pipeline_of(stage(2), stage(2, max_bytes=10), content=Measured(5), workers=(1, 0))
     core.flow.submit(0, asks("abcd"))
     (batch,) = core.poll(0).run
     reply(core, 1, batch)
@@ -167,7 +168,7 @@ def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
 
 def test_bytes_between_stages_count_also_when_callers_wait_at_the_door() -> None:
     """Bounds on bytes between stages hold also when callers at the door are let in."""
-    core = pipeline_of(stage(1, max_size=1), stage(1, max_bytes=5), measure=lambda result: 5, workers=(1, 0))
+    core = pipeline_of(stage(1, max_size=1), stage(1, max_bytes=5), content=Measured(5), workers=(1, 0))
     core.flow.submit(0, asks("a"))
     reply(core, 1, core.poll(0).run[0])
     requests = asks("bc", patient=True)
@@ -347,7 +348,7 @@ def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
     core = pipeline_of(stage(max_batch_time_s=10))
     core.flow.submit(0, asks("ab"))
     (batch,) = core.poll(0).run
-    core.call_started(9, 0, batch.place, batch.id)
+    core.spare(9, 0, batch.place, batch.id)
 
     assert (core.poll(10).kill, core.poll(18).kill, core.poll(19).kill) == ([], [], [(0, 0)])
 

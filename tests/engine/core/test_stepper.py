@@ -23,8 +23,7 @@ from carpool.engine.core.running_set import (
     SetReport,
     stream_of,
 )
-from carpool.engine.drive.virtual import VirtualDriver
-from carpool.engine.drive.virtual_steps import StepCosts
+from carpool.engine.drive.virtual import StepCosts, VirtualDriver
 from carpool.engine.policy.steps import GreedySteps, SetView
 from carpool.engine.request import DONE, QUEUED, RUNNING, Lane, Request, Stream
 from carpool.errors import DeadlineExceeded, ModelError, Overloaded, Unavailable

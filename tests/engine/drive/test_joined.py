@@ -20,7 +20,7 @@ import pytest
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Stage, StartupError, Unavailable
-from carpool.engine.drive.joined import JoinedWorker
+from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.wire.handshake import Hello
 from carpool.engine.worker import remote
 from carpool.engine.worker.address import parse_address

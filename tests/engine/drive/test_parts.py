@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, Unavailable
-from carpool.engine.drive.parts import PAUSE_BYTES
+from carpool.engine.drive.callers import PAUSE_BYTES
 from carpool.engine.drive.steps import _parts_of
 from carpool.engine.wire import order as wire
 from carpool.engine.wire.frame import Frame, FrameKind
@@ -532,7 +532,7 @@ def test_a_worker_that_breaks_the_protocol_is_replaced(spoil: Callable[[Frame], 
     streams go on with its successor.
     """
     frames = 0
-    pack = step_loop.Packed.frame
+    pack = step_loop._frame_of
 
     def spoilt(*arguments: Any) -> Frame:
         nonlocal frames
@@ -540,7 +540,7 @@ def test_a_worker_that_breaks_the_protocol_is_replaced(spoil: Callable[[Frame], 
         frame = pack(*arguments)
         return spoil(frame) if frames == 4 else frame
 
-    monkeypatch.setattr(step_loop.Packed, "frame", spoilt)
+    monkeypatch.setattr(step_loop, "_frame_of", spoilt)
     with Service(Stage(Resuming, max_batch_size=4, run_in="thread")).run() as s:
         assert both(s, 9, 12) == [up_to(9), up_to(12)]
         assert s.stats().stages[0].restarts == 1

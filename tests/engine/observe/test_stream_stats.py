@@ -21,7 +21,7 @@ from carpool.engine.core.journal import Journal
 from carpool.engine.core.running_set import Order
 from carpool.engine.core.stepper import Stepper
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.virtual_steps import Answer, StepCosts, VirtualStepWorker
+from carpool.engine.drive.virtual import Answer, StepCosts, VirtualStepWorker
 from carpool.engine.observe.log import JsonLines
 from carpool.engine.observe.prometheus import render
 from carpool.engine.observe.stats import Stats

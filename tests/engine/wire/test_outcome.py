@@ -34,7 +34,7 @@ def test_each_outcome_has_its_error(outcome: Outcome, error: type[CarpoolError])
     assert str(raised) == "because of × and 車"
 
 
-GOOD = (Outcome.OK, Outcome.RESPONSE)
+GOOD = (Outcome.OK, Outcome.RESPONSE, Outcome.DONE)
 
 
 def test_every_outcome_but_success_is_told_by_name() -> None:

@@ -76,5 +76,5 @@ def batch(id: int, *items: Any) -> Frame:
 
 def live(link: Link, model: Any = Counting, **changes: Any) -> list[str]:
     log: list[str] = []
-    run_now(serve(link, setup_of(**changes), lambda: (model, {"log": log} if model is Counting else {}, ())))
+    run_now(serve(link, setup_of(**changes), lambda: (model, {"log": log} if model is Counting else {}, (), ())))
     return log

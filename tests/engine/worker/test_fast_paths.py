@@ -25,8 +25,8 @@ from carpool.engine.wire.frame import Frame, FrameKind
 from carpool.engine.wire.outcome import read_report
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW, Scalars, dump, load
 from carpool.engine.worker.answer import BatchAnswerer
-from carpool.engine.worker.step_loop import Packed, StepAnswerer
-from carpool.engine.worker.steps import Out, Row
+from carpool.engine.worker.step_loop import StepAnswerer
+from carpool.engine.worker.steps import Outs, Row
 from carpool.model import traits_of
 from tests.support.properties import PROPERTY
 from tests.support.values import seen
@@ -153,8 +153,9 @@ def test_results_are_written_at_once_as_one_by_one(
     accepts = bytes([accept]) * n
     together, each = (Frame(FrameKind.REPLY, 1, list(range(n))) for _ in range(2))
     answerer = answerer_of(Arrays, is_last)
-    done = answerer._write_alike(values, accepts, set(map(type, values)), together)
-    answerer._write_each(list(values), accepts, each)
+    encoders = answerer._usual.encoders  # type: ignore[union-attr]
+    done = answerer._write_alike(values, accepts, set(map(type, values)), together, encoders)
+    answerer._write_each(list(values), accepts, each, encoders)
 
     if done:
         assert together.formats == each.formats
@@ -194,8 +195,9 @@ def test_scalars_are_written_as_json_at_once_as_one_by_one(kind: Any, values: li
     accepts = bytes([JSON]) * len(values)
     together, each = (Frame(FrameKind.REPLY, 1, list(range(len(values)))) for _ in range(2))
 
-    done = answerer._write_alike(values, accepts, set(map(type, values)), together)
-    answerer._write_each(values, accepts, each)
+    encoders = answerer._usual.encoders  # type: ignore[union-attr]
+    done = answerer._write_alike(values, accepts, set(map(type, values)), together, encoders)
+    answerer._write_each(values, accepts, each, encoders)
 
     if done:
         assert (together.formats, together.payloads) == (each.formats, each.payloads)
@@ -366,8 +368,8 @@ def test_parts_are_packed_together_as_one_by_one(given: list[tuple[Any, int]], c
     """What is packed says the same of each stream, also of those whose parts cannot be packed."""
 
     class OneByOne(StepAnswerer):
-        def _pack_plain(self, outs: list[Out], packed: Packed) -> bool:
-            return False
+        def _pack_plain(self, outs: Outs) -> Outs | None:
+            return None
 
     told_of = []
     for kind in (StepAnswerer, OneByOne):
@@ -377,14 +379,13 @@ def test_parts_are_packed_together_as_one_by_one(given: list[tuple[Any, int]], c
         answerer = kind(
             invoker, BatchAnswerer(invoker, is_first=True, is_last=True), retrier, before_next_call=lambda: None
         )
-        outs = [
-            Out(Row(i, None, given[0][1] if alike else accept, wire.PARTS), wire.MORE, part, part)
-            for i, (part, accept) in enumerate(given)
-        ]
-        for out in outs:
-            out.row.raw = [out.raw]
+        outs = Outs()
+        for i, (part, accept) in enumerate(given):
+            row = Row(i, None, given[0][1] if alike else accept, wire.PARTS)
+            row.raw = [part]
+            outs.add(row, wire.MORE, part, part)
         packed = run_now(answerer.pack(outs))
-        said = [each if i not in packed.failed else "failed" for i, each in enumerate(packed.payloads)]
-        buffers = packed.buffers or [0] * len(said)
-        told_of.append(repr((packed.ids, packed.kinds, list(map(seen, said)), buffers, packed.failed)))
+        has_failed = [kind != wire.MORE for kind in packed.kinds]
+        said = ["failed" if failed else seen(each) for each, failed in zip(packed.values, has_failed, strict=True)]
+        told_of.append(repr((packed.ids, packed.kinds, said, packed.kept or [0] * len(said))))
     assert told_of[0] == told_of[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from carpool.engine.call.retry import Failed, Retrier, run_now
 from carpool.engine.parts import END, Last
 from carpool.engine.wire import order as wire
 from carpool.engine.worker.generators import BatchGenerators, ItemGenerators
-from carpool.engine.worker.steps import Lineup, Out, PlainOuts, Row, Runner
+from carpool.engine.worker.steps import Lineup, Outs, Row, Runner
 
 
 class Counting:
@@ -98,20 +98,20 @@ class World:
         while self.runner.has_running:
             self.step()
 
-    def hear(self, outs: Sequence[Out]) -> None:
-        for out in outs:
-            id = out.row.id
+    def hear(self, outs: Outs) -> None:
+        for row, kind, value, _ in outs:
+            id = row.id
             assert id not in self.ends, "something comes after an end"
-            if out.kind == wire.BACK:
+            if kind == wire.BACK:
                 self.back.append(id)
-            elif type(out.value) is Failed:
-                self.ends[id] = out.value.error
-            elif out.kind == wire.LAST and out.row.takes != wire.PARTS:
-                self.answers[id], self.ends[id] = out.value, None
+            elif type(value) is Failed:
+                self.ends[id] = value.error
+            elif kind == wire.LAST and row.takes != wire.PARTS:
+                self.answers[id], self.ends[id] = value, None
             else:
-                if out.kind != wire.END:
-                    self.heard.setdefault(id, []).append(out.value)
-                if out.kind != wire.MORE:
+                if kind != wire.END:
+                    self.heard.setdefault(id, []).append(value)
+                if kind != wire.MORE:
                     self.ends[id] = None
 
 
@@ -412,27 +412,27 @@ def test_scalars_are_taken_like_all_else(given: list[Any]) -> None:
     """The fast path for scalars says the same of them as the slow one."""
 
     class Slow(Runner):
-        def _take_plain(self, lineup: Lineup, parts: list[Any]) -> PlainOuts | None:
+        def _take_plain(self, lineup: Lineup, parts: list[Any]) -> Outs | None:
             return None
 
     heard: list[list[Any]] = []
     for kind in (Runner, Slow):
         for can_resume in (True, False):
             runner = kind(Counting(), Retrier(isolate_errors=True), can_resume=can_resume)
-            row, outs = Row(1, 1, 0, wire.PARTS), []
+            row, outs = Row(1, 1, 0, wire.PARTS), Outs()
             for part in given:
                 row.state = [1, 0]
                 runner._model.open.append(row.state)  # type: ignore[attr-defined]
                 plain = runner._take_plain(Lineup([row]), [part])
-                outs += plain or []
+                outs.extend(plain or Outs())
                 if plain is None and part is not None:
                     run_now(runner._take(row, part, outs))
             heard.append([repr(outs_of(outs)), row.n_parts, row.raw if can_resume else None])
     assert heard[0] == heard[2] and heard[1] == heard[3]
 
 
-def outs_of(outs: list[Out]) -> list[Any]:
-    return [(out.kind, out.value.error if type(out.value) is Failed else out.value, out.raw) for out in outs]
+def outs_of(outs: Outs) -> list[Any]:
+    return [(kind, value.error if type(value) is Failed else value, raw) for _, kind, value, raw in outs]
 
 
 # -- generators

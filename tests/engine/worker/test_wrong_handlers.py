@@ -514,7 +514,7 @@ class Hooks(Model):
 def test_a_hook_that_raises_fails_its_item(hook: str, error: BaseException) -> None:
     """Whatever a hook raises fails its item."""
     link = Link(batch(7, "a", "wrong", "c"), batch(GOOD, "d"))
-    run_now(serve(link, setup_of(warm_up=()), lambda: (Hooks, {"hook": hook, "error": error}, ())))
+    run_now(serve(link, setup_of(warm_up=()), lambda: (Hooks, {"hook": hook, "error": error}, (), ())))
 
     assert list(link.sent[-2].formats) == [Outcome.OK, Outcome.MODEL_ERROR, Outcome.OK]
     assert load(link.sent[-1].payloads[0]) == "d"

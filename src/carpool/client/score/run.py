@@ -101,7 +101,7 @@ class ServiceScorer:
     """
 
     def __init__(self, service: Service) -> None:
-        first, last = service.stages[0].traits, service.stages[-1].traits
+        first, last = service.takes, service.gives
         self._service = service
         self._kind = first.input_type
         self._read = schema.json_reader(first.input_type)

@@ -25,6 +25,7 @@ from carpool.engine.call.retry import Pad, Retrier, padding_to
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.forms import STEPS_HOOKS, Form
 from carpool.engine.rows import ArrayRows, by_kind, stacking
+from carpool.engine.turns import TURNS, Done, To
 from carpool.model import AnyModel, Model, Traits, is_model_object
 
 
@@ -65,7 +66,7 @@ class Invoker:
     ) -> None:
         self.traits = traits
         self.retrier = retrier
-        self._batched = batched
+        self.batched = batched
         self._before_next_call = before_next_call
         self._calls = 0  # of the present batch
         if callable(model) and not isinstance(model, type | Model):
@@ -108,7 +109,7 @@ class Invoker:
         """Report whether some of `n` items may be given to user code once more, after a call that
         may have changed them.
         """
-        return n > 1 and self._batched and (self.retrier.isolate_errors or self.retrier.retry_on_oom)
+        return n > 1 and self.batched and (self.retrier.isolate_errors or self.retrier.retry_on_oom)
 
     async def run(
         self,
@@ -131,10 +132,10 @@ class Invoker:
         """
         self._calls = 0
         if self._preprocess is not None:
-            waits = not self._batched and len(values) > 1
+            waits = not self.batched and len(values) > 1
             values = await self._for_each(self._preprocess, values, trouble, handed_on=True, waits=waits)
             all_ok = False
-        if self._batched:
+        if self.batched:
             renew = None if again is None else self._renewing(values, again)
             results = await self._predict_batch(values, trouble, all_ok, until, renew)
         else:
@@ -144,8 +145,29 @@ class Invoker:
         results = _fail_returned_errors(results)
         if self._postprocess is None:
             return results
-        postprocess: Callable[..., Any] = self._postprocess
-        if self._batched and len(results) > 1:  # they wait while it is called for one after the other
+        turned = {i: y for i, y in enumerate(results) if type(y) in TURNS}
+        if turned:
+            return await self._postprocess_turned(values, results, trouble, turned)
+        return await self._postprocess_all(self._postprocess, values, results, trouble)
+
+    async def _postprocess_turned(
+        self, values: list[Any], results: list[Any], trouble: list[Trouble], turned: Mapping[int, Any]
+    ) -> list[Any]:
+        """Call `postprocess` where some results say where they go: an early answer is as it is."""
+        done = {i for i, y in turned.items() if type(y) is Done}
+        places = [i for i in range(len(results)) if i not in done]
+        inner = [turned[i].item if i in turned else results[i] for i in places]
+        inner = await self._postprocess_all(self._postprocess, [values[i] for i in places], inner, trouble)  # type: ignore[arg-type]
+        results = list(results)
+        for i, y in zip(places, inner, strict=True):
+            results[i] = To(turned[i].branch, y) if i in turned and type(y) is not Failed else y
+        return results
+
+    async def _postprocess_all(
+        self, postprocess: Callable[..., Any], values: list[Any], results: list[Any], trouble: list[Trouble]
+    ) -> list[Any]:
+        """Call `postprocess` for all results."""
+        if self.batched and len(results) > 1:  # they wait while it is called for one after the other
             results = [y if type(y) is Failed else self.retrier.own(y, handed_on=True) for y in results]
         if not self.traits.postprocess_takes_x:
             return await self._for_each(postprocess, results, trouble)

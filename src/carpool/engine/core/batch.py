@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from carpool.engine.core.running_set import Order
 from carpool.engine.request import DONE, RUNNING, Request
+from carpool.errors import CarpoolError
 
 
 class Batch:
@@ -205,14 +206,16 @@ class Expiry(NamedTuple):
     Attributes:
         request: Is now done, and has no answer yet.
         started: When it was handed to a worker; None if it was not.
+        hint: What else to tell its caller.
     """
 
     request: Request
     started: float | None
+    hint: str = ""
 
 
 class Attention(NamedTuple):
-    """What `Batcher.attend` has found.
+    """What a crew's `attend` has found.
 
     Attributes:
         expired: The requests whose deadlines have passed.
@@ -224,22 +227,20 @@ class Attention(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The requests of a worker that is gone.
+    """What has become of the requests of a worker that is gone.
 
     Attributes:
-        blamed: The requests that it may have been at work on.
-        untold: Those that had not been sent to it.
-        resting: Those that it had, and was not at work on.
-        suspect: The only one that it was at work on, if there was but one in its batch, or if one
-            ran alone on probation; else None.
-        given_up: Why it was taken to hang; empty if it was not.
+        failed: Those that are not run again, each with its error; they are not done yet.
+        alone: Those that wait again, each to be run alone.
+        again: Those that wait again, as the worker was not at work on them.
+        is_guilty: Whether this loss, and the one before it, are the fault of the only request that
+            it was at work on.
     """
 
-    blamed: Sequence[Request]
-    untold: Sequence[Request]
-    resting: Sequence[Request]
-    suspect: Request | None
-    given_up: str
+    failed: Sequence[tuple[Request, CarpoolError]]
+    alone: Sequence[Request]
+    again: Sequence[Request]
+    is_guilty: bool = False
 
 
 class Todo:
@@ -264,7 +265,7 @@ class Todo:
         self.run: list[Batch] = []
         self.answer: list[Request] = []
         self.kill: list[tuple[int, int]] = []
-        self.drained: Sequence[tuple[int, int]] = ()
+        self.drained: list[tuple[int, int]] = []
         self.recall: Sequence[tuple[int, int]] = ()
         self.orders: list[Order] = []
         self.parts: list[tuple[Request, object]] = []

@@ -1,6 +1,6 @@
 """The batcher of one stage: its workers, what they have been handed, and what goes next.
 
-It is told what happened (`completed`, `worker_ready`, `worker_gone`) and asked what to run next
+It takes events (`completed`, `worker_ready`, `worker_gone`) and says what to run next
 (`next_batch`). It keeps three promises whatever the policy says: no batch is larger than the limit,
 no request is dispatched after its deadline, and a reply is paired with a request only if that
 worker was given that request in that batch. What waits is the lobby's affair (`core/lobby.py`).
@@ -17,7 +17,7 @@ from carpool.engine.core.batch import Attention, Batch, Expiry, Gone, LoneBatch,
 from carpool.engine.core.graph import Node, with_room
 from carpool.engine.core.lane_order import Suspect, key_of
 from carpool.engine.core.levels import level_of
-from carpool.engine.core.lobby import Lobby
+from carpool.engine.core.lobby import MOST_LOSSES, Lobby
 from carpool.engine.core.places import KeyedWorkers, Places
 from carpool.engine.core.queue import Queue, WithoutLanes
 from carpool.engine.core.running_set import SetReport
@@ -61,7 +61,8 @@ class Batcher:
             place and in their order; at least one for each place that is named.
         running: How many requests workers have been handed and have not answered.
         lent: The places of the workers that are lent to callers' threads.
-        leaving: The places of the workers that are about to go; see `core/places.py`.
+        places: Which of its workers are idle, and which are about to go.
+        leaving: The places of the workers that are about to go.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
     """
@@ -97,12 +98,12 @@ class Batcher:
         self.late_results = 0
         self._lying = 0  # how many batches are ahead
         self._has_asked = False  # a batch was laid ahead a moment ago, in the same poll
-        self._places = Places()
+        self.places = Places()
         self._knots = Knots(policy.max_batch_size or lobby.batch_limit)  # sizes, about which others are
         self._lone = LoneBatch(0, 0, 0, [], 1, "alone", 0.0)
         self._lone.n = 1
-        self.leaving = self._places.leaving
-        self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
+        self.leaving = self.places.leaving
+        self._idle = self.places.idle  # the worker that was busy last is used first: its caches are warm
         self._batch_ids = 0
         self._limited_since = 0  # the last batch that went before memory ran out
 
@@ -120,11 +121,6 @@ class Batcher:
         return [request for batch in self.handed_over for request in batch.requests if request.state == RUNNING]
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether a caller waits for what workers have."""
-        return any(batch.unwanted_since == inf for batch in self.handed_over)
-
-    @property
     def made(self) -> int:
         """How many batches it has made so far, and lone calls."""
         return self._batch_ids
@@ -137,56 +133,15 @@ class Batcher:
     @property
     def has_worker(self) -> bool:
         """Whether there is a worker, busy, idle or lent. Slots of a function count as there."""
-        return bool(self._idle or self.in_flight or self.lent) or self._places.are_slots
+        return bool(self._idle or self.in_flight or self.lent) or self.places.are_slots
 
-    @property
-    def busy(self) -> int:
-        """How many workers run a batch, for which newcomers may have to wait."""
-        return len(self.in_flight)
-
-    # -- requests come and go, as the lobby has it
-
-    def leave(self, now: float, request: Request) -> None:
-        """Remove a queued request whose caller has gone; it is now done."""
-        self.lobby.leave(now, request)
-
-    def put_back(self, now: float, requests: Sequence[Request]) -> None:
-        """Let requests of a worker that has gone wait again, in their old places."""
-        self.lobby.put_back(now, requests)
-
-    def quarantine(self, requests: Sequence[Request]) -> None:
-        """Let requests wait again, each to be run alone, as one may have killed its worker."""
-        self.lobby.quarantine(requests)
-
-    def in_the_way(self, request: Request) -> list[Request]:
-        """Return the requests that must give up their places to a new one, if the queue is full."""
-        return self.lobby.in_the_way(request)
-
-    def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
-        """Return the queued requests that are late as no worker has been there `since`."""
-        return self.lobby.late_unserved(now, since)
-
-    def abandon(self, now: float, request: Request) -> None:
-        """Note that the caller of a request which a worker has is gone; it is now done."""
-        request.state = DONE
-        request.deadline = min(request.deadline, now)  # no caller waits for it from now on
-        self.lobby.look_at(request.deadline + self.times.least_s)
-
-    def may_run_again(self, request: Request) -> bool:
-        """Report whether a request may be run once more after its worker was lost."""
-        return self.lobby.idempotent
-
-    def pause(self, now: float, request: Request, is_paused: bool) -> None:
-        """Do nothing: a request that waits for one answer as a whole rests in no running set."""
-
-    def forget(self, request: Request) -> None:
-        """Do nothing: nothing is kept of a request that is not run again."""
+    def heed(self, now: float, request: Request) -> None:
+        """Do as the caller of a request wants which a worker has; see `Crew`."""
+        if request.state == DONE:
+            request.deadline = min(request.deadline, now)  # no caller waits for it from now on
+            self.lobby.look_at(request.deadline + self.times.least_s)
 
     # -- workers come and go
-
-    def have_slots(self) -> None:
-        """Take the places for slots of one function, which come and go for each batch."""
-        self._places.are_slots = True
 
     def trained(self, now: float, n: int, size: int, busy_s: float, longest: int = 0) -> None:
         """Tell the policy of a warm-up, unless requests have run already: those teach better."""
@@ -199,15 +154,16 @@ class Batcher:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self._idle.append(place)
 
-    def worker_gone(self, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
-        """Note that a worker is gone; return what it had, None if it had nothing.
+    def worker_gone(self, now: float, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
+        """Note that a worker is gone; return what becomes of its batch, None if it had none.
 
         Args:
+            now: The time.
             place: The position of the worker.
             unsent: Requests of its batch that it had not been sent yet.
             blames: Whether one of its requests may be to blame.
         """
-        self._places.gone(place)
+        self.places.gone(place)
         self.lent.discard(place)
         if self.keyed is not None:
             self.keyed.lost(place)
@@ -219,16 +175,12 @@ class Batcher:
         untold = [r for r in batch.requests if r.state == RUNNING and (not blames or r.id in unsent)]
         lying = [request for behind in self.ahead.pop(place, ()) for request in self._taken_back(behind)]
         resting = [request for request in lying if request.state == RUNNING]
-        suspect = batch.requests[0] if len(batch) == 1 else None
-        return Gone(blamed, untold, resting, suspect, batch.given_up)
-
-    def drain(self, place: int) -> None:
-        """Let a worker finish what it has and get nothing more; `take_drained` reports its end."""
-        self._places.drain(place)
+        gone = self.lobby.take_back(now, blamed, resting, untold, lambda _: self.lobby.idempotent, batch.given_up)
+        return gone._replace(is_guilty=len(batch) == 1 and batch.requests[0].losses >= MOST_LOSSES)
 
     def take_drained(self) -> list[int]:
         """Return, once, the places of workers that were to go and have nothing left to do."""
-        return self._places.take_drained(self.in_flight.keys() | self.lent)
+        return self.places.take_drained(self.in_flight.keys() | self.lent)
 
     def _taken_back(self, batch: Batch) -> list[Request]:
         """Note that a batch which lay ahead will not be run; return its requests."""
@@ -238,19 +190,10 @@ class Batcher:
 
     # -- workers run calls
 
-    def call_started(self, now: float, place: int, batch_id: int) -> None:
-        """Note that a worker has entered user code once more for the same batch.
-
-        That is too late for a worker which was taken to hang before.
-        """
+    def spare(self, now: float, place: int, batch_id: int | None = None) -> None:
+        """Count the time of a worker anew; see `Crew`."""
         batch = self.in_flight.get(place)
-        if batch is not None and batch.id == batch_id and not batch.given_up:
-            batch.call_started = now
-
-    def spare(self, now: float, place: int) -> None:
-        """Count the time of a worker that seemed to hang, and does not, anew if it has a batch."""
-        batch = self.in_flight.get(place)
-        if batch is not None:
+        if batch is not None and (batch_id is None or (batch_id == batch.id and not batch.given_up)):
             batch.call_started = now
             batch.given_up = ""
             self.lobby.look_at(now + self.times.least_s)
@@ -412,10 +355,8 @@ class Batcher:
         counts, lengths = policy.allowed_batch_sizes, policy.allowed_lengths
         size = padded(batch.n, counts) if counts else self._knots.nearest(batch.size)
         if longest:
-            return self._places.is_first(
-                batch.place, (size, padded(longest, lengths) if lengths else level_of(longest))
-            )
-        return self._places.is_first(batch.place, size)
+            return self.places.is_first(batch.place, (size, padded(longest, lengths) if lengths else level_of(longest)))
+        return self.places.is_first(batch.place, size)
 
     def _begin(self, now: float, lying: list[Batch]) -> None:
         """Note that the worker of batches ahead is done with the one before them."""
@@ -435,7 +376,8 @@ class Batcher:
         hung = []
         attention_at = self.queue.earliest_deadline
         for batch in self.in_flight.values():
-            expired += [Expiry(request, batch.started) for request in batch.expire(now)]
+            hint = self.times.hint(now - batch.started)
+            expired += [Expiry(request, batch.started, hint) for request in batch.expire(now)]
             attention_at = min(attention_at, batch.earliest_deadline)
             if batch.given_up:  # a worker being killed is reported once
                 continue
@@ -449,10 +391,6 @@ class Batcher:
             attention_at = min(attention_at, batch.earliest_deadline)
         self.lobby.attention_at = attention_at
         return Attention(expired, hung)
-
-    def hint(self, now: float, request: Request, started: float | None) -> str:
-        """Return what else to tell a caller whose time is up, and whose request started then."""
-        return "" if started is None else self.times.hint(now - started)
 
     # -- lone requests, which need no decision
 
@@ -805,18 +743,20 @@ class Batcher:
         It goes by what recent batches took, and is rather too short than too long: in a stage that
         is not saturated, batches are smaller than they could be.
         """
-        limit, usual_s = self._limit, self.times.usual_s
+        limit, usual_s, running = self._limit, self.times.usual_s, self.in_flight
         if self._idle and units_before < limit:
             return 0.0
-        workers = max(1, len(self._idle) + len(self.in_flight) + len(self.lent) - len(self.leaving))
-        wait_s = self.lobby.predicted_wait_s(int(units_before), workers)
+        workers = max(1, len(self._idle) + len(running) + len(self.lent) - len(self.leaving))
+        wait_s = self.lobby.predicted_wait_s(int(units_before), workers) if self.lobby.predicts else None
         if wait_s is None:
-            wait_s = units_before // limit * usual_s / workers
-        if self._lying:
+            wait_s = (units_before // limit + self._lying) * usual_s / workers
+        elif self._lying:
             wait_s += self._lying * usual_s / workers
-        if self._idle or not self.in_flight:
+        if self._idle or not running:
             return wait_s
-        return wait_s + max(0.0, min(batch.started for batch in self.in_flight.values()) + usual_s - now)
+        oldest = next(iter(running.values()))
+        rest_s = oldest.started + usual_s - now
+        return wait_s + rest_s if rest_s > 0.0 else wait_s
 
     def longest_wait_s(self, more: int) -> float:
         """Return a bound on a wait and the batch after it, if `more` units came now.
@@ -827,12 +767,6 @@ class Batcher:
         if self.lobby.predicts:
             return inf
         return self.times.usual_s * (2 + self._lying + (self.queue.size + more) / self._limit)
-
-    def expected_s(self, now: float) -> float:
-        """Return how long a request that came now would spend here, its batch included."""
-        if not self.in_flight and not self.queue.count:
-            return self.times.fastest_s
-        return self.predicted_wait_s(now, self.queue.size) + self.times.usual_s
 
     @property
     def _limit(self) -> float:

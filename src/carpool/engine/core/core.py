@@ -24,21 +24,21 @@ policy holds back. Policies are called before a change of a request or after it 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import Any
 
 from carpool.engine.core.batch import Batch, Gone, Reply, Todo
 from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.content import Content
 from carpool.engine.core.flow import Flow
 from carpool.engine.core.graph import Declared, Door, Each, Node, all_after
 from carpool.engine.core.journal import Journal, parts_so_far, record_batches, record_orders, record_report
-from carpool.engine.core.lobby import MOST_LOSSES, lost_with
 from carpool.engine.core.running_set import BACK, FAILED, SetReport, stream_of
 from carpool.engine.core.stepper import Crew, Stepper
 from carpool.engine.core.transit import Moves, Transit
 from carpool.engine.request import DONE, NEW, QUEUED, RUNNING, Request
-from carpool.errors import CarpoolError, Unavailable
+from carpool.errors import CarpoolError
 
 
 class Core:
@@ -49,7 +49,7 @@ class Core:
         declared: What the graph of the first service is made of; a line of all stages if it is not
             given.
         slo_s: As for `Flow`, of the first service.
-        measure: Likewise.
+        content: Likewise.
         journal: Records what happens to each request, if given.
 
     Attributes:
@@ -65,7 +65,7 @@ class Core:
         declared: Declared | None = None,
         *,
         slo_s: float | None = None,
-        measure: Callable[[object], int] = lambda result: 0,
+        content: Content | None = None,
         journal: Journal | None = None,
     ) -> None:
         self.batchers = tuple(batchers)
@@ -79,7 +79,7 @@ class Core:
         for stage, batcher in enumerate(self.batchers):
             batcher.lobby.stage = stage
             batcher.lobby.nodes = []
-        self.flow = self.serve(list(batchers) if declared is None else declared, slo_s=slo_s, measure=measure)
+        self.flow = self.serve(list(batchers) if declared is None else declared, slo_s=slo_s, content=content)
 
     def __repr__(self) -> str:
         between = " -> " if self._line else ", "
@@ -90,19 +90,19 @@ class Core:
         declared: Declared,
         *,
         slo_s: float | None = None,
-        measure: Callable[[object], int] = lambda result: 0,
+        content: Content | None = None,
     ) -> Flow:
         """Add a service over the stages, and return it; nothing may wait in them yet.
 
         Args:
             declared: What its graph is made of.
             slo_s: As for `Flow`.
-            measure: Likewise.
+            content: Likewise.
 
         Raises:
             ValueError: A stage that answers in parts is not the last one.
         """
-        flow = Flow(declared, self._transit, slo_s=slo_s, measure=measure)
+        flow = Flow(declared, self._transit, slo_s=slo_s, content=content)
         for node in flow.graph.nodes:
             if isinstance(node.crew, Stepper) and (node.needs or node.doors):
                 text = f"stage {node.name} answers in parts, so it must be the last of its service, or of its branch"
@@ -215,7 +215,7 @@ class Core:
             return
         stream.is_paused = is_paused
         if request.state == RUNNING and type(node) is Node:
-            node.crew.pause(now, request, is_paused)
+            node.crew.heed(now, request)
         if self._journal is not None:
             self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.batchers[-1].name)
 
@@ -272,7 +272,8 @@ class Core:
                     fail(now, request, copy.copy(error))
             for request in batcher.owed:
                 if request.state == RUNNING:
-                    batcher.abandon(now, request)
+                    request.state = DONE
+                    batcher.heed(now, request)
                     fail(now, request, copy.copy(error))
 
     # -- workers that answer
@@ -346,29 +347,41 @@ class Core:
 
     # -- workers that come and go
 
-    def call_started(self, now: float, stage: int, place: int, batch_id: int) -> None:
-        """Note that a worker which makes several calls for one batch has started the next one."""
-        self.batchers[stage].call_started(now, place, batch_id)
+    def spare(self, now: float, stage: int, place: int, batch_id: int | None = None) -> None:
+        """Count the time of a worker anew.
+
+        It has started another call for its batch; or, without a batch, it seemed to hang and does
+        not.
+        """
+        self.batchers[stage].spare(now, place, batch_id)
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
-        self.batchers[stage].drain(place)
+        self.batchers[stage].places.drain(place)
 
     def hold(self, is_held: bool) -> None:
         """Have the stages at which requests begin start no batch for now, or go on.
 
         What comes waits in their queues, so the stages behind them run empty. It has no effect on
-        those that have nothing behind them, and ends when the service closes.
+        those that have nothing behind them, and ends when the service closes. In a graph that is no
+        line what comes waits at the doors, as its requests may be at several stages at a time.
         """
         for flow in self.flows:
+            if not flow.is_line:
+                flow.is_held = is_held and flow.closed_because is None
+                continue
             for node in flow.graph.nodes:
                 node.is_held = is_held and node.is_first and not node.is_last and flow.closed_because is None
 
     @property
     def is_empty_behind_queue(self) -> bool:
         """Whether no request is between its first queue and its answer, streams apart."""
+        if self._transit.families:
+            return False
         for batcher in self.batchers:
-            if batcher.busy:
+            if batcher.in_flight:
+                return False
+            if batcher.queue.count and not self._line:
                 return False
             if batcher.queue.count and any(node.queued and not node.is_first for node in batcher.lobby.nodes):
                 return False
@@ -397,28 +410,7 @@ class Core:
             worker had, and not the stage's.
         """
         crew = self.batchers[stage]
-        gone = crew.worker_gone(place, unsent)
-        if gone is None:
-            return False
-        again: list[Request] = []
-        for request in gone.blamed:
-            request.losses += 1
-            if request.state != RUNNING:
-                continue
-            if request.losses < MOST_LOSSES and crew.may_run_again(request):
-                again.append(request)
-                if self._journal is not None:
-                    self._journal.record(now, "worker lost, queued again, alone", request.id, crew.name)
-            else:
-                self._transit.fail(now, request, lost_with(request, crew.name, gone.given_up))
-        if again:
-            assert all(request.state == RUNNING for request in again)  # who fails by a second loss ran alone
-            crew.quarantine(again)
-        self._put_back(now, crew, gone)
-        for request in gone.blamed:
-            if request.state == DONE:
-                crew.forget(request)
-        return gone.suspect is not None and gone.suspect.losses >= MOST_LOSSES
+        return self._lost(now, crew, crew.worker_gone(now, place, unsent))
 
     def worker_left(self, now: float, stage: int, place: int) -> None:
         """Note that a worker is gone, perhaps amid a batch, and that no request is to blame.
@@ -426,26 +418,20 @@ class Core:
         The requests that it had wait again.
         """
         crew = self.batchers[stage]
-        gone = crew.worker_gone(place, blames=False)
-        if gone is not None:
-            self._put_back(now, crew, gone)
+        self._lost(now, crew, crew.worker_gone(now, place, blames=False))
 
-    def _put_back(self, now: float, crew: Crew, gone: Gone) -> None:
-        """Let what a lost worker has not been at work on wait again, as if it had not been taken.
-
-        Streams that cannot go on elsewhere fail.
-        """
-        again: list[Request] = []
-        for request in gone.resting:
-            if crew.may_run_again(request):
-                again.append(request)
-            else:
-                crew.forget(request)
-                self._transit.fail(now, request, _lost_in_mid_stream(crew.name))
+    def _lost(self, now: float, crew: Crew, gone: Gone | None) -> bool:
+        """End the requests of a lost worker that are not run again; see `worker_lost`."""
+        if gone is None:
+            return False
         if self._journal is not None:
-            for request in again:
+            for request in gone.alone:
+                self._journal.record(now, "worker lost, queued again, alone", request.id, crew.name)
+            for request in gone.again:
                 self._journal.record(now, "worker gone, queued again", request.id, crew.name)
-        crew.put_back(now, [request for request in [*gone.untold, *again] if request.state == RUNNING])
+        for request, error in gone.failed:
+            self._transit.fail(now, request, error)
+        return gone.is_guilty
 
     # -- what to do
 
@@ -468,7 +454,7 @@ class Core:
             if lobby.wake_at is not None and lobby.wake_at < todo.wake_at:
                 todo.wake_at = lobby.wake_at
             if batcher.leaving:
-                todo.drained = [*todo.drained, *[(lobby.stage, place) for place in batcher.take_drained()]]
+                todo.drained += [(lobby.stage, place) for place in batcher.take_drained()]
             if batcher.lent:
                 places = batcher.lent if self._has_closed else batcher.wanted_back
                 todo.recall = [*todo.recall, *[(lobby.stage, place) for place in places]]
@@ -496,7 +482,7 @@ class Core:
             batcher.lobby.view.onward_s = onward_s
             self._poll_stage(now, batcher, node)
             if not node.is_first:
-                onward_s += batcher.expected_s(now)
+                onward_s += node.expected_s(now)
         door = self.flow.doors[0].queue
         if door.count:
             self._expire_at_doors(now)
@@ -511,7 +497,7 @@ class Core:
     def _poll_graph(self, now: float) -> None:
         """Ask all stages until nothing more can go: what one gives room for, another may use."""
         for flow in self.flows:
-            flow.graph.look_ahead(lambda batcher: batcher.expected_s(now))
+            flow.graph.look_ahead(now)
         for batcher in self._order:
             view, nodes = batcher.lobby.view, batcher.lobby.nodes
             view.onward_s = min([node.onward_s for node in nodes])
@@ -594,8 +580,8 @@ class Core:
     def _attend(self, now: float, batcher: Crew) -> None:
         """End what has expired in a stage, and have its workers that hang killed."""
         expired, hung = batcher.attend(now)
-        for request, started in expired:
-            self._transit.expire(now, request, started, batcher.hint(now, request, started))
+        for request, started, hint in expired:
+            self._transit.expire(now, request, started, hint)
         self._todo.kill += [(batcher.lobby.stage, place) for place in hung]
 
     def _is_last_call(self, batcher: Crew) -> bool:
@@ -607,7 +593,7 @@ class Core:
             return False
         if any(each.door.queue.count for each in self._lists):
             return False
-        return not any(one.queue.count or one.is_wanted for one in self._before[batcher])
+        return not any(one.queue.count or one.owed for one in self._before[batcher])
 
 
 def _late_first(flows: Sequence[Flow]) -> list[Crew]:
@@ -636,9 +622,3 @@ def _all_before(flows: Sequence[Flow]) -> dict[Crew, set[Crew]]:
         for other in reached - {batcher}:
             before[other].add(batcher)
     return before
-
-
-def _lost_in_mid_stream(stage: str) -> Unavailable:
-    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
-    text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
-    return Unavailable(text, code="worker_lost")

@@ -14,20 +14,11 @@ turn's arrivals is nearer than a quick bound of the predicted wait.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 
-from carpool.engine.core.graph import (
-    Declared,
-    Door,
-    Graph,
-    Node,
-    OnTheWay,
-    Switch,
-    fastest_s,
-    unserved_since,
-    ways_from,
-)
+from carpool.engine.core.content import Content, Plain
+from carpool.engine.core.graph import Declared, Door, Graph, Node, OnTheWay, Switch, fastest_s, unserved_since, ways_of
 from carpool.engine.core.lobby import is_late_unserved
 from carpool.engine.core.queue import Queue
 from carpool.engine.core.transit import Transit, way_of
@@ -47,15 +38,17 @@ class Flow:
         declared: What its graph is made of.
         transit: Ends what is refused, and has others begin.
         slo_s: How soon after their admission requests are due; None leaves it at their deadlines.
-        measure: Returns the bytes that a result will hold while it waits for the next stage.
+        content: Takes items apart and puts results together.
 
     Attributes:
         graph: Its nodes.
         slo_s: As given; infinity if it is not.
-        measure: As given.
+        content: As given.
+        measure: That of the content.
         doors: Where requests wait for room, one for each place at which they may begin.
         on_the_way: Where its requests are between two nodes.
         closed_because: Why new requests are refused; None while they are not.
+        is_held: Whether requests wait at the doors for now, of a graph that is no line.
         admitted: How many requests have been admitted.
         refused: How many requests were refused when they came.
         answered: How many of the admitted requests have been answered.
@@ -70,16 +63,20 @@ class Flow:
         transit: Transit,
         *,
         slo_s: float | None = None,
-        measure: Callable[[object], int] = lambda result: 0,
+        content: Content | None = None,
     ) -> None:
         self.slo_s = inf if slo_s is None else slo_s
-        self.measure = measure
+        self.content: Content = Plain() if content is None else content
+        self.measure = self.content.measure
         self.closed_because: CarpoolError | None = None
+        self.is_held = False
         self.admitted = self.refused = self.answered = self.failed = self.cancelled = self.alone = 0
         self._transit = transit
         self.graph = Graph(declared, self)
         self.on_the_way = OnTheWay(self)
-        self.doors = [Door(self, way, begins=True) for way in dict.fromkeys(ways_from(self.graph.start))]
+        self.doors = [
+            Door(self, way, begins=True) for way in dict.fromkeys([way.after for way in ways_of(self.graph.start)])
+        ]
         self._first: Node | None = None
         self._admissions = {
             node: Admission(node.crew.queue.max_size, node.crew.queue.max_bytes)
@@ -239,13 +236,15 @@ class Flow:
             for request in lot:
                 self._admit(now, (request,))
         else:
-            waits = is_single and not give_way and (door.queue.count > 0 or not has_room)
+            waits = self.is_held or (is_single and not give_way and (door.queue.count > 0 or not has_room))
             self._number(lot)
             for other in give_way:
                 self._displace(now, other)
             if waits:
-                one.node = door
-                door.queue.push(lot)
+                for door, part in by_door.items():
+                    for request in part:
+                        request.node = door
+                    door.queue.push(part)
             else:
                 for door, part in by_door.items():
                     self._transit.begin(now, part, door)
@@ -276,16 +275,20 @@ class Flow:
     ) -> tuple[dict[Door, Sequence[Request]], CarpoolError | None]:
         """Return the requests of a lot by their doors, or why one of them has no way to go."""
         found: dict[Door, list[Request]] = {}
+        refuses = False
         for request in lot:
-            way, error = way_of(start, request.item)
+            way, error = way_of(start, request.item, request.format, self.content)
             if error is not None:
                 return {}, error
-            found.setdefault(next(door for door in self.doors if door.start is way), []).append(request)
+            refuses = refuses or way.refuses
+            found.setdefault(next(door for door in self.doors if door.start is way.after), []).append(request)
+        for request in lot if refuses else ():
+            request.patient = False  # all of them, as they come in as one
         return {**found}, None
 
     def _in_the_way(self, request: Request) -> Sequence[Request]:
         """Return the requests that must give up their places to a new one."""
-        return NOBODY if self._first is None else self._first.crew.in_the_way(request)
+        return NOBODY if self._first is None else self._first.crew.lobby.in_the_way(request)
 
     def _stamp(self, now: float, lot: Sequence[Request]) -> None:
         """Write on requests when they came, and when they are due."""
@@ -343,7 +346,7 @@ class Flow:
                 lot,
                 queued=node.queued + outside,
                 queued_bytes=node.nbytes + outside_bytes,
-                busy=crew.busy,
+                busy=len(crew.in_flight),
                 wait_s=crew.predicted_wait_s(now, units_before + more),
                 fastest_s=fastest,
             )
@@ -355,6 +358,10 @@ class Flow:
             return None
         if not door.queue.count and door.has_room(sum([request.nbytes for request in lot]), len(lot)):
             return None
+        if self.is_held:
+            n = door.queue.count + len(lot)
+            if all(n <= node.crew.queue.max_size for node in door.heads):
+                return None
         return Overloaded(FULL, retry_after_s=self.retry_after_s(now), reason="queue_full")
 
     def _displace(self, now: float, request: Request) -> None:
@@ -404,7 +411,7 @@ class Flow:
                 node.crew.lobby.unserved_since(now, node.crew.has_worker), unserved_since(node.after, node.block)
             )
             if since < inf and node.queued:
-                late, due = node.crew.late_unserved(now, since)
+                late, due = node.crew.lobby.late_unserved(now, since)
                 if node.is_shared:
                     late = [request for request in late if request.node is node]
                 again_at = min(again_at, due)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Final, Protocol, TypeAlias, Union
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, Union
 
 from carpool.engine.core.queue import Queue
 from carpool.engine.core.times import Times
@@ -62,6 +62,9 @@ class Crew(Protocol):
     @property
     def owed(self) -> Sequence[Request]:
         """The requests that workers have and whose callers wait."""
+
+    def predicted_wait_s(self, now: float, units_before: float) -> float:
+        """Return how long a request waits that has `units_before` units queued before it."""
 
 
 class _End:
@@ -95,8 +98,12 @@ class Node:
         is_last: Whether all results are answers.
         is_shared: Whether its stage has other nodes besides.
         is_held: Whether it hands out nothing for now.
+        came: How many requests have come here, where its stage has other nodes besides.
         ahead_s: Expected seconds from the arrival here to the answer.
         onward_s: The same from when a result is there.
+        ends: Whether results are answers, or parts of them.
+        spot: The number by which the stage's workers know what becomes of results here.
+        ways: All ways on, where a switch follows; else empty.
         spare_s: For how long a request can wait here without its answer being later.
         unserved_since: Since when no request can come from here to its answer, as a stage on every
             way has had no worker; infinity if one can.
@@ -108,8 +115,10 @@ class Node:
         "begins",
         "behind",
         "block",
+        "came",
         "crew",
         "doors",
+        "ends",
         "flow",
         "is_first",
         "is_held",
@@ -121,7 +130,9 @@ class Node:
         "onward_s",
         "sources",
         "spare_s",
+        "spot",
         "unserved_since",
+        "ways",
     )
 
     def __init__(self, crew: Crew, flow: Any, after: After, block: Block | None) -> None:
@@ -137,6 +148,9 @@ class Node:
         self.most_room = inf
         self.begins = self.is_first = self.is_shared = self.is_held = False
         self.is_last = after is None
+        self.ends = after is None or (after is JOIN and block is not None and block.ends)
+        self.spot = self.came = 0
+        self.ways: list[Onward] = []
         self.ahead_s = self.onward_s = self.spare_s = 0.0
         self.unserved_since = inf
 
@@ -160,6 +174,12 @@ class Node:
         return not self.is_shared and (after is None or (type(after) is Node and self.behind is not None))
 
     @property
+    def entered(self) -> int:
+        """How many requests have come here."""
+        entered: int = self.crew.lobby.entered
+        return self.came if self.is_shared else entered
+
+    @property
     def queued(self) -> int:
         """How many requests wait here."""
         queue: Queue = self.crew.queue
@@ -176,6 +196,13 @@ class Node:
         """How many requests workers have that have come from here."""
         crew: Crew = self.crew
         return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
+
+    def expected_s(self, now: float) -> float:
+        """Return how long a request that came now would spend here, its batch included."""
+        crew: Crew = self.crew
+        if not crew.running and not crew.queue.count:
+            return crew.times.fastest_s
+        return crew.predicted_wait_s(now, crew.queue.size) + crew.times.usual_s
 
     def vacancy(self) -> float:
         """Return how many more requests may be on their way here."""
@@ -222,7 +249,7 @@ class Door:
         self.queue = Queue()
         self.start = start
         self.begins = begins
-        self.heads = heads(start) if begins else []
+        self.heads = heads(start, every=False) if begins else []
         self.behind: Queue | None = None
         self._needs, self._lists = needs_of(start)
 
@@ -230,6 +257,8 @@ class Door:
         """Report whether `n` requests, of `nbytes` in all, may go on."""
         if self.behind is not None:
             return self.behind.has_room(nbytes, n)
+        if self.begins and self.flow.is_held:
+            return False
         for each in self._lists:
             if each.door.queue.count:
                 return False
@@ -259,25 +288,30 @@ class Fork:
     Args:
         branches: Each of them, as it is declared.
         names: Of the branches, if what they come to is a mapping; else it is a tuple.
+        keeps_errors: Whether what a model or a lost worker has cost a branch is its result.
 
     Attributes:
+        is_tuple: Whether what they come to is a tuple; else it is a list.
+        ends: Whether what they come to is the answer, or a part of it.
         branches: Where the children go.
         running: How many requests have children inside.
         then: What becomes of what they come to.
         block: The fork or `Each` around it.
     """
 
-    def __init__(self, branches: Sequence[Declared], names: Sequence[str] | None = None) -> None:
+    is_tuple = True
+    ends = False
+
+    def __init__(
+        self, branches: Sequence[Declared], names: Sequence[str] | None = None, *, keeps_errors: bool = False
+    ) -> None:
         self.declared = branches
         self.names = names
+        self.keeps_errors = keeps_errors
         self.branches: list[After] = []
         self.running = 0
         self.then: After = None
         self.block: Block | None = None
-
-    def joined(self, results: list[object]) -> object:
-        """Return what the next stage gets, or the caller."""
-        return tuple(results) if self.names is None else dict(zip(self.names, results, strict=True))
 
 
 class Each:
@@ -285,6 +319,7 @@ class Each:
 
     Args:
         body: As it is declared.
+        most: How many items a list may have.
 
     Attributes:
         body: Where the children go.
@@ -294,16 +329,16 @@ class Each:
 
     door: Door
 
-    def __init__(self, body: Declared) -> None:
+    is_tuple = ends = keeps_errors = False
+    names = None
+
+    def __init__(self, body: Declared, most: float = inf) -> None:
         self.declared = body
+        self.most = most
         self.body: After = None
         self.running = 0
         self.then: After = None
         self.block: Block | None = None
-
-    def joined(self, results: list[object]) -> object:
-        """Return what the next stage gets, or the caller."""
-        return results
 
 
 class Switch:
@@ -312,12 +347,31 @@ class Switch:
     Args:
         ways: Each of them by name, as it is declared.
         choose: Names it by the item; None if results name it themselves.
+        refuses: Whether what comes where there is no room fails; else there is always room, as what
+            is before it waits for room on all ways.
     """
 
-    def __init__(self, ways: Mapping[str, Declared], choose: Callable[[Any], str] | None = None) -> None:
+    def __init__(
+        self, ways: Mapping[str, Declared], choose: Callable[[Any], str] | None = None, *, refuses: bool = False
+    ) -> None:
         self.declared = ways
         self.choose = choose
+        self.refuses = refuses
         self.ways: dict[str, After] = {}
+
+
+class Onward(NamedTuple):
+    """One way on from a place, through all switches that follow.
+
+    As the turn of a result (`Reply.turns`) it says that the result takes this way.
+
+    Attributes:
+        after: What follows.
+        refuses: Whether one of the switches refuses what there is no room for.
+    """
+
+    after: After
+    refuses: bool
 
 
 Block: TypeAlias = Fork | Each
@@ -351,6 +405,7 @@ class Graph:
             node.needs, node.doors = needs_of(node.after)
             for other in node.needs:
                 other.sources.append(node)
+            node.ways = ways_of(node.after) if isinstance(node.after, Switch) else []
         for block in self.blocks:
             for other in needs_of(block.then)[0]:
                 other.sources.append(block)
@@ -367,12 +422,12 @@ class Graph:
     def _link(self, declared: Declared, after: After, block: Block | None) -> After:
         """Link what is declared with what comes after it, and return where it begins."""
         if isinstance(declared, Fork):
-            declared.then, declared.block = after, block
+            declared.then, declared.block, declared.ends = after, block, _ends(after, block)
             declared.branches = [self._link(branch, JOIN, declared) for branch in declared.declared]
             self.blocks.append(declared)
             return declared
         if isinstance(declared, Each):
-            declared.then, declared.block = after, block
+            declared.then, declared.block, declared.ends = after, block, _ends(after, block)
             declared.body = self._link(declared.declared, JOIN, declared)
             self.blocks.append(declared)
             return declared
@@ -387,15 +442,11 @@ class Graph:
         self.nodes.append(node)  # what comes later is linked first
         return node
 
-    def look_ahead(self, expected_s: Callable[[Any], float]) -> None:
-        """Work out for each node what its requests will still need.
-
-        Args:
-            expected_s: Returns how long a request that came now would spend in a stage.
-        """
+    def look_ahead(self, now: float) -> None:
+        """Work out for each node what its requests will still need."""
         for node in self.nodes:
             node.onward_s = ahead_s(node.after, node.block)
-            node.ahead_s = node.onward_s + expected_s(node.crew)
+            node.ahead_s = node.onward_s + node.expected_s(now)
         for block in self.blocks:
             if isinstance(block, Fork):
                 ahead = [ahead_s(branch, block) for branch in block.branches]
@@ -407,46 +458,61 @@ class Graph:
                         inside = inside.after
 
 
-def needs_of(after: After) -> tuple[list[Node], list[Each]]:
-    """Return where what goes on to `after` may come to wait, and the lists that it may be."""
+def _ends(after: After, block: Block | None) -> bool:
+    """Return whether what comes to `after`, in a block, is the answer or a part of it."""
+    return after is None or (after is JOIN and block is not None and block.ends)
+
+
+def needs_of(after: After, every: bool = False) -> tuple[list[Node], list[Each]]:
+    """Return where what goes on to `after` may come to wait, and the lists that it may be.
+
+    Args:
+        after: What follows.
+        every: Whether those behind switches that refuse count, too.
+    """
     if isinstance(after, Node):
         return [after], []
     needs: dict[Node, None] = {}
     lists: list[Each] = []
     parts: list[After] = []
     if isinstance(after, Switch):
-        parts = [*after.ways.values()]
+        parts = [] if after.refuses and not every else [*after.ways.values()]
     elif isinstance(after, Fork):
         parts = [after.then, *after.branches]
     elif isinstance(after, Each):
         parts, lists = [after.then], [after]
     for part in parts:
-        of_part, lists_of_part = needs_of(part)
+        of_part, lists_of_part = needs_of(part, every)
         needs.update(dict.fromkeys(of_part))
         lists += lists_of_part
     return list(needs), lists
 
 
-def heads(after: After) -> list[Node]:
-    """Return the nodes at which what goes on to `after` comes to wait first, without its items."""
+def heads(after: After, every: bool = True) -> list[Node]:
+    """Return the nodes at which what goes on to `after` comes to wait first, without its items.
+
+    Args:
+        after: What follows.
+        every: Whether those behind switches that refuse count, too.
+    """
     if isinstance(after, Node):
         return [after]
     if isinstance(after, Fork):
-        return [head for branch in after.branches for head in heads(branch)]
-    if isinstance(after, Switch):
-        return [head for way in after.ways.values() for head in heads(way)]
+        return [head for branch in after.branches for head in heads(branch, every)]
+    if isinstance(after, Switch) and (every or not after.refuses):
+        return [head for way in after.ways.values() for head in heads(way, every)]
     return []
 
 
 def all_after(node: Node) -> list[Node]:
     """Return the nodes to which results of a node may come directly, also through a join."""
-    found = list(node.needs)
     after, block = node.after, node.block
+    found, lists = needs_of(after, every=True)
     while after is JOIN and block is not None:
         after, block = block.then, block.block
-        found += needs_of(after)[0]
-    for each in node.doors:
-        found += needs_of(each.body)[0]
+        found += needs_of(after, every=True)[0]
+    for each in lists:
+        found += needs_of(each.body, every=True)[0]
     return found
 
 
@@ -466,11 +532,12 @@ def with_room(requests: Sequence[Request]) -> list[Request]:
     return found
 
 
-def ways_from(after: After) -> list[After]:
+def ways_of(after: After, refuses: bool = False) -> list[Onward]:
     """Return what requests may come to from a place, once no switch is left before them."""
     if isinstance(after, Switch):
-        return [found for way in after.ways.values() for found in ways_from(way)]
-    return [after]
+        refuses = refuses or after.refuses
+        return [found for way in after.ways.values() for found in ways_of(way, refuses)]
+    return [Onward(after, refuses)]
 
 
 # -- how long it takes from here

@@ -44,10 +44,19 @@ class Journal:
 
     def __init__(self, max_entries: int = 10_000) -> None:
         self._entries: deque[tuple[int, float, str, str, str]] = deque(maxlen=max_entries)
+        self._parents: dict[int, int] = {}  # by child
+        self._children: deque[int] = deque(maxlen=max_entries)
+
+    def split(self, child: int, parent: int) -> None:
+        """Note that a request has a child, whose events are part of its story."""
+        if len(self._children) == self._children.maxlen:
+            del self._parents[self._children[0]]
+        self._children.append(child)
+        self._parents[child] = self._parents.get(parent, parent)
 
     def record(self, now: float, event: str, request_id: int, stage: str = "", detail: str = "") -> None:
         """Note that `event` happened to the request."""
-        self._entries.append((request_id, now, event, stage, detail))
+        self._entries.append((self._parents.get(request_id, request_id), now, event, stage, detail))
 
     def story(self, request_id: int | None = None) -> list[Entry]:
         """Return the events of one request, or of the latest, that are still recorded, in order."""

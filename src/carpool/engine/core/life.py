@@ -1,4 +1,5 @@
-"""The life of a service's handle: it starts, is open, drains and is closed. Sans-IO.
+"""The life of a service's handle and of its loop: the handle starts, is open, drains and is closed;
+the loop does the work that threads post to it, until it has ended. Sans-IO.
 
 It may also lose its process by a fork, or its loop. What happens (a caller closes it, its start has
 succeeded, the process is forked) is reported to `happened`, which returns what to do about it.
@@ -15,10 +16,18 @@ Exactly one of any number of closers does the closing; the others wait for it.
 
 Both handles use this table; `tests/engine/core/test_life.py` explores it in every order of a few
 callers.
+
+No work that threads post is lost with the loop. All calls of its mailbox are made under one lock of
+the driver's. While the loop lives, the first work since it last looked is to wake it; once it has
+ended, a thread that posts work is to do it itself.
+
+The thread of a loop empties the mailbox after the loop has stopped. Later work is done by the
+thread that brings it, which meets a stopped driver and gets its answer at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from carpool.errors import Unavailable
@@ -132,3 +141,50 @@ class Life:
         """Return the error of a call that is not let through."""
         kind, text = _REFUSALS[self.state]
         return Unavailable(text, code="stopped") if kind is Unavailable else kind(text)
+
+
+Work = Callable[[], object]
+
+
+class Mailbox:
+    """The work that has been posted and not been taken."""
+
+    __slots__ = ("_is_over", "_is_woken", "_work")
+
+    def __init__(self) -> None:
+        self._work: list[Work] = []
+        self._is_woken = False
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop takes no more."""
+        return self._is_over
+
+    def post(self, work: Work) -> bool:
+        """Leave some work, and report whether the loop must be woken for it.
+
+        It need not be if it has been woken already and has not looked since.
+
+        Raises:
+            ValueError: The loop has ended: the caller is to do the work itself.
+        """
+        if self._is_over:
+            raise ValueError("the loop has ended")
+        self._work.append(work)
+        must_wake, self._is_woken = not self._is_woken, True
+        return must_wake
+
+    def take(self) -> Sequence[Work]:
+        """Remove and return all that was posted, in its order, to be done now."""
+        work, self._work = self._work, []
+        self._is_woken = False
+        return work
+
+    def end(self) -> Sequence[Work]:
+        """Note that the loop has ended, and return what was posted, to be done all the same.
+
+        From now on no work can be posted.
+        """
+        self._is_over = True
+        return self.take()

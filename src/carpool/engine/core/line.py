@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from math import inf
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from carpool.engine.core.batch import Batch, Reply, Todo
 from carpool.engine.core.batcher import Batcher
@@ -71,15 +71,15 @@ class Waiter(Protocol):
     deadline: float
 
     @property
-    def asleep(self) -> bool:
-        """Whether a thread sleeps for it and no wake-up is under way."""
+    def sleepers(self) -> list[Any]:
+        """What wakes the threads that sleep for it, if some do and no wake-up is under way."""
 
     def answered(self, request: Request) -> None:
         """Take note that one of its requests has its answer."""
 
 
-class LoneWaiter:
-    """A caller that runs its one request alone.
+class LoneCall:
+    """The call of a thread that found the line empty and runs its one item itself.
 
     It never sleeps, since its thread is inside the function.
 
@@ -91,9 +91,16 @@ class LoneWaiter:
         requests: Its request, once one had to be made since another caller came; empty until then.
         pending: 1 until that request has its answer.
         batch: What it runs, once it leads like any other; None until then.
+        result: What the function returned for the item.
+        error: Why it failed; None if it did not.
+        sleepers: None.
     """
 
-    __slots__ = ("batch", "began", "deadline", "item", "pending", "requests", "thread")
+    __slots__ = ("batch", "began", "deadline", "error", "item", "pending", "requests", "result", "thread")
+
+    sleepers: ClassVar[list[Any]] = []
+    result: object
+    error: Exception | None
 
     def __init__(self, item: object, deadline: float, thread: object, began: float) -> None:
         self.item = item
@@ -103,11 +110,6 @@ class LoneWaiter:
         self.requests: Sequence[Request] = ()
         self.pending = 1
         self.batch: Batch | None = None
-
-    @property
-    def asleep(self) -> bool:
-        """Report that no thread sleeps for it."""
-        return False
 
     def answered(self, request: Request) -> None:
         """Take note that its request has its answer."""
@@ -135,13 +137,13 @@ class Line:
         self.core = Core([batcher], slo_s=slo_s)
         self.wake: list[Waiter] = []
         self._batcher = batcher
-        batcher.have_slots()
+        batcher.places.are_slots = True
         self._slots = slots
         # by slot: for which waiter it was claimed, and by which thread; tuples, since each batch
         # makes one
         self._leaders: dict[int, tuple[Waiter, object]] = {}
         self._closers: list[Waiter] = []  # wait for the end of the closed line
-        self.lone: LoneWaiter | None = None
+        self.lone: LoneCall | None = None
         self.next_leader: Waiter | None = None
         self._next_leader_until = inf  # when the policy wants to be asked again
 
@@ -286,7 +288,7 @@ class Line:
 
     # -- callers that find nobody else
 
-    def start_alone(self, lone: LoneWaiter) -> bool:
+    def start_alone(self, lone: LoneCall) -> bool:
         """Let a caller run its one request alone if that may be, and report whether it may.
 
         A part of the fast path `lone_call`, as of `join`, `step` and `take_batch`.
@@ -408,11 +410,11 @@ class Line:
             return
         for request in chain(self._batcher.queue, self.core.flow.door):
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
-            if waiter is not None and waiter.asleep:
+            if waiter is not None and waiter.sleepers:
                 self._make_next_leader(waiter)
                 return
         for closer in self._closers:
-            if closer.asleep:
+            if closer.sleepers:
                 self._make_next_leader(closer)
                 return
 

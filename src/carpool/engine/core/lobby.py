@@ -24,14 +24,14 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from carpool.engine.core.batch import Expiry
+from carpool.engine.core.batch import Expiry, Gone
 from carpool.engine.core.lane_order import Suspect
 from carpool.engine.core.queue import Queue
 from carpool.engine.policy.adapted import Adapted
 from carpool.engine.policy.base import Decision, DoneBatch, Policy, View
 from carpool.engine.policy.greedy import Greedy
 from carpool.engine.policy.length_cost import padded
-from carpool.engine.request import QUEUED, Request
+from carpool.engine.request import QUEUED, RUNNING, Request
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Unavailable
 
 MOST_LOSSES = 2  # workers of one stage that a request may cost
@@ -46,7 +46,8 @@ class Lobby:
         queue: Where requests wait.
         idempotent: Whether a request may be run once more when its worker is lost.
         weigh: Writes on a request what the result of the stage before counts for in this one: its
-            size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
+            size, if that is not 1, its length and its key. It may raise a `CarpoolError`. Of an
+            item that no stage has had before, it gets the format, too.
         substitute: Returns what takes the place of a policy that has raised; by default a greedy
             one with the same limit.
 
@@ -66,6 +67,7 @@ class Lobby:
             share batches; those of a lobby by itself have None for their node.
         is_shared: Whether there are several of these.
         entered: How many requests have joined the queue.
+        early: How many answers have been early ones, by a result that said so.
         wake_at: When to ask again what to do although nothing happened; None for never.
         attention_at: No request expires and no worker hangs before this.
     """
@@ -77,7 +79,7 @@ class Lobby:
         queue: Queue,
         *,
         idempotent: bool = True,
-        weigh: Callable[[Request, object], None] | None = None,
+        weigh: Callable[..., None] | None = None,
         substitute: Callable[[Policy], Policy] | None = None,
     ) -> None:
         self.name = name
@@ -96,7 +98,7 @@ class Lobby:
         self.nodes: list[Any] = [None]
         self.is_shared = False
         self.closing = False
-        self.entered = 0
+        self.entered = self.early = 0
         self.wake_at: float | None = None
         self.attention_at = inf
         self._substitute = substitute
@@ -277,6 +279,45 @@ class Lobby:
             request.lane = request.lane._replace(key=Suspect(request.lane.key))
         self.queue.put_back(requests)
 
+    def take_back(
+        self,
+        now: float,
+        blamed: Sequence[Request],
+        resting: Sequence[Request],
+        untold: Sequence[Request],
+        may_run_again: Callable[[Request], bool],
+        given_up: str,
+    ) -> Gone:
+        """Let the requests of a worker that is gone wait again, as far as they may run once more.
+
+        Args:
+            now: The time.
+            blamed: Those that the worker may have been at work on, so that each is to run alone.
+            resting: Those that it had, and was not at work on.
+            untold: Those that had not been sent to it.
+            may_run_again: Reports whether one of the first two may be run once more.
+            given_up: Why the worker was taken to hang; empty if it was not.
+        """
+        failed: list[tuple[Request, CarpoolError]] = []
+        alone: list[Request] = []
+        again: list[Request] = []
+        for request in blamed:
+            request.losses += 1
+            if request.state != RUNNING:
+                continue
+            if request.losses < MOST_LOSSES and may_run_again(request):
+                alone.append(request)
+            else:
+                failed.append((request, lost_with(request, self.name, given_up)))
+        for request in resting:
+            if may_run_again(request):
+                again.append(request)
+            else:
+                failed.append((request, _lost_in_mid_stream(self.name)))
+        self.quarantine(alone)
+        self.put_back(now, [*untold, *again])
+        return Gone(failed, alone, again)
+
     # -- requests go
 
     def leave(self, now: float, request: Request) -> None:
@@ -287,9 +328,11 @@ class Lobby:
     def in_the_way(self, request: Request) -> list[Request]:
         """Return the requests that must give up their places to a new one, if the queue is full.
 
-        A batch of each priority stays, or half of a queue that is smaller than two batches.
+        A batch of each priority stays, or half of a queue that is smaller than two batches. So do
+        streams that have had parts, since their callers have been promised the rest.
         """
-        return self.queue.in_the_way(request, max(1, int(min(self.batch_limit, self.queue.max_size / 2))))
+        found = self.queue.in_the_way(request, max(1, int(min(self.batch_limit, self.queue.max_size / 2))))
+        return [] if any(map(_has_had_parts, found)) else found
 
     def displace(self, now: float, request: Request) -> None:
         """Remove a queued request for one of a higher priority; it is now done."""
@@ -327,12 +370,14 @@ class Lobby:
     def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
         """Return the queued requests that are late as no worker has been there `since`.
 
-        See `is_late_unserved`. Also returns when the next one of the others will be late.
+        See `is_late_unserved`; streams that have had parts stay. Also returns when the next one of
+        the others will be late.
         """
         late, next_due = [], inf
         for request in self.queue:
             if is_late_unserved(now, request, since):
-                late.append(request)
+                if not _has_had_parts(request):
+                    late.append(request)
             elif now < request.due < next_due:
                 next_due = request.due
         return late, next_due
@@ -351,6 +396,16 @@ def is_late_unserved(now: float, request: Request, since: float) -> bool:
     """
     due = request.due
     return due < request.deadline and (due <= now or due - request.arrived <= request.arrived - since)
+
+
+def _lost_in_mid_stream(stage: str) -> Unavailable:
+    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
+    text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
+    return Unavailable(text, code="worker_lost")
+
+
+def _has_had_parts(request: Request) -> bool:
+    return request.stream is not None and request.stream.parts > 0
 
 
 def acquit(request: Request) -> None:
@@ -386,5 +441,5 @@ def lost_with(request: Request, stage: str, given_up: str) -> CarpoolError:
     return ModelError(text, code="request_crashed_worker")
 
 
-def _counts_for_one(request: Request, result: object) -> None:
+def _counts_for_one(request: Request, result: object, format: int = 0) -> None:
     request.size = 1

@@ -141,7 +141,6 @@ class RunningSet:
         is_clearing: Whether all members are to rest, so that a suspect can join.
         suspect: The member that runs alone on probation, while the others rest.
         suspected_by: The number of the order by which it joined.
-        is_draining: Whether no stream may join any more.
         untested: The size that the set has grown to beyond the limit, to see whether it fits; else
             0.
         heard: When the worker last said something, or got something to do.
@@ -157,7 +156,6 @@ class RunningSet:
         "gone",
         "heard",
         "is_clearing",
-        "is_draining",
         "is_restless",
         "is_stopped",
         "members",
@@ -187,7 +185,7 @@ class RunningSet:
         self.to_join: list[Request] = []
         self.to_leave: list[int] = []
         self.gone: dict[int, int] = {}
-        self.is_restless = self.is_clearing = self.is_draining = False
+        self.is_restless = self.is_clearing = False
         self.suspect: Request | None = None
         self.suspected_by = 0
         self.heard = -inf
@@ -219,11 +217,6 @@ class RunningSet:
         if self.is_stopped:
             return False
         return any(not (s := stream_of(r)).parts and not s.is_collected for r in self.members.values())
-
-    @property
-    def is_open(self) -> bool:
-        """Whether streams may join, as far as there is room."""
-        return self.suspect is None and not self.is_draining and not self.given_up
 
     @property
     def owes_report(self) -> bool:

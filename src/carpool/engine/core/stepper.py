@@ -20,12 +20,11 @@ The calls, which `core/core.py` makes for drivers (events first, then what to do
             max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
             measure=None)
     enter(now, requests)                          # Flow.submit(now, requests)
-    leave(now, request), abandon(now, request)    # Core.cancel(now, request)
-    pause(now, request, is_paused)                # Core.pause(now, request, is_paused)
+    heed(now, request)                            # Core.cancel(now, request), Core.pause(…)
     reported(now, report) -> (parts, ended)       # Core.reported(now, report)
     worker_ready(place)                           # Core.worker_ready(stage, place)
-    worker_gone(place, unsent) -> Gone            # Core.worker_lost, Core.worker_left
-    drain(place), is_empty(place)                 # Core.drain(stage, place); see `Todo.drained`
+    worker_gone(now, place, unsent) -> Gone       # Core.worker_lost, Core.worker_left
+    places.drain(place), is_empty(place)          # Core.drain(stage, place); see `Todo.drained`
     trained_steps(now, rows, step_s, length, start_s)  # a warm-up, by the pool itself
     poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
 
@@ -135,7 +134,8 @@ class Stepper:
         times: How long the first parts of streams take to come, and how long calls may take.
         safe_size: How many units a running set can hold before memory runs out.
         running: How many streams are in running sets.
-        leaving: The places of the workers that are about to go; see `core/places.py`.
+        places: Which of its workers are about to go.
+        leaving: Their places: no stream joins these any more, and those that they have go on.
         stray_replies: Answers to batches: dropped and counted, as there are none.
         late_results: What workers said of streams that others have by now.
         rows: Most streams in a running set.
@@ -154,9 +154,8 @@ class Stepper:
 
     lent: Final[Collection[int]] = ()
     wanted_back: Final[Collection[int]] = ()
-    limits_padded: Final = False
-    busy: Final = 0
-    """Newcomers do not wait for what runs: they join it."""
+    made: Final = None
+    """It makes no batches, but running sets, whose steps are not counted here."""
 
     def __init__(
         self,
@@ -201,8 +200,8 @@ class Stepper:
         self._stay_s = 0.0  # smoothed seconds that a stream spends in a set
         self._ends = 0  # how many streams have left sets
         self._judged_ends = -1  # at which of these it was last judged whether more would fit
-        self._places = Places()
-        self.leaving = self._places.leaving
+        self.places = Places()
+        self.leaving = self.places.leaving
         self._knots = Knots(policy.max_batch_size or self.lobby.batch_limit)  # counts, about which others are
 
     def __repr__(self) -> str:
@@ -215,21 +214,12 @@ class Stepper:
     @property
     def idle(self) -> int:
         """How many workers a request could join now."""
-        return sum([running.is_open and len(running) < self.rows for running in self.sets.values()])
+        return sum([self._is_open(running) and len(running) < self.rows for running in self.sets.values()])
 
     @property
     def has_worker(self) -> bool:
         """Whether there is a worker."""
         return bool(self.sets)
-
-    @property
-    def made(self) -> None:
-        """None: it makes no batches, but running sets, whose steps are not counted here."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a caller waits for what workers have."""
-        return self.running > 0
 
     @property
     def owed(self) -> list[Request]:
@@ -259,60 +249,26 @@ class Stepper:
                 self._longest = stream.length
         self.lobby.enter(now, requests)
 
-    def put_back(self, now: float, requests: Sequence[Request]) -> None:
-        """Let streams wait again, in their old places; they go on from their parts."""
-        _detach(requests)
-        self.lobby.put_back(now, requests)
+    def heed(self, now: float, request: Request) -> None:
+        """Do as the caller of a request wants which a worker has; see `Crew`.
 
-    def quarantine(self, requests: Sequence[Request]) -> None:
-        """Let streams wait again, each to run on probation, as one may have killed its worker."""
-        _detach(requests)
-        self.lobby.quarantine(requests)
-
-    def leave(self, now: float, request: Request) -> None:
-        """Remove a queued request whose caller has gone; it is now done."""
-        self._let_go(stream_of(request))
-        self.lobby.leave(now, request)
-
-    def in_the_way(self, request: Request) -> list[Request]:
-        """Return the requests that must give up their places to a new one, if the queue is full.
-
-        Streams that have had parts stay, since their callers have been promised the rest.
-        """
-        found = self.lobby.in_the_way(request)
-        return [] if any(stream_of(other).parts for other in found) else found
-
-    def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
-        """Return the queued requests that are late as no worker has been there `since`.
-
-        Streams that have had parts stay, since their callers have been promised the rest.
-        """
-        late, next_due = self.lobby.late_unserved(now, since)
-        return [request for request in late if not stream_of(request).parts], next_due
-
-    def abandon(self, now: float, request: Request) -> None:
-        """Note that the caller of a stream in a running set is gone; it is now done.
-
-        The next order sends it away, unless it has ended, or its worker has gone, at this moment.
-        """
-        request.state = DONE
-        running = self.sets.get(stream_of(request).place)
-        if running is not None and request.id in running.members:
-            self._send_away(now, running, request)
-
-    def pause(self, now: float, request: Request, is_paused: bool) -> None:
-        """Note that the caller of a stream in a running set wants no more parts for now, or wants
-        them again.
-
-        Meanwhile it keeps its place in the set and is not stepped, and no silence counts.
+        The next order sends a stream away that is done, unless it has ended, or its worker has
+        gone, at this moment. One that pauses keeps its place in the set and is not stepped, and no
+        silence counts.
         """
         stream = stream_of(request)
+        running = self.sets.get(stream.place)
+        if running is None or request.id not in running.members:
+            return
+        if request.state == DONE:
+            self._send_away(now, running, request)
+            return
         stream.next_due = inf
-        request.deadline = stream.until if is_paused else min(stream.until, now + self._silence_s)
+        request.deadline = stream.until if stream.is_paused else min(stream.until, now + self._silence_s)
         self.lobby.look_at(request.deadline)
-        self.sets[stream.place].is_restless = True
+        running.is_restless = True
 
-    def may_run_again(self, request: Request) -> bool:
+    def _may_run_again(self, request: Request) -> bool:
         """Report whether a stream may be started once more, or can go on from its parts."""
         return self.lobby.idempotent and (self.resumable or not stream_of(request).parts)
 
@@ -350,24 +306,22 @@ class Stepper:
         if is_over:
             self._let_go(stream)
 
-    def forget(self, request: Request) -> None:
-        """Let go of what is kept of a stream that is not run again, as its worker was lost.
-
-        If it was found guilty after more than one step on probation, all that wait to run so make
-        one step alone: most likely the others that were lost with it are innocent.
-        """
-        stream = stream_of(request)
-        self._let_go(stream)
-        if request.losses >= MOST_LOSSES and stream.redo:
-            for other in self.queue:
-                stream_of(other).probation = 1
-
     def _let_go(self, stream: Stream) -> None:
         """Let go of the parts that were kept of a stream which will not run again."""
         if stream.kept:
             self.queue.nbytes -= stream.kept_bytes
             stream.kept_bytes = 0
             stream.kept = []
+
+    def _detach(self, requests: Sequence[Request]) -> None:
+        """Note that streams are in no running set any more, and may join one again."""
+        for request in requests:
+            stream = stream_of(request)
+            stream.is_resting = False
+            stream.next_due = inf
+            stream.place = -1
+            self.queue.nbytes -= stream.kept_bytes  # while it waits, they are bytes of the request
+            request.nbytes += stream.kept_bytes
 
     # -- workers come and go
 
@@ -391,16 +345,20 @@ class Stepper:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self.sets[place] = RunningSet(place)
 
-    def worker_gone(self, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
-        """Note that a worker is gone, and return its streams, if it was ready.
+    def worker_gone(self, now: float, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
+        """Note that a worker is gone, and return what becomes of its streams, if it was ready.
+
+        If one is found guilty after more than one step on probation, all that wait to run so make
+        one step alone: most likely the others that were lost with it are innocent.
 
         Args:
+            now: The time.
             place: The position of the worker.
             unsent: Streams of which the worker had not been told yet.
             blames: Whether one of its streams may be to blame. Only those may be that it may have
                 been stepping or starting.
         """
-        self._places.gone(place)
+        self.places.gone(place)
         running = self.sets.pop(place, None)
         if running is None:
             return None
@@ -419,17 +377,18 @@ class Stepper:
         self._ends += len(running)
         if not blames:
             blamed, resting = [], [*blamed, *resting]
-        return Gone(blamed, untold, resting, running.suspect, running.given_up)
-
-    def drain(self, place: int) -> None:
-        """Let no stream join a worker's set any more; those that it has go on."""
-        self._places.drain(place)
-        if place in self.sets:
-            self.sets[place].is_draining = True
+        suspect = running.suspect
+        self._detach(list(running))
+        gone = self.lobby.take_back(now, blamed, resting, untold, self._may_run_again, running.given_up)
+        for request, _ in gone.failed:
+            if request.losses >= MOST_LOSSES and stream_of(request).redo:
+                for other in self.queue:
+                    stream_of(other).probation = 1
+        return gone._replace(is_guilty=suspect is not None and suspect.losses >= MOST_LOSSES)
 
     def take_drained(self) -> list[int]:
         """Return, once, the places of workers that were to go and have no streams left."""
-        drained = self._places.take_drained([place for place in self.leaving if not self.is_empty(place)])
+        drained = self.places.take_drained([place for place in self.leaving if not self.is_empty(place)])
         for place in drained:
             self.sets.pop(place, None)
         return drained
@@ -439,16 +398,10 @@ class Stepper:
         running = self.sets.get(place)
         return running is None or not (running.members or running.owes_report)
 
-    def call_started(self, now: float, place: int, batch_id: int) -> None:
-        """Note that a worker has entered user code once more since it last reported."""
+    def spare(self, now: float, place: int, batch_id: int | None = None) -> None:
+        """Count the time of a worker anew; see `Crew`."""
         running = self.sets.get(place)
-        if running is not None and not running.given_up:
-            running.hear(now)
-
-    def spare(self, now: float, place: int) -> None:
-        """Count the time of a worker anew that seemed to hang and does not."""
-        running = self.sets.get(place)
-        if running is not None:
+        if running is not None and (batch_id is None or not running.given_up):
             running.hear(now)
             running.given_up = ""
             self.lobby.look_at(now + self.times.least_s)
@@ -458,15 +411,13 @@ class Stepper:
     def attend(self, now: float) -> Attention:
         """Expire requests and find workers that hang; call it once `attention_at` has passed."""
         expired = self.lobby.expire(now)
-        for request, _ in expired:
-            self._let_go(stream_of(request))
         hung = []
         attention_at = self.queue.earliest_deadline
         for running in self.sets.values():
             for request in [request for request in running if request.deadline <= now]:
-                started = stream_of(request).joined
-                self.abandon(now, request)
-                expired.append(Expiry(request, started))
+                request.state = DONE
+                self._send_away(now, running, request)
+                expired.append(Expiry(request, stream_of(request).joined))
             for request in running:
                 if request.deadline < attention_at:
                     attention_at = request.deadline
@@ -481,33 +432,22 @@ class Stepper:
         self.lobby.attention_at = attention_at
         return Attention(expired, hung)
 
-    def hint(self, now: float, request: Request, started: float | None) -> str:
-        """Return what else to tell a caller whose time is up."""
-        stream = stream_of(request)
-        if not stream.parts:
-            return ""
-        return f"; of {stream.parts} parts the last one came {now - stream.heard:.3f} s ago"
-
     # -- how long requests wait
 
-    def predicted_wait_s(self, now: float, ahead: float) -> float:
-        """Return how long a request waits that has `ahead` queued ahead of it.
+    def predicted_wait_s(self, now: float, units_before: float) -> float:
+        """Return how long a request waits that has `units_before` queued before it.
 
         It goes by how long streams have stayed, and is rather too short than too long.
         """
         most = self.rows if self.limit == inf else min(self.rows, self.limit)
         free = sum([most - (len(running) if self.limit == inf else running.size) for running in self.sets.values()])
-        if ahead < free:
+        if units_before < free:
             return 0.0
-        return (ahead - free + 1) * self._stay_s / (most * max(1, len(self.sets)))
+        return (units_before - free + 1) * self._stay_s / (most * max(1, len(self.sets)))
 
     def longest_wait_s(self, more: int) -> float:
         """Return a bound on a wait and the first part after it, if `more` units came now."""
         return self.predicted_wait_s(0.0, self.queue.size + more) + self.times.usual_s
-
-    def expected_s(self, now: float) -> float:
-        """Return how long a request that came now would wait for its first part."""
-        return self.predicted_wait_s(now, self.queue.size) + self.times.usual_s
 
     # -- what workers report
 
@@ -577,7 +517,7 @@ class Stepper:
         rows, length = report.rows, report.length
         if not rows and not length:
             return
-        is_first, place = self._places.is_first, report.place
+        is_first, place = self.places.is_first, report.place
         starts = length > 0 and is_first(place, ("start", length.bit_length()))
         steps = rows > 0 and is_first(place, self._knots.nearest(rows))
         self.lobby.tell(self._policy.learn, now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
@@ -667,7 +607,7 @@ class Stepper:
         tried = running.size
         again = []
         for request in returned:
-            if self.may_run_again(request):
+            if self._may_run_again(request):
                 self._take_out(now, running, request, is_over=False)
                 again.append(request)
             else:
@@ -677,7 +617,8 @@ class Stepper:
         running.untested = 0
         if running.size < tried:
             self.safe_size.ran_out(tried, running.size)
-        self.put_back(now, again)
+        self._detach(again)
+        self.lobby.put_back(now, again)
 
     def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
         """Note which orders a worker has followed, and what follows from a step without a fault."""
@@ -763,6 +704,10 @@ class Stepper:
                 late.append(request)
         return late
 
+    def _is_open(self, running: RunningSet) -> bool:
+        """Report whether streams may join a set, as far as there is room."""
+        return running.suspect is None and not running.given_up and running.place not in self.leaving
+
     @property
     def _has_suspect_waiting(self) -> bool:
         return self.queue.suspect_lanes > 0 and self.queue.next_is_suspect
@@ -774,7 +719,7 @@ class Stepper:
         that has left: another worker may be free before that one is.
         """
         may_wait = self.rows == 1 and len(self.sets) > 1
-        open_sets = [running for running in self.sets.values() if running.is_open]
+        open_sets = [running for running in self.sets.values() if self._is_open(running)]
         if len(open_sets) > 1:
             open_sets.sort(key=_by_room)
         for running in open_sets:
@@ -859,6 +804,8 @@ class Stepper:
         for request in self.queue.take(n, now):
             stream = stream_of(request)
             stream.place = running.place
+            request.nbytes -= stream.kept_bytes
+            self.queue.nbytes += stream.kept_bytes
             stream.joined = now
             stream.first_step, stream.first_parts = -1, stream.parts
             running.members[request.id] = request
@@ -907,7 +854,7 @@ class Stepper:
         """
         if running.suspect is not None:
             return EVERY_STEP
-        if not self.queue.count or not running.is_open:
+        if not self.queue.count or not self._is_open(running):
             return GO_ON
         if len(running.members) >= self.rows or self.step_s * _STOP_SHARE < _STOP_S:
             return ON_LEAVING
@@ -940,23 +887,16 @@ def _may_share(running: RunningSet, lane: Lane) -> bool:
     return key_of(own) == key_of(lane) and own.bucket == lane.bucket
 
 
-def _detach(requests: Sequence[Request]) -> None:
-    """Note that streams are in no running set any more, and may join one again."""
-    for request in requests:
-        stream = stream_of(request)
-        stream.is_resting = False
-        stream.next_due = inf
-        stream.place = -1
-
-
 Crew: TypeAlias = Batcher | Stepper
-"""Who serves one lobby. The core asks the same of both, and does not ask which one it is:
+"""Who serves one lobby. The core makes the same calls of both, and does not ask which one it is:
 
-* `enter`, `leave`, `put_back`, `quarantine`, `in_the_way` and `late_unserved` are about what waits;
-* `abandon`, `pause`, `may_run_again` and `forget` are about what workers have;
-* `worker_ready`, `worker_gone`, `drain`, `take_drained`, `call_started` and `spare` are about
-  workers;
-* `completed` and `reported` take what workers say, and refuse what they cannot say;
-* `poll`, `attend` and `hint` say what to do;
-* `predicted_wait_s`, `longest_wait_s` and `expected_s` say how long it takes.
+* `enter` takes in requests. All else about what waits is asked of `lobby` and `queue`;
+* `heed` has a crew do as the caller of a request wants which a worker has: it is done, as its
+  caller has gone, or its stream pauses, or goes on (`stream.is_paused`);
+* `worker_ready`, `take_drained`, `worker_gone` and `spare` are about workers. The last one counts
+  the time of a worker anew which has begun another call of a batch, unless it was taken to hang
+  before; or, without a batch, of one that seemed to hang and does not;
+* `completed` and `reported` take the words of workers, and refuse what they cannot say;
+* `attend` and `poll` say what to do;
+* `predicted_wait_s` and `longest_wait_s` say how long it takes.
 """

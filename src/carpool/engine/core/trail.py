@@ -46,7 +46,10 @@ def format_expiry(now: float, request: Request, started: float | None) -> str:
     # parts of a millisecond would all be 0.000 s
     factor, unit = (1.0, "s") if total_s >= 0.001 else (1000.0, "ms")
     spent = [f"{factor * seconds:.3f} {unit} {where}" for where, seconds in _spent(now, request, started)]
-    return f"no answer within {factor * total_s:.3f} {unit}: {', '.join(spent)}"
+    text, stream = f"no answer within {factor * total_s:.3f} {unit}: {', '.join(spent)}", request.stream
+    if stream is None or not stream.parts:
+        return text
+    return f"{text}; of {stream.parts} parts the last one came {now - stream.heard:.3f} s ago"
 
 
 def _spent(now: float, request: Request, started: float | None) -> Iterator[tuple[str, float]]:

@@ -13,12 +13,14 @@ from typing import Any
 
 from carpool.engine.core import trail
 from carpool.engine.core.batch import DONE_EARLY, Reply
-from carpool.engine.core.graph import JOIN, After, Door, Each, Fork, Node, Switch
+from carpool.engine.core.content import Content
+from carpool.engine.core.graph import JOIN, After, Door, Each, Fork, Node, Onward, Switch, needs_of
 from carpool.engine.core.journal import Journal, parts_so_far
 from carpool.engine.core.lobby import acquit
 from carpool.engine.fast_paths import fast_path
+from carpool.engine.policy.base import FULL
 from carpool.engine.request import DONE, QUEUED, RUNNING, Request
-from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
+from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 
 Moves = dict[Node, list[Request]]
 """Requests that are on their way, by the nodes to which they come."""
@@ -83,8 +85,14 @@ class Transit:
             self.journal.record(now, outcome, request.id, detail=parts_so_far(now, request))
 
     def fail(self, now: float, request: Request, error: Exception) -> None:
-        """End a request with an error; of a child, the parent and all that has become of it."""
+        """End a request with an error; of a child, the parent and all that has become of it.
+
+        Where a fork keeps errors, what a model or a lost worker has cost a branch is its result.
+        """
         while type(family := request.caller) is Siblings:
+            if family.block.keeps_errors and _may_be_kept(error):
+                self._keep(now, request, family, error)
+                return
             request.state = DONE
             request = family.parent
             if self.families.get(request) is not family:  # another child was faster
@@ -93,6 +101,21 @@ class Transit:
         request.error = error
         request.node.flow.failed += 1
         self.answer(now, request)
+
+    def _keep(self, now: float, child: Request, family: Siblings, error: Exception) -> None:
+        """Take an error for what a child has come to."""
+        if self.families.get(family.parent) is not family:  # another child was faster
+            child.state = DONE
+            return
+        flow = child.node.flow
+        child.error = None
+        child.node = flow.on_the_way
+        value = flow.content.as_value(error, child.accept if family.block.ends else 0)
+        if self.journal is not None:
+            self.journal.record(now, f"failed, which is a value: {error}", child.id)
+        moves: Moves = {}
+        self._go_on(now, child, JOIN, value, None, moves, is_encoded=True)
+        self.move(now, moves)
 
     def expire(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:
         """End a request whose deadline has passed.
@@ -122,9 +145,10 @@ class Transit:
             request.state = DONE
         elif type(node) is Node:
             if request.state == QUEUED:
-                node.crew.leave(now, request)
+                node.crew.lobby.leave(now, request)
             else:
-                node.crew.abandon(now, request)
+                request.state = DONE
+                node.crew.heed(now, request)
         elif type(node) is Door and request.state == QUEUED:
             node.queue.remove(request)
         else:
@@ -242,6 +266,7 @@ class Transit:
         """
         node: Node = request.node
         if turn is DONE_EARLY:
+            node.crew.lobby.early += 1
             self._answer_early(now, request, result)
         elif node.is_last and turn is None:
             request.result = result
@@ -258,7 +283,7 @@ class Transit:
                 self.journal.record(now, "passed", request.id, node.name)
             trail.extend([request], node, began, now)
             request.node = node.flow.on_the_way
-            self._go_on(now, request, node.after, result, turn, moves)
+            self._go_on(now, request, node.after, result, turn, moves, is_encoded=True)
 
     def _answer_early(self, now: float, request: Request, result: object) -> None:
         """Answer with a result that needs nothing more, whatever else has become of the request."""
@@ -266,6 +291,7 @@ class Transit:
             request.state = DONE
             request = family.parent
             self._close(now, family)
+        request.stream = None  # it has no parts
         request.result = result
         self.answer(now, request)
 
@@ -309,7 +335,7 @@ class Transit:
         """Have an item of a list, which comes from the list's door, begin its way."""
         moves: Moves = {}
         child.node = each.door.flow.on_the_way
-        self._go_on(now, child, each.body, child.item, None, moves)
+        self._go_on(now, child, each.body, child.item, None, moves, is_new=child.format == 0)
         self.move(now, moves)
 
     def move(self, now: float, moves: Moves) -> None:
@@ -325,6 +351,7 @@ class Transit:
     def _enter(self, now: float, node: Node, requests: Sequence[Request]) -> None:
         """Have requests, which are at a node, join the queue of its stage."""
         if node.is_shared:
+            node.came += len(requests)
             for request in requests:
                 request.lane = request.lane._replace(source=node)
         node.crew.enter(now, requests)
@@ -337,7 +364,9 @@ class Transit:
         item: Any,
         turn: object,
         moves: Moves,
+        *,
         is_new: bool = True,
+        is_encoded: bool = False,
     ) -> None:
         """Have a request, which runs, go on with an item.
 
@@ -346,17 +375,24 @@ class Transit:
             request: The request.
             after: What follows.
             item: What goes on.
-            turn: The name of the way that it takes; None if it names none.
+            turn: The name of the way that it takes, or the `Onward`; None if it names none.
             moves: As for `take_turn`.
             is_new: Whether it is the result of a node, and not what the request came with.
+            is_encoded: Whether it is as the caller wants it, if it is the answer or a part of it.
         """
+        content = request.node.flow.content
         while True:
             if isinstance(after, Switch):
-                found, error = way_of(after, item, turn)
+                format = 0 if is_new else request.format
+                found, error = (turn, None) if type(turn) is Onward else way_of(after, item, format, content, turn)
                 if error is not None:
                     self.fail(now, request, error)
                     return
-                after, turn = found, None
+                if found.refuses and not _has_room(found.after, moves):
+                    again_s = request.node.flow.retry_after_s(now)
+                    self.fail(now, request, Overloaded(FULL, retry_after_s=again_s, reason="queue_full"))
+                    return
+                after, turn = found.after, None
             elif turn is not None:
                 text = f"a result names {turn!r} as its branch, and no Route follows"
                 self.fail(now, request, ModelError(text, code="bad_result"))
@@ -365,32 +401,48 @@ class Transit:
                 if self._come_to(now, request, after, item, is_new):
                     moves.setdefault(after, []).append(request)
                 return
-            elif after is None:
-                request.result = item
-                self.answer(now, request)
-                return
             elif isinstance(after, Fork | Each):
-                items = [item] * len(after.branches) if isinstance(after, Fork) else self._items_of(now, request, item)
-                if items is None:
+                try:
+                    items = (
+                        [item] * len(after.branches)
+                        if isinstance(after, Fork)
+                        else content.items(item, 0 if is_new else request.format, after.most)
+                    )
+                    if not items:
+                        item, is_new = content.joined(after, (), request.accept if after.ends else 0), True
+                except CarpoolError as error:
+                    self.fail(now, request, error)
                     return
                 if items:
                     self._split(now, request, after, items, moves, is_new)
                     return
-                item, is_new = after.joined([]), True
-                after = after.then
+                is_encoded, after = after.ends, after.then
             else:
-                assert after is JOIN
-                family: Siblings = request.caller  # type: ignore[assignment] # of a child it is one
+                family = request.caller
+                ends = after is None or family.block.ends  # type: ignore[union-attr] # of a child it is a family
+                if not (is_encoded if ends else is_new):
+                    format, is_new, is_encoded = 0 if is_new else request.format, True, True
+                    try:
+                        item = content.handed_on(item, format, request.accept if ends else 0)
+                    except CarpoolError as error:
+                        self.fail(now, request, error)
+                        return
+                if after is None:
+                    request.result = item
+                    self.answer(now, request)
+                    return
+                assert after is JOIN and type(family) is Siblings
                 request.state = DONE
                 family.results[request] = item
                 if len(family.results) < len(family.children):
                     return
-                request, joined, is_new = family.parent, family.block, True
+                request, joined = family.parent, family.block
                 del self.families[request]
                 joined.running -= 1
-                item = joined.joined([family.results[child] for child in family.children])
+                results = [family.results[child] for child in family.children]
+                item = content.joined(joined, results, request.accept if ends else 0)
                 family.let_go()
-                after = joined.then
+                is_new, is_encoded, after = True, ends, joined.then
 
     def _split(
         self, now: float, request: Request, block: Fork | Each, items: list[Any], moves: Moves, is_new: bool
@@ -408,23 +460,18 @@ class Transit:
             child.due, child.bulk, child.patient = request.due, request.bulk, True
             child.lane, child.size, child.length = request.lane, request.size, request.length
             child.format = 0 if is_new else request.format
+            child.accept = request.accept
             child.admitted, child.arrived, child.trail = request.admitted, now, request.trail
             children.append(child)
+            if self.journal is not None:
+                self.journal.split(child.id, request.id)
         family.children = children
         if isinstance(block, Each):
             block.door.queue.push(children)
             return
         for child, branch in zip(children, block.branches, strict=True):
             if child.state == RUNNING:  # else a sibling has failed already
-                self._go_on(now, child, branch, child.item, None, moves, is_new)
-
-    def _items_of(self, now: float, request: Request, item: Any) -> list[Any] | None:
-        """Return the items of a list; None if it is none, and so the request has failed."""
-        if isinstance(item, list | tuple):
-            return list(item)
-        text = f"a stage before ForEach must return a list, and has returned {type(item).__name__}"
-        self.fail(now, request, ModelError(text, code="bad_result"))
-        return None
+                self._go_on(now, child, branch, child.item, None, moves, is_new=is_new)
 
     def _come_to(self, now: float, request: Request, node: Node, item: object, is_new: bool) -> bool:
         """Have a request wait for a node with an item, if that can be weighed; else it fails."""
@@ -433,6 +480,11 @@ class Transit:
                 return False
             request.nbytes = node.flow.measure(item)
             request.format = 0
+        else:
+            try:
+                node.crew.lobby.weigh(request, item, request.format)
+            except BaseException as error:
+                return self._unweighed(now, request, node, error)
         request.item = item
         return True
 
@@ -442,41 +494,69 @@ class Transit:
             if request.losses:
                 acquit(request)  # this restores its own key, before it gets that of the next stage
             node.crew.lobby.weigh(request, result)
-        except CarpoolError as error:
-            self.fail(now, request, error)
-            return False
-        except BaseException as error:  # a `Weigher` raises only CarpoolErrors; others may be given
-            kind = type(error).__name__
-            self.fail(now, request, ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind))
-            return False
+        except BaseException as error:
+            return self._unweighed(now, request, node, error)
         return True
 
+    def _unweighed(self, now: float, request: Request, node: Node, error: BaseException) -> bool:
+        """Fail a request that could not be weighed, and return False."""
+        if not isinstance(error, CarpoolError):  # a `Weigher` raises no others; but another may be given
+            kind = type(error).__name__
+            error = ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind)
+        self.fail(now, request, error)
+        return False
 
-def way_of(switch: Switch, item: object, turn: object = None) -> tuple[After, CarpoolError | None]:
+
+def way_of(
+    switch: Switch, item: object, format: int, content: Content, turn: object = None
+) -> tuple[Onward, CarpoolError | None]:
     """Return what follows a switch for an item, or why nothing does.
 
     Args:
         switch: The switch.
         item: What goes on.
+        format: How it is encoded.
+        content: Opens it.
         turn: The name of the way, if the item's maker has given it.
     """
     after: After = switch
+    refuses = False
     while isinstance(after, Switch):
+        refuses = refuses or after.refuses
+        known = ", ".join(map(repr, after.ways))
         name = turn
         if name is None:
             if after.choose is None:
-                return None, ModelError("no branch was named, and Route has no choose=", code="bad_result")
+                text = f"no branch was named, and Route has no choose=; there are {known}"
+                return _NO_WAY, ModelError(text, code="bad_result")
             try:
-                name = after.choose(item)
+                name = content.choose(after.choose, item, format, known)
             except CarpoolError as error:
-                return None, error
-            except BaseException as error:
-                kind = type(error).__name__
-                return None, ModelError(f"choose= of a Route raised {kind}: {error}", type_name=kind)
+                return _NO_WAY, error
         ways: Mapping[Any, After] = after.ways
         try:
             after, turn = ways[name], None
         except (KeyError, TypeError):
-            known = ", ".join(map(repr, ways))
-            return None, ModelError(f"there is no branch {name!r}; there are {known}", code="bad_result")
-    return after, None
+            return _NO_WAY, ModelError(f"there is no branch {name!r:.80}; there are {known}", code="bad_result")
+    return Onward(after, refuses), None
+
+
+_NO_WAY = Onward(None, False)
+
+
+def _has_room(after: After, moves: Moves) -> bool:
+    """Report whether there is room where one more request would wait that comes to `after`.
+
+    Args:
+        after: What follows a switch that refuses.
+        moves: Requests that are about to come to their nodes.
+    """
+    needs, lists = needs_of(after)
+    return all(node.vacancy() > len(moves.get(node, ())) for node in needs) and not any(
+        each.door.queue.count for each in lists
+    )
+
+
+def _may_be_kept(error: Exception) -> bool:
+    """Report whether an error may be the value of a branch: a model's, or a lost worker's."""
+    return isinstance(error, ModelError) or (isinstance(error, Unavailable) and error.code == "worker_lost")

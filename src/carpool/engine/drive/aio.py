@@ -18,17 +18,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from carpool.engine.call.results import Trouble
 from carpool.engine.clock import Clock, monotonic
 from carpool.engine.core.batch import Batch, Reply, Todo
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
-from carpool.engine.core.running_set import SetReport
-from carpool.engine.drive.executor import DrainingExecutor, Executor, Lender, StepExecutor
-from carpool.engine.drive.failures import FAILED_FOR_S, learn, learn_from_warm_up
-from carpool.engine.drive.refusal_log import RefusalLog
+from carpool.engine.core.running_set import Order, SetReport
+from carpool.engine.drive.failures import FAILED_FOR_S, RefusalLog, learn, learn_from_warm_up
 from carpool.engine.drive.work_meter import WorkMeter
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import text_of
@@ -37,6 +35,50 @@ from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.observe.stats import Stats
 from carpool.engine.request import NEW, Request
 from carpool.errors import CarpoolError, StartupError, Unavailable
+
+
+class Executor(Protocol):
+    """Runs the batches of one stage and reports to the driver."""
+
+    def start(self) -> None:
+        """Start the workers that are due; each reports `worker_ready`, or all `stage_failed`."""
+
+    def run(self, batch: Batch) -> None:
+        """Hand a batch to its worker, which is idle, or is about to be if the batch goes ahead."""
+
+    def kill(self, place: int) -> None:
+        """Give up a worker that hangs: report it as lost at once, and end it."""
+
+    async def stop(self, grace_s: float) -> None:
+        """End all workers, by force after `grace_s` seconds."""
+
+
+class DrainingExecutor(Executor, Protocol):
+    """An executor whose workers may go while the service runs."""
+
+    def drained(self, place: int) -> None:
+        """End a worker that was to go and has nothing left to do."""
+
+
+class StepExecutor(Executor, Protocol):
+    """Runs the running sets of a stage that answers in parts."""
+
+    def send(self, order: Order) -> None:
+        """Send an order to its worker."""
+
+
+class Lender(Protocol):
+    """Lends a worker to callers' threads; see `drive/lending.py`."""
+
+    def polled(self, todo: Todo) -> None:
+        """Take note of what the driver has just done; perhaps lend a worker."""
+
+    def settle(self) -> None:
+        """Make up the accounts of the calls that were made with it, before others learn of more."""
+
+    def recall(self) -> None:
+        """Take back the worker that is lent, if one is."""
+
 
 _ASLEEP_S = 1.0  # a timer that fires later than this means that this process was stopped, or its loop blocked
 
@@ -269,12 +311,12 @@ class Driver:
 
     def spare(self, stage: int, place: int) -> None:
         """Give a worker that seemed to hang, but has sent something, its time anew."""
-        self.core.batchers[stage].spare(self.clock(), place)
+        self.core.spare(self.clock(), stage, place)
         self.poll()
 
     def call_started(self, stage: int, place: int, batch_id: int) -> None:
         """Take note that a worker has begun another call for the same batch."""
-        self.core.call_started(self.clock(), stage, place, batch_id)
+        self.core.spare(self.clock(), stage, place, batch_id)
 
     # -- what the workers teach
 
@@ -389,7 +431,7 @@ class Driver:
             return
         text, about = "this process did not run for %.1f s, so worker %s gets its time again", self._about(stage, place)
         logger.warning(text, late_s, about["worker"], extra=about)
-        self.core.batchers[stage].spare(self.clock(), place)
+        self.core.spare(self.clock(), stage, place)
         self._poll_soon()
 
     def _tell_awaited(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import cached_property
 from math import inf
 from typing import Any, cast
 
@@ -16,8 +17,9 @@ import msgspec
 from carpool.engine.call.results import Trouble
 from carpool.engine.core.batch import Batch, Reply
 from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.graph import JOIN
 from carpool.engine.drive.process import WorkerProcess
-from carpool.engine.drive.replies import check_ids, check_takers, decoded, errors_of
+from carpool.engine.drive.replies import check_ids, check_takers, decoded, errors_of, turns_of
 from carpool.engine.drive.worker import Work
 from carpool.engine.drive.worker_pool import WorkerPool
 from carpool.engine.logger import logger
@@ -26,6 +28,7 @@ from carpool.engine.wire.arrays import Block
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.engine.wire.outcome import Outcome
 from carpool.engine.wire.payload import LARGE, Scalars
+from carpool.engine.worker.ways import SPOTS
 from carpool.errors import ModelError, Unavailable
 
 
@@ -53,7 +56,9 @@ class BatchPool(WorkerPool):
             batch.id,
             batch.ids,
             bytes([r.format for r in requests]),
-            bytes([r.accept for r in requests]),
+            bytes([r.accept + SPOTS * r.node.spot for r in requests])
+            if self._has_spots
+            else bytes([r.accept for r in requests]),
             [r.deadline for r in requests],
             [r.item for r in requests],  # type: ignore[misc]
             batch.started,
@@ -161,19 +166,22 @@ class BatchPool(WorkerPool):
         if type(frame.payloads) is Block:
             frame.payloads = frame.payloads.separate()
         errors: dict[int, Exception] | None = None
+        turns: dict[int, object] | None = None
         if frame.no_memory:
             errors = self._not_received(frame)
-        elif frame.formats.count(Outcome.OK) != len(frame.formats):
-            errors = errors_of(frame, batch, self._is_last)
-        elif type(frame.payloads) is Scalars and self._is_last:
-            check_takers(frame.ids, batch)
+        else:
+            if frame.formats.count(Outcome.OK) != len(frame.formats):
+                turns = turns_of(frame, batch)
+                errors = errors_of(frame, batch)
+            if type(frame.payloads) is Scalars and self._ends:
+                check_takers(frame, batch)
         if self._before_reply is not None:
             self._before_reply()
         self.roster.finished_batch()
         busy_s, waited_s = frame.busy_s, frame.waited_s
         if self.count_calls is not None:
             self.count_calls(place, len(frame.ids))
-        reply = Reply(self.stage, place, frame.batch_id, frame.ids, frame.payloads, errors, busy_s, waited_s)
+        reply = Reply(self.stage, place, frame.batch_id, frame.ids, frame.payloads, errors, busy_s, waited_s, turns)
         self._driver.completed(reply)
         if place in self._unsent:
             if self._is_waiting_for_more(place):
@@ -197,9 +205,16 @@ class BatchPool(WorkerPool):
             return False
         return sum([len(piece.ids) for piece in self._unsent[place] if piece.batch_id == batch.id]) == len(batch.ids)
 
-    @property
-    def _is_last(self) -> bool:
-        return self.stage == len(self._driver.core.batchers) - 1
+    @cached_property
+    def _has_spots(self) -> bool:
+        """Whether what becomes of results differs by the place at which items are."""
+        return any(node.spot for node in self.batcher.lobby.nodes)
+
+    @cached_property
+    def _ends(self) -> bool:
+        """Whether callers get results as they come."""
+        nodes = self.batcher.lobby.nodes
+        return any(node.ends or any(way.after in (None, JOIN) for way in node.ways) for node in nodes)
 
     def _troubled(self, place: int, frame: Frame) -> None:
         """Learn from what happened during a batch, or during the warm-up, besides the results."""

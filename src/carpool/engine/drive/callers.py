@@ -1,13 +1,25 @@
-"""Python callers: objects become requests, answers become objects, and two ways to wait for one."""
+"""Python callers: objects become requests, answers become objects, and tasks and threads wait for
+them, as a whole or part by part.
+
+Both kinds of readers of parts are one, but for how they wait and how they reach the loop. A caller
+that reads more slowly than the model makes parts has its stream paused when `PAUSE_BYTES` wait for
+it, and goes on when it has taken half of them. So its memory is bounded, its place in the running
+set is kept, and the streams beside it keep their pace.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Generic, TypeVar
 
 from carpool.engine.clock import Clock
+from carpool.engine.drive.aio import Driver
+from carpool.engine.drive.loop_thread import LoopThread
 from carpool.engine.foreign import as_model_error, text_of
 from carpool.engine.request import DONE, Request
 from carpool.engine.wire.payload import (
@@ -119,21 +131,36 @@ def with_cause(error: Exception) -> Exception:
 
 
 class TaskCaller:
-    """A task that awaits the answer, which is then the request's.
+    """A task that awaits the answer, which is then the request's, or other news.
+
+    Args:
+        loop: The task's, if it is about to wait.
 
     Attributes:
-        done: Is completed once the answer is there.
+        done: The future that the task awaits; None while it does not.
     """
 
     __slots__ = ("done",)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.done: asyncio.Future[None] = loop.create_future()
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.done: Any = None if loop is None else loop.create_future()
+
+    def set(self) -> None:
+        """Wake the task, if it waits, as `threading.Event` wakes a thread."""
+        if self.done is not None and not self.done.done():
+            self.done.set_result(None)
 
     def answered(self, request: Request) -> None:
         """Wake the task, unless it has been cancelled."""
-        if not self.done.done():
-            self.done.set_result(None)
+        self.set()
+
+    async def wait(self) -> None:
+        """Wait until `set` is called."""
+        self.done = asyncio.get_running_loop().create_future()
+        try:
+            await self.done
+        finally:
+            self.done = None
 
 
 class LockCaller:
@@ -161,3 +188,267 @@ class LockCaller:
     def answered(self, request: Request) -> None:
         """Wake the thread."""
         self._lock.release()
+
+
+T = TypeVar("T")
+
+PAUSE_BYTES: Final = 2**20
+"""How many bytes may wait for a caller before its stream is paused."""
+
+ENTER_FIRST: Final = "use it as a block: `with s.predict_stream(x) as parts: for part in parts: ...`"
+LEFT: Final = "this stream of parts was left before its end: read it inside of its block"
+PARENTS: Final = "this stream of parts belongs to the process from which this one was forked: ask for it there"
+TWO_READERS: Final = "another task waits for the next part of this stream: let one task read it"
+_LEAST_BYTES: Final = 64  # what a part takes in memory at least, whatever its payload holds
+
+
+class Unread:
+    """How much waits for a caller, and when its stream pauses and goes on.
+
+    Both ends count for themselves: parts are added in the loop's thread and taken in the caller's,
+    and no count has two writers.
+
+    Attributes:
+        is_paused: Whether the stream is paused; the loop's thread writes it.
+    """
+
+    __slots__ = ("_added", "_taken", "is_paused")
+
+    def __init__(self) -> None:
+        self._added = self._taken = 0
+        self.is_paused = False
+
+    def add(self, nbytes: int) -> bool:
+        """Count a part that has come, and report whether the stream pauses now."""
+        self._added += nbytes + _LEAST_BYTES
+        if self.is_paused or self._added - self._taken <= PAUSE_BYTES:
+            return False
+        self.is_paused = True
+        return True
+
+    def take(self, nbytes: int) -> bool:
+        """Count a part that was taken, and report whether a paused stream can go on."""
+        self._taken += nbytes + _LEAST_BYTES
+        return self.is_paused and self._is_half_read
+
+    def take_all(self) -> None:
+        """Count all parts that have come as taken."""
+        self._taken = self._added
+
+    def go_on(self) -> bool:
+        """Report whether a paused stream goes on now."""
+        if not self.is_paused or not self._is_half_read:
+            return False
+        self.is_paused = False
+        return True
+
+    @property
+    def _is_half_read(self) -> bool:
+        """Whether so little waits that a paused stream can go on."""
+        return self._added - self._taken <= PAUSE_BYTES // 2
+
+
+class _PartsReader(Generic[T]):
+    """The parts of one answer, and who reads them.
+
+    Args:
+        driver: Takes the request.
+        request: What is asked; its answer comes in parts if the model gives it so.
+        handle: Of the service, which would end with it; kept until the block ends.
+        news: Wakes the caller.
+    """
+
+    def __init__(self, driver: Driver, request: Request, handle: object, news: TaskCaller | threading.Event) -> None:
+        self._wake = news.set
+        self._driver = driver
+        self._handle: object | None = handle
+        self._request = request
+        self._parts: deque[Payload] = deque()  # the loop appends, the caller takes
+        self._unread = Unread()
+        self._has_entered = False
+        self._has_ended = False  # the loop writes it, after the last part
+        self._is_cut = False  # the block was left before all parts were taken
+
+    def whole(self, parts: list[Any]) -> Any:
+        """Return the whole answer, once all parts have been taken.
+
+        Args:
+            parts: All of them.
+        """
+        stream = self._request.stream
+        if stream is None:
+            return parts[0]
+        return result_of(self._request) if stream.is_told_both else parts
+
+    # -- the caller's calls
+
+    def _enter(self) -> None:
+        if self._has_entered:
+            raise RuntimeError("this stream of parts has been used: ask for a new one")
+        self._has_entered = True
+        self._request.caller = self
+        self._post(partial(self._driver.submit, self._request))
+
+    def _leave(self) -> None:
+        self._is_cut = not self._has_ended or len(self._parts) > 0
+        if not self._has_ended:
+            self._post(partial(self._driver.cancel, self._request))
+        self._parts.clear()
+        self._wake()
+        self._handle = None  # which a circle of this and its request would keep
+
+    def _is_at_end(self, enter_first: str) -> bool:
+        """Report whether no part comes any more.
+
+        Args:
+            enter_first: The error of a caller who is in no block.
+
+        Raises:
+            RuntimeError: The caller is in no block, or has left it.
+        """
+        if not self._has_entered:
+            raise RuntimeError(enter_first)
+        if self._is_cut:
+            raise RuntimeError(LEFT)
+        return self._has_ended and not self._parts  # the end is written after the last part
+
+    def _take(self) -> Any:
+        """Take the next part, which is there."""
+        payload = self._parts.popleft()
+        if self._unread.take(size_of(payload)):
+            self._post(self._go_on)
+        return load_part(self._request, payload)
+
+    def _post(self, work: Callable[[], object]) -> None:
+        """Have something done in the loop's thread."""
+        raise NotImplementedError
+
+    # -- in the loop's thread
+
+    def take_part(self, request: Request, part: object) -> None:
+        """Take the next part."""
+        self._parts.append(part)  # type: ignore[arg-type]
+        if self._unread.add(size_of(part)):  # type: ignore[arg-type]
+            self._driver.pause(request, True)
+            self._post(self._go_on)  # what was taken meanwhile did not see the pause
+        self._wake()
+
+    def answered(self, request: Request) -> None:
+        """Take the end; an answer that was not made in parts is a single part."""
+        if request.error is None and request.stream is None:
+            self._parts.append(request.result)  # type: ignore[arg-type]
+        self._has_ended = True
+        self._wake()
+
+    def _go_on(self) -> None:
+        """Let the stream go on if the caller has read enough."""
+        if self._unread.go_on():
+            self._driver.pause(self._request, False)
+
+
+class AsyncParts(_PartsReader[T], AsyncIterator[T]):
+    """The parts of one answer, for a task of the service's loop.
+
+    Use it as `async with s.predict_stream(x) as parts: async for part in parts: ...`. Leaving the
+    block before the answer is complete cancels the request.
+
+    Args:
+        driver: Takes the request.
+        request: What is asked; its answer comes in parts if the model gives it so.
+        handle: Of the service, which would end with it; kept until the block ends.
+    """
+
+    def __init__(self, driver: Driver, request: Request, handle: object) -> None:
+        self._news = TaskCaller()
+        super().__init__(driver, request, handle, self._news)
+
+    async def __aenter__(self) -> AsyncParts[T]:
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def __aiter__(self) -> AsyncParts[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._parts:
+            if self._is_at_end(ENTER_FIRST.replace("with", "async with").replace("for", "async for")):
+                if self._request.error is not None:
+                    raise error_of(self._request)
+                raise StopAsyncIteration
+            if self._news.done is not None:
+                raise RuntimeError(TWO_READERS)
+            self._news.done = self._driver.loop.create_future()  # as `wait` does, without a coroutine more
+            try:
+                await self._news.done
+            finally:
+                self._news.done = None
+        return self._take()  # type: ignore[no-any-return]
+
+    def _post(self, work: Callable[[], object]) -> None:
+        work()
+
+
+class ThreadParts(_PartsReader[T], Iterator[T]):
+    """The parts of one answer, for a thread that is not the loop's.
+
+    Use it as `with s.predict_stream(x) as parts: for part in parts: ...`. Leaving the block before
+    the answer is complete cancels the request.
+
+    Args:
+        thread: The loop's.
+        driver: Takes the request.
+        request: What is asked; its answer comes in parts if the model gives it so.
+        silence_s: How long the model may be silent.
+        handle: Of the service, which would end with it; kept until the block ends.
+    """
+
+    def __init__(self, thread: LoopThread, driver: Driver, request: Request, silence_s: float, handle: object) -> None:
+        self._news = threading.Event()
+        super().__init__(driver, request, handle, self._news)
+        self._thread = thread
+        self._silence_s = silence_s
+
+    def __enter__(self) -> ThreadParts[T]:
+        self._enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def __iter__(self) -> ThreadParts[T]:
+        return self
+
+    def __next__(self) -> T:
+        while not self._parts:
+            if self._is_at_end(ENTER_FIRST):
+                if self._request.error is not None:
+                    raise with_cause(error_of(self._request))
+                raise StopIteration
+            self._news.clear()
+            # checked after the clearing, so that no news is missed
+            if not (self._parts or self._has_ended or self._is_cut):
+                self._wait()
+        return self._take()  # type: ignore[no-any-return]
+
+    def _wait(self) -> None:
+        """Wait until a part or the end is there.
+
+        Raises:
+            DeadlineExceeded: The loop should have reported that the time is up, and has not.
+            RuntimeError: This is a forked child, in which the loop does not run.
+        """
+        if self._thread.is_parents:
+            raise RuntimeError(PARENTS)
+        most_s = min(self._silence_s + 2 * GRACE_S, threading.TIMEOUT_MAX)
+        if not self._news.wait(most_s) and not (self._parts or self._has_ended or self._is_cut):
+            raise DeadlineExceeded(NO_ANSWER)
+
+    def _post(self, work: Callable[[], object]) -> None:
+        self._thread.post(work)

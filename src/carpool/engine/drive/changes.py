@@ -22,7 +22,7 @@ from carpool.engine.core.recycling import Recycling
 from carpool.engine.core.roster import PlaceState
 from carpool.engine.core.scaler import EVERY_S, Scaler
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.turnover import Newcomer
+from carpool.engine.drive.worker import Newcomer
 from carpool.engine.drive.worker_pool import WorkerPool
 from carpool.engine.foreign import text_of
 from carpool.engine.logger import logger
@@ -242,9 +242,10 @@ class Changes:
         """Have the new workers take all batches from now on, and the old ones no more.
 
         With several stages a request must not pass old ones and new ones. So the first one starts
-        nothing until no request is behind its queue, which then waits there.
+        nothing until no request is behind its queue, which then waits there; in a graph that is no
+        line, nothing leaves the doors until no request is inside.
         """
-        if len(self._pools) == 1:
+        if len(self._pools) == 1 and self._driver.core.flow.is_line:
             self._switch(successors)
             return
         driver = self._driver

@@ -1,5 +1,5 @@
-"""Failures of batches in drivers: the outcome of a batch of a batch function, with the
-exceptions that its callers get, and smaller batches where memory ran out.
+"""Failures and refusals in drivers: the outcome of a batch of a batch function, with the exceptions
+that its callers get, smaller batches where memory ran out, and the log about refused requests.
 
 An exception that several callers share goes to the first as it is and to the others as copies,
 since each raise adds to its traceback. Some exceptions have a meaning for the code that calls,
@@ -10,21 +10,27 @@ awaits or iterates, and would mislead it here:
   cause, as in generators (PEP 479).
 * GeneratorExit and CancelledError mean "you are being ended", which the caller is not. They become
   a ModelError.
+
+The log has not one line for each refused or late request, but a few for all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from typing import Any, Final, cast
 
 import msgspec
 
 from carpool.engine.call.results import Failed, Trouble, none_failed
+from carpool.engine.clock import Clock
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.logger import logger
+from carpool.engine.observe.refusals import Refusals
 from carpool.errors import ModelError
 
 
@@ -152,3 +158,54 @@ def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
         if each.ran_out and not batcher.limits_padded:  # else the lengths matter, which it does not say
             tried = min(map(len, each.ran_out))
             batcher.safe_size.ran_out(tried, max([n for n in map(len, each.fitted) if n < tried], default=0))
+
+
+class RefusalLog:
+    """Logs what `Refusals` have counted, as soon as it is due.
+
+    Args:
+        refusals: What has been counted.
+        who: Who has refused: the server, or a service by its name.
+        about: What else is said of each line.
+        clock: Monotonic seconds.
+        loop: The one that the service runs on.
+
+    Attributes:
+        has_stopped: Whether the service has: then nothing is told later any more.
+    """
+
+    def __init__(
+        self,
+        refusals: Refusals,
+        who: str,
+        about: Mapping[str, str],
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._refusals = refusals
+        self._who = who
+        self._about = about
+        self._clock = clock
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None  # for the next line
+        self.has_stopped = False
+
+    def tell(self) -> None:
+        """Log what is due, and see to it that the rest is told in time."""
+        self._log()
+        wake_at = self._refusals.wake_at
+        if wake_at < inf and not self.has_stopped and not self._loop.is_closed():
+            self._timer = self._loop.call_later(max(0.0, wake_at - self._clock()), self.tell)
+
+    def tell_all(self) -> None:
+        """Log all that has been counted, also what is not due yet."""
+        self._log(everything=True)
+
+    def _log(self, *, everything: bool = False) -> None:
+        for line in self._refusals.take(self._clock(), everything=everything):
+            level = logging.WARNING if line.reason.is_alarming else logging.INFO
+            about = {**self._about, "code": line.reason.code, "requests": line.requests}
+            logger.log(level, "%s %s", self._who, line, extra=about)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from carpool.engine.drive.descriptors import fill_standard
+from carpool.engine.drive.output import fill_standard
 from carpool.engine.logger import logger
 from carpool.engine.worker import guard
 

@@ -66,7 +66,7 @@ class _LocalWorker:
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._sink = sink
-        self._model = (launch.model, launch.kwargs, launch.adapters)
+        self._model = (launch.model, launch.kwargs, launch.adapters, launch.spots)
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._setup: Setup = msgspec.structs.replace(launch.setup, place=index, cores=launch.cores_of(index))

@@ -17,8 +17,8 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from carpool.engine.clock import monotonic
-from carpool.engine.core.mailbox import Mailbox, Work
-from carpool.engine.drive.descriptors import fill_standard
+from carpool.engine.core.life import Mailbox, Work
+from carpool.engine.drive.output import fill_standard
 from carpool.engine.logger import logger
 from carpool.errors import Unavailable
 

@@ -1,7 +1,9 @@
-"""Passes on what workers print: each line goes to the parent's output, with their name.
+"""Passes on the lines that workers print: each goes to the parent's output, with their name.
 
 Of a line that is written over and over (a carriage return and no newline: a progress bar), the last
 state is passed on, and one every ten seconds while it goes on.
+
+A program may be started without some of its standard descriptors: then `fill_standard` opens them.
 """
 
 from __future__ import annotations
@@ -125,3 +127,18 @@ class OutputLines:
 def _last_state(line: bytes) -> bytes:
     """Return what is seen in the end of a line that is written over."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+_LAST_STANDARD = 2
+
+
+def fill_standard() -> None:
+    """Open /dev/null in place of each of the descriptors 0, 1 and 2 that is closed.
+
+    Otherwise a socket or a loop's own descriptor would get such a number. Code that prints or reads
+    input would then use it, a worker would inherit it as its standard stream, and libuv aborts the
+    program rather than close it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -36,9 +36,8 @@ from functools import cache
 
 import msgspec
 
-from carpool.engine.drive.descriptors import fill_standard
 from carpool.engine.drive.framesocket import BUFFER_BYTES, FrameSocket
-from carpool.engine.drive.output import LineSink, OutputLines
+from carpool.engine.drive.output import LineSink, OutputLines, fill_standard
 from carpool.engine.drive.worker import Launch
 from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind
 from carpool.engine.worker.program import DUMP_SIGNAL, process_name

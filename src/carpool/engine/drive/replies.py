@@ -10,17 +10,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from carpool.engine.core.batch import Batch
+from carpool.engine.core.batch import DONE_EARLY, Batch
+from carpool.engine.core.graph import JOIN, Node
 from carpool.engine.request import Request
 from carpool.engine.wire import outcome
 from carpool.engine.wire.frame import Frame, FrameError
-from carpool.engine.wire.outcome import Outcome, unpack_response
+from carpool.engine.wire.outcome import WAY, Outcome, unpack_response
 from carpool.engine.wire.payload import OBJECTS, Payload, Scalars
 
 T = TypeVar("T")
 
 _OUTCOMES = frozenset(Outcome)
-_NO_ERROR = frozenset({Outcome.OK, Outcome.RESPONSE})
+_NO_ERROR = frozenset({Outcome.OK, Outcome.RESPONSE, Outcome.DONE})
+_HAVE_RESULTS = frozenset({Outcome.OK, Outcome.DONE, WAY})
 
 
 def check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
@@ -32,32 +34,70 @@ def check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
         raise FrameError(f"a reply to request {min(foreign)}, which is not in the batch")
 
 
-def check_takers(ids: Sequence[int], batch: Batch) -> None:
+def check_takers(frame: Frame, batch: Batch) -> None:
     """Raise FrameError if a scalar is for a caller that takes bytes."""
     if OBJECTS.issuperset([request.accept for request in batch.requests]):
         return
-    accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
-    if not OBJECTS.issuperset([accepts[id] for id in ids]):
-        raise FrameError("a scalar for a caller that takes bytes")
+    takers = dict(zip(batch.ids, batch.requests, strict=True))
+    for id, what in zip(frame.ids, frame.formats, strict=True):
+        if takers[id].accept not in OBJECTS and _ends(takers[id], what):
+            raise FrameError("a scalar for a caller that takes bytes")
 
 
-def errors_of(frame: Frame, batch: Batch, is_last: bool) -> dict[int, Exception] | None:
+def _ends(request: Request, what: int) -> bool:
+    """Report whether a result of a request's node is for its caller."""
+    node: Node = request.node
+    if what == Outcome.DONE or type(node) is not Node:
+        return what == Outcome.DONE
+    if what < WAY:
+        return node.ends
+    after = node.ways[what - WAY].after
+    return after is None or (after is JOIN and node.block is not None and node.block.ends)
+
+
+def turns_of(frame: Frame, batch: Batch) -> dict[int, object] | None:
+    """Return where results go that say so themselves, by position; None if none does.
+
+    From then on the outcomes of these are those of any result. Raises FrameError.
+    """
+    outcomes = frame.formats
+    if max(outcomes) < Outcome.DONE and Outcome.RESPONSE not in outcomes:
+        return None
+    turns: dict[int, object] = {}
+    requests = dict(zip(batch.ids, batch.requests, strict=True))
+    for i, (id, what) in enumerate(zip(frame.ids, outcomes, strict=True)):
+        node = requests[id].node
+        if what == Outcome.DONE:
+            turns[i] = DONE_EARLY
+        elif what >= WAY and type(node) is Node:  # else its caller has gone
+            if what - WAY >= len(node.ways):
+                raise FrameError(f"a result takes way {what - WAY} of {len(node.ways)}")
+            turns[i] = node.ways[what - WAY]
+        elif what == Outcome.RESPONSE and type(node) is Node and not node.is_last:
+            turns[i] = DONE_EARLY  # only an early answer may be one
+    if type(frame.payloads) is Scalars and not _HAVE_RESULTS.issuperset([min(each, WAY) for each in outcomes]):
+        raise FrameError("a failure or a response that is reported as a scalar")
+    return turns or None
+
+
+def errors_of(frame: Frame, batch: Batch) -> dict[int, Exception] | None:
     """Return the errors in a reply, by position, and unpack its responses. Raises FrameError.
 
     Args:
         frame: The reply.
         batch: What it answers.
-        is_last: Whether it comes from the last stage, which alone may respond to a client.
     """
-    if max(frame.formats) not in _OUTCOMES:
-        raise FrameError(f"a reply with outcome {max(frame.formats)}")
+    outcomes = frame.formats
+    unknown = {each for each in outcomes if each < WAY} - _OUTCOMES
+    if unknown:
+        raise FrameError(f"a reply with outcome {max(unknown)}")
+    if _HAVE_RESULTS.issuperset([min(each, WAY) for each in outcomes]):
+        return None
     if type(frame.payloads) is Scalars:
         raise FrameError("a failure or a response that is reported as a scalar")
-    if Outcome.RESPONSE in frame.formats:
-        if not is_last:
-            raise FrameError("a response from a stage that is not the last")
+    if Outcome.RESPONSE in outcomes:
         _unpack_responses(frame, batch)
-    failed = [i for i, what in enumerate(frame.formats) if what not in _NO_ERROR]
+    failed = [i for i, what in enumerate(frame.formats) if what not in _NO_ERROR and what < WAY]
     causes, frame.causes = frame.causes or {}, None  # the worker keeps its reply until it has the next one
     errors: dict[int, Exception] = {
         i: outcome.unpack_error(frame.formats[i], frame.payloads[i], causes.get(i)) for i in failed

@@ -22,6 +22,7 @@ from carpool.engine.wire import order as wire
 from carpool.engine.wire import outcome
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind
 from carpool.engine.wire.outcome import Outcome
+from carpool.engine.worker.ways import SPOTS
 from carpool.errors import ModelError
 
 
@@ -186,7 +187,8 @@ def _joining(request: Request) -> wire.Joining:
     """Return a request as it is sent to a worker whose running set it joins."""
     item: Any = request.item
     kept: Any = stream_of(request).kept
-    return wire.Joining(request.id, request.format, request.accept, _takes(request), request.deadline, item, kept)
+    accept = request.accept + SPOTS * request.node.spot
+    return wire.Joining(request.id, request.format, accept, _takes(request), request.deadline, item, kept)
 
 
 def _takes(request: Request) -> int:

@@ -21,6 +21,7 @@ from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.callers import (
     GRACE_S,
     NO_ANSWER,
+    TaskCaller,
     Weigh,
     error_of,
     load_result,
@@ -104,18 +105,13 @@ class AsyncStream:
 
         # the consumer: the task that iterates
         self._has_left = False
-        self._consumer: asyncio.Future[None] | None = None  # while it waits for the first request
+        self._consumer = TaskCaller()  # waits for the first request
 
         # the feeder: a task of the stream's own
         self._has_input_ended = False
         self._input_error: BaseException | None = None
-        self._feeder: asyncio.Future[None] | None = None  # while it waits for room
+        self._feeder = TaskCaller()  # waits for room
         self._n_uncounted = 0  # items that were let in since answers were counted
-
-    def answered(self, request: Request) -> None:
-        """Wake the consumer, which waits for this request, the first one."""
-        if self._consumer is not None:
-            _wake(self._consumer)
 
     async def run(
         self, xs: Iterable[Any] | AsyncIterable[Any], return_exceptions: bool, handle: object
@@ -138,8 +134,8 @@ class AsyncStream:
                     nbytes = _answer_bytes(request)
                     if nbytes > self._window.small or not self._window.is_wide:
                         self._window.note_answers(1, nbytes)
-                    if self._feeder is not None and len(requests) <= self._window.limit // 2:
-                        _wake(self._feeder)
+                    if self._feeder.done is not None and len(requests) <= self._window.limit // 2:
+                        self._feeder.set()
                     yield _outcome(request) if return_exceptions else result_of(request)
                 await self._wait_for_first()
             if self._input_error is not None:
@@ -153,24 +149,22 @@ class AsyncStream:
     async def _wait_for_first(self) -> None:
         """Wait until the first request is done; if there is none, until there is one or the end."""
         if self._requests:
-            self._requests[0].caller = self  # only the answer of the first one wakes the consumer
+            self._requests[0].caller = self._consumer  # only the answer of the first one wakes it
         elif self._has_input_ended:
             return
-        self._consumer = asyncio.get_running_loop().create_future()
-        await self._consumer
-        self._consumer = None
+        await self._consumer.wait()
 
     async def _feed(self, xs: Iterable[Any] | AsyncIterable[Any]) -> None:
         try:
             if isinstance(xs, AsyncIterable):
                 async for x in xs:
                     while self._is_full:
-                        await self._wait_for_room()
+                        await self._feeder.wait()
                     self._put(x)
             else:
                 for x in xs:
                     while self._is_full:
-                        await self._wait_for_room()
+                        await self._feeder.wait()
                     self._put(x)
         except BaseException as error:
             self._input_error = error
@@ -178,8 +172,7 @@ class AsyncStream:
                 raise
         finally:
             self._has_input_ended = True
-            if self._consumer is not None:
-                _wake(self._consumer)
+            self._consumer.set()
 
     @property
     def _is_full(self) -> bool:
@@ -203,13 +196,8 @@ class AsyncStream:
             self._window.narrow(request.nbytes)
         if request.state != DONE:
             self._driver.submit(request)
-        if self._consumer is not None and len(self._requests) == 1:
-            _wake(self._consumer)
-
-    async def _wait_for_room(self) -> None:
-        self._feeder = asyncio.get_running_loop().create_future()
-        await self._feeder
-        self._feeder = None
+        if len(self._requests) == 1:
+            self._consumer.set()
 
 
 class _Shared:
@@ -526,8 +514,3 @@ def _outcome(request: Request) -> Any:
         return result_of(request)
     except Exception as error:
         return error
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

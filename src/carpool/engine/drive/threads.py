@@ -15,21 +15,20 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from math import inf
 from threading import get_ident
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from carpool.engine.call.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.engine.clock import Clock, monotonic
 from carpool.engine.core.batch import Batch
 from carpool.engine.core.batcher import Batcher
-from carpool.engine.core.line import ANSWERED, LEADS, SLEEP, Line, LoneWaiter
-from carpool.engine.drive.awaiting import AwaitedTickets
+from carpool.engine.core.line import ANSWERED, LEADS, SLEEP, Line, LoneCall
 from carpool.engine.drive.failures import FAILED_FOR_S, BatchOutcome, for_all, learn
 from carpool.engine.drive.wakeups import (
+    AwaitedTickets,
     Sleep,
     Sleeper,
     ThreadWaiter,
     WakeQueue,
-    WakeupLocks,
     leading,
     sleeping,
     would_deadlock,
@@ -49,23 +48,6 @@ AT_ONCE: Final = -inf
 
 Run = Callable[[list[Any]], BatchOutcome]
 """Calls the user's function for the items of a batch."""
-
-
-class LoneCall(LoneWaiter):
-    """The call of a thread that found the line empty and runs its one item itself.
-
-    Attributes:
-        sleepers: None, since its thread is inside the function.
-        result: What the function returned for the item.
-        error: Why it failed; None if it did not.
-    """
-
-    __slots__ = ("error", "result")
-
-    sleepers: ClassVar[WakeupLocks] = []
-
-    result: object
-    error: Exception | None
 
 
 class PolicyRaised(Exception):

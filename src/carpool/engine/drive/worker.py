@@ -1,19 +1,34 @@
 """A worker, what it takes to start one, what it is at work on, and its end, as the pool of its
-stage sees them.
+stage sees them; and how workers come and go while the service runs.
+
+A newcomer is started and loads its model like any other worker, but it is given nothing until it is
+admitted: whoever asked for it decides when, and learns of it if it dies before. A worker that is to
+go gets nothing more, finishes what it has, and is then ended.
+
+A successor has a place of its own, since it exists beside its predecessor; both have one index,
+which selects their cores, devices and environment. So nothing is withdrawn and nothing is sent
+twice. A service of several stages changes over when no request is behind its first queue
+(`Core.hold`). Versions of requests, with a queue for each version in each stage, would save that
+short pause at the cost of every batch, and were rejected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from carpool.engine.core.roster import PlaceState
+from carpool.engine.core.roster import PlaceState, Roster
+from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.guard import Guard
+from carpool.engine.logger import logger
 from carpool.engine.wire.frame import Frame
 from carpool.engine.wire.handshake import Hello
 from carpool.engine.worker.place import INDEX_VARIABLE, Cores
 from carpool.engine.worker.program import Setup
+from carpool.engine.worker.ways import Spot
+from carpool.errors import CarpoolError, StartupError
 from carpool.model import Adapter, AnyModel
 
 
@@ -138,6 +153,7 @@ class Launch:
         model: For workers inside this process; a worker process finds its own by `setup`.
         kwargs: Those of the model, for the same workers.
         adapters: Those of its addresses, for the same workers.
+        spots: What becomes of its results, for the same workers.
         cores: By the index of a worker, the cores that it runs on; None for those of the parent
             before it was pinned.
         env: By the index of a worker, environment variables to add.
@@ -154,6 +170,7 @@ class Launch:
     model: AnyModel
     kwargs: Mapping[str, Any]
     adapters: Sequence[Adapter]
+    spots: Sequence[Spot]
     cores: tuple[Cores | None, ...]
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
@@ -173,3 +190,168 @@ class Launch:
     def declared_env_of(self, index: int) -> Mapping[str, str]:
         """Return the declared variables of a worker; beyond those declared they repeat in turn."""
         return self.env[index % len(self.env)]
+
+
+_TEARDOWN_S = 5.0  # for a worker that has been told to end
+
+
+class Newcomer(NamedTuple):
+    """A worker that was added, until it is admitted.
+
+    Attributes:
+        place: Its position in the stage.
+        ready: Done once it is ready; fails with `StartupError` if it has died before.
+    """
+
+    place: int
+    ready: asyncio.Future[None]
+
+
+class Turnover:
+    """Has workers of one stage come and go.
+
+    Args:
+        stage: The position of the stage in the core.
+        roster: The stage's.
+        driver: Is told which workers can take batches, and which get no more.
+        workers: Those of the stage that live, by place.
+        start: Starts the workers that are due.
+        about: Returns the fields of a log line about the worker in a place.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        roster: Roster,
+        driver: Driver,
+        workers: Mapping[int, Worker],
+        start: Callable[[], None],
+        about: Callable[[int], dict[str, str]],
+    ) -> None:
+        self._stage = stage
+        self._roster = roster
+        self._driver = driver
+        self._workers = workers
+        self._start = start
+        self._about = about
+        self._newcomers: dict[int, asyncio.Future[None]] = {}  # until they are admitted or taken back
+        self._going: dict[int, asyncio.Future[None]] = {}  # done when the worker has ended
+        self._ending: dict[int, asyncio.TimerHandle] = {}  # of those that were told to end
+
+    # -- newcomers
+
+    def add(self, index: int | None = None) -> Newcomer:
+        """Have a newcomer started, as soon as there is room.
+
+        Args:
+            index: Which worker it is for the user; None for the least that no other has.
+        """
+        place = self._roster.add(index)
+        ready = self._newcomers[place] = self._driver.loop.create_future()
+        self._start()
+        return Newcomer(place, ready)
+
+    def is_ready(self, place: int) -> bool:
+        """Report whether a newcomer is ready, and has neither died since nor been taken back."""
+        record = self._roster.places.get(place)
+        return place in self._newcomers and record is not None and record.state == PlaceState.READY
+
+    def admit(self, place: int) -> None:
+        """Let a newcomer that is ready take batches: it is a worker like the others from now on."""
+        del self._newcomers[place]
+        self._roster.establish(place)
+        self._driver.worker_ready(self._stage, place)
+
+    def take_back(self, place: int) -> None:
+        """End a newcomer that is not wanted any more."""
+        if self._newcomers.pop(place, None) is not None:
+            self._leave(place)
+
+    def take_all_back(self) -> None:
+        """End all newcomers: those who wait for one are told."""
+        for place, future in list(self._newcomers.items()):
+            if not future.done():
+                _fail(future, StartupError(f"worker {self._about(place)['worker']} was not wanted any more"))
+            self.take_back(place)
+
+    # -- workers that go
+
+    def retire(self, place: int) -> None:
+        """Let a worker finish what it has, and end it. There is no successor in its place."""
+        logger.info("worker %s is to go", self._about(place)["worker"], extra=self._about(place))
+        self._leave(place)
+
+    def move_out(self, place: int) -> None:
+        """Have others go on with what a worker that was to go still has, and end it."""
+        if place in self._going and place not in self._ending:
+            self._driver.worker_left(self._stage, place)
+            self.drained(place)
+
+    def drained(self, place: int) -> None:
+        """Have a worker end that was to go and has nothing left to do."""
+        worker = self._workers.get(place)
+        if worker is not None and place not in self._ending:
+            worker.close_input()
+            self._ending[place] = self._driver.loop.call_later(_TEARDOWN_S, worker.kill)
+
+    async def until_gone(self, places: Collection[int], timeout_s: float) -> list[int]:
+        """Wait until workers that were to go have ended, and return those that have not in time."""
+        going = {place: self._going[place] for place in places if place in self._going}
+        if going:
+            await asyncio.wait(going.values(), timeout=timeout_s)
+        return [place for place, future in going.items() if not future.done()]
+
+    def _leave(self, place: int) -> None:
+        """Have a worker go, whatever its state."""
+        record = self._roster.places[place]
+        is_serving = record.state == PlaceState.READY and not record.is_new
+        self._roster.leave(place)
+        self._going[place] = self._driver.loop.create_future()
+        if is_serving:
+            self._driver.drain(self._stage, place)
+        elif place in self._workers:
+            self._workers[place].kill()
+        else:
+            self.gone(place, "")
+
+    # -- what the pool reports
+
+    def became_ready(self, place: int) -> bool:
+        """Note that a worker is ready, and report whether it gets nothing all the same.
+
+        A newcomer waits until it is admitted, and one that was to go before is being ended.
+        """
+        future = self._newcomers.get(place)
+        if future is not None and not future.done():
+            future.set_result(None)
+        record = self._roster.places[place]
+        return record.is_new or record.is_leaving
+
+    def is_ending(self, place: int) -> bool:
+        """Report whether a worker has been told to end since it had nothing left to do."""
+        return place in self._ending
+
+    def gone(self, place: int, cause: str) -> None:
+        """Note that a newcomer, or a worker that was to go, has ended: its place is removed."""
+        newcomer = self._newcomers.pop(place, None)
+        if newcomer is not None and not newcomer.done():
+            _fail(newcomer, StartupError(cause))
+        ending = self._ending.pop(place, None)
+        if ending is not None:
+            ending.cancel()
+        going = self._going.pop(place, None)
+        if going is not None and not going.done():
+            going.set_result(None)
+        self._roster.remove(place)
+        self._driver.stats.stages[self._stage].gone(place)
+
+    def fail(self, error: CarpoolError) -> None:
+        """Tell all who wait for a newcomer that none will be ready."""
+        for future in self._newcomers.values():
+            if not future.done():
+                _fail(future, error)
+
+
+def _fail(future: asyncio.Future[None], error: Exception) -> None:
+    future.set_exception(error)
+    future.exception()  # counts as retrieved: perhaps nothing awaits it any more

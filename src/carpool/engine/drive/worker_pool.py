@@ -1,7 +1,7 @@
 """The workers of one stage: started, listened to, ended and replaced.
 
 Whether a worker is a process (`process.py`), a thread or a task (`local_workers.py`), or has come
-by itself from somewhere else (`joined.py`), makes hardly any difference here: frames go out and
+by itself from somewhere else (`gate.py`), makes hardly any difference here: frames go out and
 come in. Which frames these are depends on what a stage answers: `batches.py` has the pool of a
 stage that answers in batches, and `steps.py` that of one that answers in parts. The roster
 (`core/roster.py`) decides when to replace a worker and when to give up.
@@ -24,12 +24,11 @@ from carpool.engine.core.batch import Batch
 from carpool.engine.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
 from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.failures import FAILED_FOR_S
-from carpool.engine.drive.joined import JoinedWorker
+from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.engine.drive.output import LineSink, guarded
 from carpool.engine.drive.process import LowPriority, WorkerProcess
-from carpool.engine.drive.turnover import Turnover
-from carpool.engine.drive.worker import Launch, Loss, Work, Worker
+from carpool.engine.drive.worker import Launch, Loss, Turnover, Work, Worker
 from carpool.engine.logger import logger
 from carpool.engine.request import DONE, Request
 from carpool.engine.wire import outcome

@@ -74,6 +74,8 @@ def _stage(stage: StageStats, now: float) -> dict[str, Any]:
         "batch_sizes": {str(n): count for n, count in sorted(stage.batch_sizes.items())},
         "reasons": {reason: count for reason, count in stage.reasons.items() if count},
         "items": stage.items,
+        "early_answers": batcher.lobby.early,
+        "places": list(stage.places),
         "padding": stage.padding,
         "workers": [] if roster is None else [_worker(n, stage, roster.places[n]) for n in sorted(roster.places)],
         "restarts": 0 if roster is None else roster.restarts,

@@ -225,14 +225,27 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
         "The largest batch known to fit into memory, once one has run out of it.",
         labels=_STAGE,
     )
+    early = CounterMetricFamily("carpool_early_answers", "Answers that the stage's model gave early.", labels=_STAGE)
+    places = CounterMetricFamily(
+        "carpool_place_requests",
+        "Requests that came to each place of a stage which stands at several.",
+        labels=(*_STAGE, "place"),
+    )
     for model, stage in stages:
         labels = (model, stage.name)
+        early.add_metric(labels, stage.batcher.lobby.early)
+        for place, count in enumerate(stage.places if len(stage.places) > 1 else ()):
+            places.add_metric((*labels, str(place)), count)
         split.add_metric(labels, stage.split_batches)
         unsplit.add_metric(labels, stage.unsplit_batches)
         memory.add_metric(labels, stage.out_of_memory)
         if stage.safe_batch_size is not None:
             safe.add_metric(labels, stage.safe_batch_size)
     yield from (split, unsplit, memory, safe)
+    if any(stage.batcher.lobby.early for _, stage in stages):
+        yield early
+    if any(len(stage.places) > 1 for _, stage in stages):
+        yield places
 
 
 def _policies(stages: _Stages, now: float) -> Iterator[Metric]:

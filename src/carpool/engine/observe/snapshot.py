@@ -45,6 +45,9 @@ class StageSnapshot:
         safe_batch_size: The largest batch known to fit into memory; None while none has run out.
             In a stage with `length=` that is a count times a longest length.
         policy: Why the policy decides as it does, see `Policy.explain`.
+        early_answers: How many answers its model has given early (`Done`).
+        places: How many requests have come to each place of the service's graph at which the stage
+            stands.
         elsewhere: Where the workers run that are not on this machine, or have joined by themselves,
             in words, by their index.
     """
@@ -72,6 +75,8 @@ class StageSnapshot:
     safe_batch_size: int | None
     policy: dict[str, Any]
     elsewhere: dict[int, str] = field(default_factory=dict)
+    early_answers: int = 0
+    places: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([as_text(_rows([self])), *_notes([self])])

@@ -242,6 +242,11 @@ class StageStats:
         """Forget a worker that is gone for good."""
         self._wanted.discard(place)
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """How many requests have come to each place of the graph at which the stage stands."""
+        return tuple(node.entered for node in self.batcher.lobby.nodes if node is not None)
+
     def snapshot(self, now: float) -> StageSnapshot:
         """Return a copy of the numbers at `now`."""
         return StageSnapshot(
@@ -268,6 +273,8 @@ class StageStats:
             safe_batch_size=self.safe_batch_size,
             policy=explained(self.batcher.lobby.policy, now, self.batcher),
             elsewhere={place: hello.whereabouts for place, hello in sorted(self.elsewhere.items())},
+            early_answers=self.batcher.lobby.early,
+            places=self.places,
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,8 +34,8 @@ _LONGEST_NAME = 256  # characters
 
 
 class Outcome(IntEnum):
-    """What became of an item in a worker. All but OK and RESPONSE carry a `FailureReport` instead
-    of a result.
+    """What became of an item in a worker. All but OK, RESPONSE and DONE carry a `FailureReport`
+    instead of a result; so do none of those from `WAY` on.
     """
 
     OK = 0
@@ -46,6 +46,13 @@ class Outcome(IntEnum):
     EXPIRED = 5  # its deadline passed before the worker came to it
     RESPONSE = 6  # user code returned a `Response`
     REFUSED = 7  # user code raised an `HTTPError`
+    DONE = 8  # the result is the answer, whatever would follow
+
+
+WAY: Final = 16
+"""The outcome of a result that takes the first of several ways on; the other ways' follow."""
+
+MOST_WAYS: Final = 256 - WAY
 
 
 class FailureReport(msgspec.Struct, array_like=True, frozen=True):

@@ -68,6 +68,7 @@ LARGE: Final = 64 * 1024
 own.
 """
 
+_JOINED: Final = 2  # the first byte of the head of several payloads as one; no other head starts with it
 _PICKLE: Final = 0x80  # the first byte of every pickle; no scalar in msgpack starts with it
 _BUFFERS: Final = frozenset({bytes, bytearray, memoryview})
 _decode_scalar = msgspec.msgpack.Decoder().decode
@@ -161,7 +162,77 @@ def load(payload: Payload) -> object:
         return bytes(buffers[0])
     if head[0] == arrays.MARK:
         return arrays.open_array(bytes(head), *buffers)
+    if head[0] == _JOINED:
+        return _load_joined(payload)
     return pickle.loads(head, buffers=buffers)
+
+
+# -- several payloads as one
+
+
+def join(parts: Sequence[Payload], names: Sequence[str] | None, *, is_tuple: bool = False) -> Payload:
+    """Return payloads as one, which `load` reads as a list, a tuple or, by names, a dict.
+
+    Args:
+        parts: The payloads, which are not opened.
+        names: One for each, for a dict; None for a list.
+        is_tuple: Whether it is a tuple, in the place of a list.
+    """
+    if not parts:
+        return pickle.dumps({} if names is not None else () if is_tuple else [], 5)
+    lengths: list[list[int]] = []
+    small: list[Buffer] = []  # all of them travel as one buffer, behind the head
+    large: list[Buffer] = []
+    for part in parts:
+        buffers = part if type(part) is list else [pack_scalars(part) if type(part) in SCALARS else part]
+        lengths.append([_nbytes(each) for each in buffers])  # type: ignore[arg-type]
+        for each in buffers:
+            (small if _nbytes(each) < LARGE else large).append(each)  # type: ignore[arg-type]
+    head = msgspec.msgpack.encode((None if names is None else list(names), is_tuple, lengths))
+    return [bytes([_JOINED]) + head, b"".join(small), *large]
+
+
+def parts_in(payload: Payload) -> list[Payload] | None:
+    """Return the payloads of which `join` has made this one; None if it has not made it.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    if type(payload) is not list or payload[0][:1] != bytes([_JOINED]):
+        return None
+    _, _, lengths = _read_joined(payload[0])
+    small, large = memoryview(payload[1]), iter(payload[2:])
+    at, parts = 0, []
+    for of_part in lengths:
+        buffers: list[Buffer] = []
+        for n in of_part:
+            if n < LARGE:
+                buffers.append(bytes(small[at : at + n]))
+                at += n
+            else:
+                buffers.append(next(large, b""))
+            if _nbytes(buffers[-1]) != n:
+                raise ValueError("a payload of several parts lacks some of its bytes")
+        parts.append(buffers if len(buffers) > 1 else buffers[0])
+    return parts  # type: ignore[return-value]
+
+
+_read_head_of_joined = msgspec.msgpack.Decoder(tuple[list[str] | None, bool, list[list[int]]]).decode
+
+
+def _read_joined(head: Buffer) -> tuple[list[str] | None, bool, list[list[int]]]:
+    try:
+        return _read_head_of_joined(memoryview(head)[1:])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"the head of a payload of several parts cannot be read: {error}") from error
+
+
+def _load_joined(payload: list[Buffer]) -> object:
+    names, is_tuple, _ = _read_joined(payload[0])
+    values = [load(part) for part in parts_in(payload) or ()]
+    if names is not None:
+        return dict(zip(names, values, strict=True))
+    return tuple(values) if is_tuple else values
 
 
 def detached(payloads: Sequence[Payload], memory: Memory) -> Sequence[Payload]:

@@ -1,7 +1,7 @@
 """Answers a frame with a frame: decode a batch of items, run the model on them, check and encode
 its results.
 
-An item's fault stays its own: it fails with an outcome and a report (`worker/reports.py`), and the
+An item's fault stays its own: it fails with an outcome and a report (`worker/own.py`), and the
 others go on. The model is called by `call/invoke.py`. Here its values are read from what callers
 sent, and its results are written as callers accept them.
 """
@@ -25,10 +25,11 @@ from carpool.engine.hints.plain import with_arrays
 from carpool.engine.http_request import RequestMaker
 from carpool.engine.http_response import Response
 from carpool.engine.rows import ArrayRows
+from carpool.engine.turns import TURNS, Done, To
 from carpool.engine.wire import arrays, payload
 from carpool.engine.wire.arrays import Block
-from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
-from carpool.engine.wire.outcome import FailureReport, Outcome, pack_response, read_report
+from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, piece_of
+from carpool.engine.wire.outcome import WAY, FailureReport, Outcome, pack_response, read_report
 from carpool.engine.wire.payload import (
     ARRAYS,
     CUSTOM,
@@ -44,14 +45,16 @@ from carpool.engine.wire.payload import (
     as_scalars,
     without_adapter,
 )
-from carpool.engine.worker.own import own
-from carpool.engine.worker.program import MainProgram
-from carpool.engine.worker.reports import Expired, FailureReports, outcome_of
+from carpool.engine.worker.own import Expired, FailureReports, outcome_of, own
+from carpool.engine.worker.program import MainProgram, unpack_type
+from carpool.engine.worker.ways import ANSWER, ON, SPOTS, Goes, Spot
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.model import Adapter, types_of
 
+_TURN_BYTES = 2**19  # of an item; from here on a copy of the result takes longer than a reply of its own
 _TIMING_S = 2.0  # once a warm-up has taken this long, no further sizes are timed
 _BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
+_LISTS = dict.fromkeys(range(256), lambda value: _as_list(value))
 
 _ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
 _NOT_LAST = "only the last stage may return a Response: return a value from this stage, or raise an exception"
@@ -59,6 +62,27 @@ _NOT_LAST = "only the last stage may return a Response: return a value from this
 _FORMAT_NAMES = {MSGPACK: "msgpack", RAW: "text"}
 
 _OUR_OWN = MainProgram(None)
+
+
+Encoders = Mapping[int, Callable[[Any], payload.Payload]]
+"""What writes a result, by the encoding that its caller wants."""
+
+
+class _Writing:
+    """How results are written that go the same way.
+
+    Attributes:
+        encoders: By the encoding that the caller wants.
+        has_own: Whether the model's own `encode` writes formats of its own.
+        may_respond: Whether they may be `Response`s.
+    """
+
+    __slots__ = ("encoders", "has_own", "may_respond")
+
+    def __init__(self, encoders: Encoders, has_own: bool = False, may_respond: bool = False) -> None:
+        self.encoders = encoders
+        self.has_own = has_own
+        self.may_respond = may_respond
 
 
 class ExampleError(Exception):
@@ -79,8 +103,9 @@ class BatchAnswerer:
     Args:
         invoker: Calls the model.
         adapters: Make items of what is sent to addresses of their own.
-        is_first: Whether the stage is the first one, which decodes requests.
-        is_last: Whether the stage is the last one, which encodes responses.
+        is_first: Whether requests begin here, so that clients could send the examples.
+        is_last: Whether all results are answers, where it has no `spots`.
+        spots: What becomes of results; each item says which one of these it is at.
         before_predict: Called before the model's part of each batch.
         after_predict: Called after the model's part of each batch.
         main: Finds classes of the parent's main program.
@@ -99,6 +124,7 @@ class BatchAnswerer:
         adapters: Sequence[Adapter] = (),
         is_first: bool,
         is_last: bool,
+        spots: Sequence[Spot] = (),
         before_predict: Callable[[], None] | None = None,
         after_predict: Callable[[], None] | None = None,
         main: MainProgram = _OUR_OWN,
@@ -109,14 +135,12 @@ class BatchAnswerer:
         self._invoker = invoker
         self._adapters = adapters
         self._is_first = is_first
-        self._is_last = is_last
         self._before_predict = before_predict
         self._after_predict = after_predict
         self._main = main
         self._same_process = same_process
         self._memory = Memory()
-        gives = traits.output_type
-        self._taken = {JSON: traits.input_type, MSGPACK: traits.input_type} if is_first else {}  # types by format
+        self._taken = {JSON: traits.input_type, MSGPACK: traits.input_type}  # types by format
         for i, adapter in enumerate(adapters):
             taken, _ = types_of(adapter)
             self._taken |= {adapted(format, i): taken for format in (JSON, MSGPACK, RAW)}
@@ -128,18 +152,16 @@ class BatchAnswerer:
             },
             {format: partial(_reader, format, taken) for format, taken in self._taken.items()},
         )
-        self._encoders: Mapping[int, Callable[[Any], payload.Payload]] = _BETWEEN_STAGES
-        if is_last:
-            self._encoders = schema.MadeWhenNeeded[payload.Payload](
-                # the model's `encode` is called before
-                {
-                    OBJECT: payload.dump,
-                    ARRAYS: as_arrays,
-                    RAW: _as_text if gives is str else as_bytes,
-                    CUSTOM: as_bytes,
-                },
-                {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
-            )
+        self._spots = spots or ((ANSWER,) if is_last else (ON,))
+        self._writings = {
+            Goes.ON: _Writing(_BETWEEN_STAGES),
+            Goes.LIST: _Writing(_LISTS),
+            Goes.PART: _Writing(_encoders_of(traits.output_type)),
+            Goes.ANSWER: _Writing(_encoders_of(traits.output_type), bool(traits.produces), may_respond=True),
+        }
+        self._early = [_Writing(_encoders_of(spot.answer), may_respond=True) for spot in self._spots]
+        spot = self._spots[0]
+        self._usual = self._writings[spot.goes[0]] if len(self._spots) == 1 and spot.ways is None else None
 
     # -- the warm-up
 
@@ -259,7 +281,8 @@ class BatchAnswerer:
         positions = list(range(len(results)))
         for format in self._usual_formats():
             reply = Frame(FrameKind.REPLY)
-            await self._encode([results[i] for i in positions], bytes([format]) * len(positions), inf, reply)
+            sample = [_without_turn(results[i]) for i in positions]
+            await self._encode_all(sample, bytes([format]) * len(positions), inf, reply, self._of_examples)
             failed = [i for i, outcome in enumerate(reply.formats) if outcome not in (Outcome.OK, Outcome.RESPONSE)]
             for i in failed:
                 problems.setdefault(positions[i], read_report(reply.payloads[i]))
@@ -270,15 +293,16 @@ class BatchAnswerer:
             report = problems[positions[0]]
             raise ExampleError(f"example {indices[positions[0]] + 1}: {report.message}", report.traceback)
         gives = self.traits.output_type
-        if self._usual_formats() == (OBJECT,) and self._is_last:
+        if self._usual_formats() == (OBJECT,) and self._answers:
             for i, result in zip(indices, results, strict=True):
+                result = _without_turn(result)
                 why = None if type(result) is Response else schema.why_misfit(result, gives, "the result")
                 if why is not None:
                     raise ExampleError(f"example {i + 1}: {why}", "")
 
     def _usual_formats(self) -> tuple[int, ...]:
         """Return the formats that clients usually ask for: each result must fit one of them."""
-        if not self._is_last:
+        if not self._answers:
             return (OBJECT,)
         if self.traits.produces:
             return (CUSTOM,)
@@ -289,7 +313,30 @@ class BatchAnswerer:
             return (JSON, MSGPACK, OBJECT)
         return (JSON, MSGPACK) if schema.can_travel(gives) else (OBJECT,)
 
+    @property
+    def _answers(self) -> bool:
+        """Whether results are answers, at one of the spots."""
+        return any(Goes.ANSWER in spot.goes or Goes.PART in spot.goes for spot in self._spots)
+
+    @property
+    def _of_examples(self) -> _Writing:
+        """How the results of examples are written."""
+        if self._usual is not None:
+            return self._usual
+        return self._writings[Goes.ANSWER if self._answers else Goes.ON]
+
     # -- a batch
+
+    def turns(self, frame: Frame) -> Sequence[Frame]:
+        """Return the frame; or one for each of its items, if they are large and each has a call.
+
+        Then each result is sent before the next call, which may write to the same memory, and need
+        not be copied.
+        """
+        n = len(frame.ids)
+        if n == 1 or self._invoker.batched or self._same_process or payload.size_of(frame.payloads[0]) < _TURN_BYTES:
+            return (frame,)
+        return [piece_of(frame, i, i + 1) for i in range(n)]
 
     async def answer(self, frame: Frame) -> Frame:
         """Return the reply to a batch, with the items in the order of the batch."""
@@ -331,7 +378,7 @@ class BatchAnswerer:
         is_plain = frame.formats.count(OBJECT) == n and (
             frame.accepts.count(OBJECT) == n or OBJECTS.issuperset(frame.accepts)
         )
-        if not (is_plain and min(frame.deadlines) > started and self._invoker.runs_arrays):
+        if not (is_plain and self._usual is not None and min(frame.deadlines) > started and self._invoker.runs_arrays):
             return False
         until = max(frame.deadlines)
         again = self._again(frame, until)
@@ -491,24 +538,76 @@ class BatchAnswerer:
 
     async def _encode(self, results: list[Any], accepts: bytes, until: float, reply: Frame) -> None:
         """Put outcomes and payloads into the reply."""
-        kinds = set(map(type, results))
-        has_custom = self._is_last and bool(self.traits.produces) and max(accepts) >= CUSTOM
+        usual = self._usual
+        if usual is None or not TURNS.isdisjoint(kinds := set(map(type, results))):
+            await self._encode_turns(results, accepts, until, reply)
+        else:
+            await self._encode_all(results, accepts, until, reply, usual, kinds)
+
+    async def _encode_turns(self, results: list[Any], accepts: bytes, until: float, reply: Frame) -> None:
+        """Put outcomes and payloads into the reply where results go different ways."""
+        groups: dict[_Writing, list[int]] = {}
+        outcomes, values = bytearray(len(results)), list(results)
+        for i, accept in enumerate(accepts):
+            number, spot = accept // SPOTS, self._spots[accept // SPOTS]
+            goes, way, values[i] = spot.turn(values[i])
+            groups.setdefault(self._early[number] if goes is None else self._writings[goes], []).append(i)
+            if goes is None:
+                outcomes[i] = Outcome.DONE
+            elif spot.ways is not None:
+                outcomes[i] = WAY + way
+        payloads: list[Any] = [b""] * len(results)
+        causes: dict[int, BaseException] = {}
+        for writing, places in groups.items():
+            part = Frame(FrameKind.REPLY)
+            own_accepts = bytes([accepts[i] % SPOTS for i in places])
+            await self._encode_all([values[i] for i in places], own_accepts, until, part, writing)
+            for i, outcome, body in zip(places, part.formats, part.payloads, strict=True):
+                if outcome != Outcome.OK:
+                    outcomes[i] = outcome
+                payloads[i] = body
+            causes |= {places[i]: cause for i, cause in (part.causes or {}).items()}
+        reply.formats, reply.payloads = bytes(outcomes), payloads
+        reply.causes = causes if self._same_process else None
+
+    async def _encode_all(
+        self,
+        results: list[Any],
+        accepts: bytes,
+        until: float,
+        reply: Frame,
+        writing: _Writing,
+        kinds: set[type] | None = None,
+    ) -> None:
+        """Put outcomes and payloads into the reply, where all results are written alike.
+
+        Args:
+            results: They.
+            accepts: For each the encoding that its caller wants.
+            until: When the last of the callers goes.
+            reply: The reply.
+            writing: How they are written.
+            kinds: The set of their types, if it is known.
+        """
+        if kinds is None:
+            kinds = set(map(type, results))
+        has_custom = writing.has_own and max(accepts) >= CUSTOM
         if not has_custom and Response not in kinds:
-            self._write(results, accepts, kinds, reply)
+            self._write(results, accepts, kinds, reply, writing)
             return
         if has_custom and len(set(accepts)) > 1:  # the others wait while `encode` is called for those of one format
             results = [y if type(y) is Failed else own(y) for y in results]
         results = results[:]  # it may be a list of the model's own
         responses: dict[int, Response] = {}
-        accepts = self._take_out_responses(results, accepts, responses)
+        accepts = self._take_out_responses(results, accepts, responses, writing)
         if has_custom:
             for format in sorted(set(accepts)):
                 if format >= CUSTOM:
                     await self._encode_custom(results, accepts, until, format)
             accepts = accepts.translate(_ANY_CUSTOM)
             # `encode` may return them as well
-            accepts = self._take_out_responses(results, accepts, responses)
-        self._write(results, accepts, set(map(type, results)), reply)
+            accepts = self._take_out_responses(results, accepts, responses, writing)
+        self._write(results, accepts, set(map(type, results)), reply, writing)
         outcomes, payloads = bytearray(reply.formats), list(reply.payloads)
         for i, response in responses.items():
             if outcomes[i] == Outcome.OK:
@@ -516,7 +615,9 @@ class BatchAnswerer:
                 payloads[i] = pack_response(response, payloads[i])  # type: ignore[arg-type]
         reply.formats, reply.payloads = bytes(outcomes), payloads
 
-    def _take_out_responses(self, results: list[Any], accepts: bytes, responses: dict[int, Response]) -> bytes:
+    def _take_out_responses(
+        self, results: list[Any], accepts: bytes, responses: dict[int, Response], writing: _Writing
+    ) -> bytes:
         """Move each `Response` from `results` to `responses`, and put its value in its place.
 
         Returns:
@@ -528,7 +629,7 @@ class BatchAnswerer:
         for i, result in enumerate(results):
             if type(result) is not Response:
                 continue
-            if not self._is_last:
+            if not writing.may_respond:
                 results[i] = Failed(ModelError(_NOT_LAST, code="bad_result"))
             elif accepts[i] == ARRAYS:
                 results[i] = result.value
@@ -540,12 +641,12 @@ class BatchAnswerer:
                     formats[i] = RAW
         return bytes(formats)
 
-    def _write(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame) -> None:
+    def _write(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame, writing: _Writing) -> None:
         """Put outcomes and payloads of results into the reply, without the model's `encode`."""
-        if not self._write_alike(results, accepts, kinds, reply):
-            self._write_each(results, accepts, reply)
+        if not self._write_alike(results, accepts, kinds, reply, writing.encoders):
+            self._write_each(results, accepts, reply, writing.encoders)
 
-    def _write_each(self, results: list[Any], accepts: bytes, reply: Frame) -> None:
+    def _write_each(self, results: list[Any], accepts: bytes, reply: Frame, encoders: Encoders) -> None:
         """Write the results one by one; those that cannot be written fail."""
         outcomes = bytearray()
         payloads: list[payload.Payload] = []
@@ -553,7 +654,7 @@ class BatchAnswerer:
         for value, accept in zip(results, accepts, strict=True):
             if type(value) is not Failed:
                 try:
-                    payloads.append(self._encoders[accept](value))
+                    payloads.append(encoders[accept](value))
                     outcomes.append(Outcome.OK)
                     continue
                 except BaseException as error:
@@ -564,7 +665,9 @@ class BatchAnswerer:
         reply.formats, reply.payloads, reply.causes = bytes(outcomes), payloads, failures.causes
 
     @fast_path("results_alike", declined=False)
-    def _write_alike(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame) -> bool:
+    def _write_alike(
+        self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame, encoders: Encoders
+    ) -> bool:
         """Write results of one format; return False if formats differ, an item has failed or one
         cannot be written.
 
@@ -574,7 +677,7 @@ class BatchAnswerer:
         if Failed in kinds or accepts.count(accept) != len(accepts):
             return False
         try:
-            encode = self._encoders[accept]
+            encode = encoders[accept]
             if encode is payload.dump or encode is as_arrays:
                 block = _as_block(results, kinds)
                 reply.payloads = [encode(value) for value in results] if block is None else block
@@ -605,6 +708,33 @@ class BatchAnswerer:
     def _encode_values(self, content_type: str, values: list[Any]) -> Any:
         encode = self._invoker.instance.encode
         return encode(values, content_type) if self.traits.encode_takes_type else encode(values)
+
+
+def _without_turn(result: Any) -> Any:
+    """Return a result without what says where it goes."""
+    if type(result) is Done:
+        return result.answer
+    return result.item if type(result) is To else result
+
+
+def _encoders_of(gives: Any) -> Encoders:
+    """Return what writes results of a type for callers; the model's `encode` is called before."""
+    return schema.MadeWhenNeeded[payload.Payload](
+        {OBJECT: payload.dump, ARRAYS: as_arrays, CUSTOM: as_bytes},
+        {
+            JSON: lambda: schema.json_writer(unpack_type(gives)),
+            MSGPACK: lambda: schema.msgpack_writer(unpack_type(gives)),
+            RAW: lambda: _as_text if unpack_type(gives) is str else as_bytes,
+        },
+    )
+
+
+def _as_list(value: Any) -> payload.Payload:
+    """Return a list as a payload that can be taken apart. Raises ModelError if it is none."""
+    if not isinstance(value, list | tuple):
+        kind = type(value).__name__
+        raise ModelError(f"a stage before ForEach must return a list, and has returned {kind}", code="bad_result")
+    return payload.join([payload.dump(each) for each in value], None)
 
 
 def _reader(format: int, taken: Any) -> Callable[[Any], Any]:

@@ -1,9 +1,14 @@
-"""Copies of what user code has made and may still change: it is copied before the next call of user
-code, which may fill the same memory again.
+"""Values and errors of user code on their way out of it: copies, and reports of failed items.
+
+A value that user code may still change is copied before the next call of it, which may fill the
+same memory again.
 
 What a model's hooks hand to each other never leaves its worker and may be anything, such as a
 document that takes its whole vocabulary along where it is pickled. There only plain data is copied:
 containers, arrays, tensors and records.
+
+Failed items are reported by an outcome and a report for each, with the exception itself where that
+can travel.
 """
 
 from __future__ import annotations
@@ -13,14 +18,22 @@ import copy
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from carpool.engine.call.results import UNCHANGING
+from carpool.engine import details
+from carpool.engine.call.results import UNCHANGING, Failed, Miscount
+from carpool.engine.details import Detail
+from carpool.engine.foreign import named_text_of, text_of
+from carpool.engine.http_response import HTTPError, check_refusal
 from carpool.engine.parts import Last
+from carpool.engine.wire.outcome import FailureReport, Outcome, pack_report, with_cause
 from carpool.engine.wire.payload import LARGE, Memory, detach, dump, dumps, load, own_tensor
+from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 
 _local = threading.local()  # the memory of each thread's copies
 
@@ -150,3 +163,159 @@ def _small_copy(value: Any) -> Any:
         return load(dumps(value, longest=LARGE))
     except BaseException:  # it is too large, or cannot be pickled
         return value
+
+
+_LONGEST_LINE = 2 * 1024  # characters of one line of a traceback
+_HAVE_CAUSES = frozenset({Outcome.MODEL_ERROR, Outcome.BAD_RESULT})
+_ROOM_FOR_CAUSES = 2**20  # bytes in one reply, however many items have failed
+_OWN_FILES = (
+    "/carpool/engine/worker/",
+    "/carpool/engine/call/invoke.py",
+    "/carpool/engine/call/results.py",
+    "/carpool/engine/call/retry.py",
+)
+
+
+class Expired(DeadlineExceeded):
+    """Says that an item's deadline has passed. A `DeadlineExceeded` of user code is a failure like
+    any other.
+    """
+
+
+class FailureReports:
+    """Reports the failed items of one batch.
+
+    Args:
+        same_process: Whether the reply stays in this process, so that exceptions may go with it as
+            they are.
+
+    Attributes:
+        causes: The exceptions by position, if they may go as they are; else None.
+    """
+
+    def __init__(self, same_process: bool) -> None:
+        self.causes: dict[int, BaseException] | None = {} if same_process else None
+        self._reports: dict[Failed, _PackedReports] = {}  # items may share a failure
+        self._room = _ROOM_FOR_CAUSES
+
+    def report(self, position: int, failed: Failed) -> tuple[Outcome, bytes]:
+        """Return what became of an item, and the packed report of it."""
+        if failed not in self._reports:
+            self._reports[failed] = self._pack(failed.error)
+        outcome, body, body_with_cause = self._reports[failed]
+        if self.causes is not None:
+            cause = _cause_of(failed.error) if outcome in _HAVE_CAUSES else None
+            if cause is not None:
+                self.causes[position] = cause
+        elif len(body_with_cause) <= self._room:
+            self._room -= len(body_with_cause)
+            body = body_with_cause
+        return outcome, body
+
+    def _pack(self, error: BaseException) -> _PackedReports:
+        outcome, report = outcome_of(error)
+        body = pack_report(report)
+        cause = _cause_of(error) if outcome in _HAVE_CAUSES else None
+        if cause is None:
+            return outcome, body, body
+        if self.causes is not None:
+            _cut_own_frames(cause)
+            own(cause)
+            return outcome, body, body
+        return outcome, body, pack_report(with_cause(report, cause))
+
+
+_PackedReports = tuple[Outcome, bytes, bytes]
+"""The outcome of a failure, and its report without and with the exception itself."""
+
+
+def outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
+    """Return what became of an item that failed with `error`, and the report of it.
+
+    The report is nothing but text, whatever the exception's methods and attributes do.
+    """
+    try:
+        return _outcome_of(error)
+    except BaseException:
+        return Outcome.MODEL_ERROR, FailureReport(named_text_of(error), type(error).__name__, describe(error))
+
+
+def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
+    if isinstance(error, Expired):
+        return Outcome.EXPIRED, FailureReport(str(error))
+    if isinstance(error, ModelError):
+        outcome = Outcome.BAD_RESULT if error.code == "bad_result" else Outcome.MODEL_ERROR
+        return outcome, FailureReport(text_of(error), str(error.type_name), str(error.traceback))
+    if isinstance(error, ValidationError):
+        return Outcome.INVALID_ITEM, FailureReport(str(error) or text_of(error), details=_details_of(error))
+    if isinstance(error, HTTPError):
+        headers = tuple(error.headers)
+        check_refusal(error.status, error.code, headers)
+        refusal = int(error.status), error.code, headers
+        return Outcome.REFUSED, FailureReport(text_of(error), type(error).__name__, refusal=refusal)
+    if isinstance(error, InvalidRequest):
+        too_large = (413, "too_large", ()) if error.status == 413 else None
+        return Outcome.INVALID, FailureReport(str(error) or text_of(error), refusal=too_large)
+    return Outcome.MODEL_ERROR, FailureReport(named_text_of(error), type(error).__name__, describe(error))
+
+
+def _details_of(error: ValidationError) -> list[Detail]:
+    """Return the details of an error; none if its class is the user's and does not provide them."""
+    try:
+        return details.sanitized(error.details)
+    except BaseException:
+        return []
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    """Return what the caller's `ModelError` is caused by: the exception; for a ModelError, that
+    error's own cause.
+    """
+    return error.__cause__ if type(error) in (ModelError, Miscount) else error  # a subclass of a user's is a cause
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the user's first frame on."""
+    tb = error.__traceback__
+    while tb is not None and _is_own(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    return tb
+
+
+def _is_own(filename: str) -> bool:
+    return any(part in filename for part in _OWN_FILES)
+
+
+def _cut_own_frames(error: BaseException) -> None:
+    """Cut our own frames off an exception's traceback: they are of no use to the user, and they
+    hold the batch.
+    """
+    with contextlib.suppress(BaseException):
+        BaseException.with_traceback(error, _users_part(error))
+
+
+def clear_own_frames(errors: Iterable[BaseException]) -> None:
+    """Empty our own frames through which exceptions have come, once the call has ended.
+
+    The user's frames, which they called, still refer to them; they hold the batch, and the
+    exceptions themselves.
+    """
+    for error in {id(each): each for each in errors}.values():
+        # RuntimeError: the frame still runs, as the call was made from it
+        with contextlib.suppress(BaseException):
+            tb = _users_part(error)
+            frame = None if tb is None else tb.tb_frame.f_back
+            while frame is not None:
+                if _is_own(frame.f_code.co_filename):
+                    frame.clear()
+                frame = frame.f_back
+
+
+def describe(error: BaseException) -> str:
+    """Return the traceback as text, from the user's first frame on; endless lines are cut."""
+    try:
+        tb = _users_part(error)
+        lines = traceback.TracebackException(type(error), error, tb, compact=True).format()
+        return "".join([line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...\n" for line in lines])
+    except BaseException:
+        return f"{type(error).__name__} (its traceback could not be read)\n"

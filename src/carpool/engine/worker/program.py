@@ -23,6 +23,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ import msgspec
 from carpool.engine.foreign import as_model_error
 from carpool.engine.wire.payload import Buffer
 from carpool.engine.worker.place import Cores
+from carpool.engine.worker.ways import Spot, choosers
 from carpool.errors import ModelError, StartupError
 from carpool.model import Adapter, AnyModel, name_of
 
@@ -91,7 +93,12 @@ def describe() -> Program:
 
 
 def pack_model(
-    model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequence[Adapter] = (), *, has_main: bool = True
+    model: AnyModel,
+    kwargs: Mapping[str, Any],
+    adapters: Sequence[Adapter] = (),
+    spots: Sequence[Spot] = (),
+    *,
+    has_main: bool = True,
 ) -> bytes:
     """Return references to the model, its arguments and the adapters of its addresses as bytes.
 
@@ -101,6 +108,7 @@ def pack_model(
         model: The model.
         kwargs: Its arguments.
         adapters: Those of its addresses.
+        spots: What becomes of its results.
         has_main: Whether workers have the file of the main program, if it has one. If not, what is
             defined there goes by value, too.
 
@@ -111,15 +119,16 @@ def pack_model(
     sys.modules.setdefault(_MAIN, main)  # the main program may define classes of results
     main_is_there = has_main and _main_file() is not None
     is_typed = not main_is_there and (
-        _module_of(model) == "__main__" or any(_is_of_main(value) for value in (*kwargs.values(), *adapters))
+        _module_of(model) == "__main__"
+        or any(_is_of_main(value) for value in (*kwargs.values(), *adapters, *choosers(spots)))
     )
     try:
         if not is_typed:
-            packed = pickle.dumps((model, dict(kwargs), [*adapters], []), 5)
+            packed = pickle.dumps((model, dict(kwargs), [*adapters], _with_packed_types(spots), []), 5)
             is_typed = not main_is_there and _names_main(packed)
             if not is_typed:
                 return packed
-        return _pack_by_value(model, kwargs, adapters)
+        return _pack_by_value(model, kwargs, adapters, spots)
     except _NoCloudpickle:
         raise TypeError(
             f"{name_of(model)}, or what is in its kwargs, {_WHERE_TYPED}, where worker processes cannot find it:"
@@ -134,6 +143,7 @@ def pack_model(
             else "define it at the top level of a module, and give it plain kwargs; load whatever is heavy in setup"
         )
         what = name_of(model) + (", or an adapter of its routes," if adapters else "")
+        what += ", or choose= of the Route behind it," if any(choosers(spots)) else ""
         raise TypeError(f"{what} cannot be sent to a worker process ({error}): {what_to_do}") from error
 
 
@@ -157,14 +167,41 @@ def extend(program: Program) -> None:
     sys.path += [entry for entry in program.path if entry not in sys.path and os.path.exists(entry)]
 
 
-def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any], list[Adapter]]:
-    """Import the model in a worker, and the adapters. Raises whatever importing them raises."""
+def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any], list[Adapter], tuple[Spot, ...]]:
+    """Import the model in a worker, the adapters, and all that its `spots` refer to. Raises
+    whatever importing them raises.
+    """
     if _names_main(packed) and (program.main_name or program.main_file):
         _import_main(program)
-    model, kwargs, adapters, typed = pickle.loads(packed)
+    model, kwargs, adapters, spots, typed = pickle.loads(packed)
     if typed:
         _take_for_main(typed)
-    return model, kwargs, adapters
+    return model, kwargs, adapters, spots
+
+
+class PackedType:
+    """A type that is imported only when it is needed: mostly it is that of another stage."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+
+def _with_packed_types(spots: Sequence[Spot]) -> tuple[Spot, ...]:
+    found = []
+    for spot in spots:
+        try:
+            packed: Any = PackedType(pickle.dumps(spot.answer, 5))
+        except Exception:  # it cannot be found there
+            packed = Any
+        found.append(replace(spot, answer=packed))
+    return tuple(found)
+
+
+def unpack_type(kind: Any) -> Any:
+    """Return the type of a spot's answers. Raises whatever importing it raises."""
+    return pickle.loads(kind.packed) if type(kind) is PackedType else kind
 
 
 class MainProgram:
@@ -241,7 +278,9 @@ class _NoCloudpickle(Exception):
     """What has been typed cannot be sent, since cloudpickle is not installed."""
 
 
-def _pack_by_value(model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequence[Adapter]) -> bytes:
+def _pack_by_value(
+    model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequence[Adapter], spots: Sequence[Spot]
+) -> bytes:
     """Return the same as a pickle that holds all that was typed in, and a list of the classes among
     it. Plain pickle reads it. Raises whatever writing it raises.
     """
@@ -257,7 +296,9 @@ def _pack_by_value(model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequenc
             return super().reducer_override(obj)
 
     packed = io.BytesIO()
-    Pickler(packed, 5).dump((model, dict(kwargs), [*adapters], typed))  # the list is written last, when it is full
+    Pickler(packed, 5).dump(
+        (model, dict(kwargs), [*adapters], _with_packed_types(spots), typed)
+    )  # the list is written last, when it is full
     return packed.getvalue()
 
 

@@ -8,7 +8,7 @@
           Invoker.run            ... preprocess, predict, postprocess (call/invoke.py), ...
             Retrier.call         ... the call of `predict` for the whole batch (call/retry.py),
               _Retry.run         or, if that fails, for parts of it,
-          FailureReports         ... report what failed (worker/reports.py), encode the rest
+          FailureReports         ... report what failed (worker/own.py), encode the rest
         link.send                what happened besides, if anything did; then the reply
       _tear_down                 once the link has ended
 
@@ -46,15 +46,16 @@ from carpool.engine.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.engine.worker import program, step_loop
 from carpool.engine.worker.answer import BatchAnswerer, ExampleError
 from carpool.engine.worker.generators import Beside
-from carpool.engine.worker.own import own
+from carpool.engine.worker.own import FailureReports, clear_own_frames, describe, own
 from carpool.engine.worker.own_metrics import metrics_in_file
 from carpool.engine.worker.program import Setup
-from carpool.engine.worker.reports import FailureReports, clear_own_frames, describe
 from carpool.engine.worker.step_loop import CallAnnouncer, Link, StepAnswerer
+from carpool.engine.worker.ways import Spot
 from carpool.model import Adapter, AnyModel, traits_of
 
-FindModel = Callable[[], tuple[AnyModel, Mapping[str, Any], Sequence[Adapter]]]
-"""Returns the model, its arguments and the adapters of its addresses; may raise."""
+FindModel = Callable[[], tuple[AnyModel, Mapping[str, Any], Sequence[Adapter], Sequence[Spot]]]
+"""Returns the model, its arguments, the adapters of its addresses and what becomes of its results;
+may raise."""
 
 
 async def serve(
@@ -72,7 +73,7 @@ async def serve(
     Args:
         link: The connection to the stage.
         setup: The worker's stage and place, and how to call the model.
-        find_model: Returns the model, its arguments and the adapters of its addresses; may raise.
+        find_model: See `FindModel`.
         fatal_errors: Exceptions that end the worker instead of failing an item.
         is_ending: Whether the worker is in fact being ended; user code may raise the fatal errors
             by itself.
@@ -107,25 +108,27 @@ async def serve(
         waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
-        announcer.begin(frame.batch_id)
-        try:
-            reply = await answerer.answer(frame)
-        except BaseException as error:
-            # the model's own errors do not come here: it is an error of carpool's
-            if retrier.is_fatal(error) or isinstance(error, InjectedFault):
-                raise
-            reply = _all_failed(frame, error, same_process)
-        reply.waited_s = waited_s
-        if reply.causes:
-            clear_own_frames(reply.causes.values())
-        if answerer.trouble:
-            _send_trouble(link, frame.batch_id, answerer.trouble)
-        _send_reply(link, reply)
-        if points.after_send is not None:
-            points.after_send()
-        if metrics is not None:
-            metrics.note()
-        del frame, reply  # its memory is there for the next batch, and an idle worker keeps nothing of its last one
+        for part in answerer.turns(frame):
+            announcer.begin(frame.batch_id)
+            try:
+                reply = await answerer.answer(part)
+            except BaseException as error:
+                # the model's own errors do not come here: it is an error of carpool's
+                if retrier.is_fatal(error) or isinstance(error, InjectedFault):
+                    raise
+                reply = _all_failed(part, error, same_process)
+            reply.waited_s, waited_s = waited_s, 0.0
+            if reply.causes:
+                clear_own_frames(reply.causes.values())
+            if answerer.trouble:
+                _send_trouble(link, frame.batch_id, answerer.trouble)
+            _send_reply(link, reply)
+            if points.after_send is not None:
+                points.after_send()
+            if metrics is not None:
+                metrics.note()
+            del reply, part
+        del frame  # its memory is there for the next batch, and an idle worker keeps nothing of its last one
         idle_since = monotonic()
     await _tear_down(answerer, setup)
     if metrics is not None:
@@ -149,7 +152,7 @@ async def _load(
     _send_state(link, "loading")
     what_failed = "its model could not be imported"
     try:
-        model, kwargs, adapters = find_model()
+        model, kwargs, adapters, spots = find_model()
         what_failed = "its model could not be set up"
         invoker = Invoker(
             model,
@@ -169,6 +172,7 @@ async def _load(
             adapters=adapters,
             is_first=setup.is_first,
             is_last=setup.is_last,
+            spots=spots,
             before_predict=points.before_predict,
             after_predict=points.after_predict,
             main=program.MainProgram(setup.program if program.in_worker else None),

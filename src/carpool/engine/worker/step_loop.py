@@ -16,10 +16,10 @@ So policies know how far apart parts really come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from carpool.engine.call.invoke import Invoker
 from carpool.engine.call.results import Failed
@@ -37,9 +37,8 @@ from carpool.engine.wire.outcome import Outcome
 from carpool.engine.wire.payload import ARRAYS, JSON, MSGPACK, OBJECT, RAW, size_of
 from carpool.engine.worker.answer import BatchAnswerer, ExampleError, as_arrays, as_bytes
 from carpool.engine.worker.generators import BatchGenerators, Beside, ItemGenerators
-from carpool.engine.worker.own import own_part
-from carpool.engine.worker.reports import FailureReports, clear_own_frames, outcome_of
-from carpool.engine.worker.steps import Lineup, Measures, Out, PlainOuts, Row, Runner, StepModel
+from carpool.engine.worker.own import FailureReports, clear_own_frames, outcome_of, own_part
+from carpool.engine.worker.steps import Lineup, Measures, Outs, Row, Runner, StepModel
 from carpool.errors import ModelError
 
 MOST_PART_BYTES = 64 * 2**20
@@ -48,6 +47,7 @@ MOST_PART_BYTES = 64 * 2**20
 _REPORT_EVERY_S = 0.01  # calls that follow each other faster are not all reported
 _WARM_UP_S = 2.0  # once the examples have run this long, they are stopped: some answers have no end
 _NO_ORDER = wire.OrderHead()
+_NOTHING: Final = Outs()
 
 
 class Link(Protocol):
@@ -91,70 +91,6 @@ class CallAnnouncer:
         if self.batch_id and now - self._announced_at > _REPORT_EVERY_S:
             self._announced_at = now
             self._link.send(Frame(FrameKind.CALL, self.batch_id))
-
-
-class Packed:
-    """What has come of streams, as it is sent.
-
-    Args:
-        same_process: Whether frames stay in this process, so that exceptions may go with them.
-
-    Attributes:
-        ids: The streams.
-        kinds: A byte for each, see `wire/order.py`.
-        payloads: The part, the answer or the report of each.
-        buffers: How many buffers of each are its caller's; 0 for all of them.
-        failed: Those of the streams that have failed.
-        failures: Reports those that fail.
-        has_ends: Whether one of the streams is out of the set.
-    """
-
-    def __init__(self, same_process: bool) -> None:
-        self.ids: list[int] = []
-        self.kinds = bytearray()
-        self.payloads: list[payload.Payload] = []
-        self.buffers: list[int] = []
-        self.failed: set[int] = set()
-        self.failures = FailureReports(same_process)
-
-    def add(self, id: int, kind: int, packed: payload.Payload, n_buffers: int = 0) -> None:
-        """Add a part, an answer or an end."""
-        self.ids.append(id)
-        self.kinds.append(kind)
-        self.payloads.append(packed)
-        self.buffers.append(n_buffers)
-
-    def fail(self, id: int, failed: Failed) -> None:
-        """Add the failure of a stream."""
-        self.failed.add(id)
-        self.add(id, *self.failures.report(len(self.ids) + 1, failed))
-
-    @property
-    def has_ends(self) -> bool:
-        """Whether one of the streams is out of the set."""
-        return self.kinds.count(wire.MORE) != len(self.kinds)
-
-    def part(self, begin: int, end: int) -> Packed:
-        """Return what has come of some of the streams."""
-        some = Packed(False)
-        some.ids, some.kinds = self.ids[begin:end], self.kinds[begin:end]
-        some.payloads, some.buffers = self.payloads[begin:end], self.buffers[begin:end]
-        return some
-
-    def frame(self, number: int, measures: Measures, stopped: bool) -> Frame:
-        """Return it as a frame.
-
-        Args:
-            number: That of the last order that was followed.
-            measures: What was done since the last report.
-            stopped: Whether the worker waits for an order.
-        """
-        buffers = self.buffers if any(self.buffers) else []
-        started, stepped = (measures.started, measures.start_s), (measures.stepped, measures.step_s)
-        report = wire.ReportHead(stopped, *started, *stepped, buffers)
-        frame = wire.parts_frame(number, report, self.ids, self.kinds, self.payloads)
-        frame.causes = self.failures.causes
-        return frame
 
 
 class StepAnswerer:
@@ -213,19 +149,19 @@ class StepAnswerer:
         """Whether there is a stream to step."""
         return self._runner.has_running
 
-    async def follow(self, frame: Frame) -> tuple[wire.OrderHead, list[Out]]:
+    async def follow(self, frame: Frame) -> tuple[wire.OrderHead, Outs]:
         """Follow an order; return it, and what has come of the streams that join."""
         began, measures = monotonic(), self._runner.measures
         started, start_s = measures.started, measures.start_s
         order, joining = wire.read_order(frame)
         self.number = frame.batch_id
         rows, outs = await self._rows_of(joining)
-        outs = [*outs, *await self._runner.follow(order, rows)]
+        outs.extend(await self._runner.follow(order, rows))
         if measures.started > started:
             measures.start_s = start_s + monotonic() - began
         return order, outs
 
-    async def step(self) -> Sequence[Out]:
+    async def step(self) -> Outs:
         """Make one step, and return what has come of it."""
         return await self._runner.step()
 
@@ -235,13 +171,11 @@ class StepAnswerer:
 
     # -- streams that join
 
-    async def _rows_of(self, joining: list[wire.Joining]) -> tuple[list[Row], list[Out]]:
+    async def _rows_of(self, joining: list[wire.Joining]) -> tuple[list[Row], Outs]:
         """Return the streams that can be started, and the failures of the others."""
-        if not joining:
-            return [], []
-        values = await self._values_of(joining)
         rows: list[Row] = []
-        outs: list[Out] = []
+        outs = Outs()
+        values = await self._values_of(joining) if joining else []
         for each, value in zip(joining, values, strict=True):
             row = Row(each.id, value, each.accept, each.takes, again=partial(self._value_of, each))
             if type(value) is not Failed:
@@ -251,7 +185,7 @@ class StepAnswerer:
                 except BaseException as error:  # a part may have a `__setstate__`, which is the user's
                     value = Failed(error)
             if type(value) is Failed:
-                outs.append(Out(row, wire.LAST, value))
+                outs.add(row, wire.LAST, value)
             else:
                 rows.append(row)
         return rows, outs
@@ -277,41 +211,43 @@ class StepAnswerer:
 
     # -- what goes back
 
-    async def pack(self, outs: Sequence[Out]) -> Packed:
+    async def pack(self, outs: Outs) -> Outs:
         """Return what has come of streams as it is sent.
 
         A stream whose part cannot be packed fails, and leaves the set.
         """
-        packed = Packed(self._same_process)
-        if not outs or self._pack_plain(outs, packed):
+        packed = self._pack_plain(outs) if outs.values else outs
+        if packed is not None:
             return packed
-        for out in outs:
-            if out.row.id in packed.failed:
+        packed, failures = Outs(), FailureReports(self._same_process)
+        packed.causes = failures.causes
+        failed: set[int] = set()
+        for row, kind, value, raw in outs:
+            if row.id in failed:
                 continue
-            row, value = out.row, out.value
             if type(value) is not Failed:
                 try:
-                    await self._pack_one(out, packed)
+                    await self._pack_one(row, kind, value, raw, packed)
                     continue
                 except BaseException as error:
                     value = Failed(error)
                     await self._runner.leave(row.id)
-            packed.fail(row.id, value)
+            failed.add(row.id)
+            packed.add(row, *failures.report(len(packed) + 1, value), 0)
         return packed
 
-    @fast_path("parts_alike", declined=False)
-    def _pack_plain(self, outs: Sequence[Out], packed: Packed) -> bool:
-        """Add what has come if it is parts only, all in one encoding; report whether it was so.
+    @fast_path("parts_alike")
+    def _pack_plain(self, outs: Outs) -> Outs | None:
+        """Return what has come as it is sent if it is parts only, all in one encoding; else None.
 
         Fast path of `_pack_one`: the same outcome, see tests/engine/worker/test_fast_paths.py.
         """
-        if type(outs) is not PlainOuts:
-            if any(out.kind != wire.MORE for out in outs):
-                return False
-            outs = PlainOuts(Lineup([out.row for out in outs]), [out.value for out in outs])
-        accept, values = outs.lineup.accept, outs.values
+        if outs.lineup is None and outs.has_ends:
+            return None
+        lineup, values = outs.lineup or Lineup(outs.rows), outs.values
+        accept = lineup.accept
         if accept < 0 or (self._keeps and (accept != OBJECT or self._postprocesses)):
-            return False
+            return None
         payloads: Any = None
         if accept == OBJECT:
             payloads = payload.as_scalars(values, set(map(type, values)))
@@ -319,33 +255,33 @@ class StepAnswerer:
             try:
                 payloads = list(map(self._part_encoders[accept], values))
                 if max(map(size_of, payloads)) > MOST_PART_BYTES:
-                    return False
+                    return None
             except BaseException:  # `_pack_one` finds out whose it is
-                return False
-        packed.kinds, packed.payloads, packed.ids = bytearray(len(values)), payloads, outs.lineup.ids
-        return True
+                return None
+        packed = Outs()
+        packed.rows, packed.kinds, packed.values, packed.lineup = outs.rows, outs.kinds, payloads, lineup
+        return packed
 
-    async def _pack_one(self, out: Out, packed: Packed) -> None:
+    async def _pack_one(self, row: Row, kind: int, value: Any, raw: Any, packed: Outs) -> None:
         """Add what has come of a stream that has not failed."""
-        row, kind, value = out.row, out.kind, out.value
         if kind in (wire.END, wire.BACK):
-            packed.add(row.id, kind, b"")
+            packed.add(row, kind, b"", 0)
         elif kind == wire.LAST and row.takes != wire.PARTS:
             reply = Frame(FrameKind.REPLY)
             await self.batches.encode([value], bytes([row.accept]), reply)
             outcome = reply.formats[0]
-            packed.add(row.id, wire.LAST if outcome == Outcome.OK else outcome, reply.payloads[0])
-            if reply.causes and packed.failures.causes is not None:
-                packed.failures.causes[len(packed.ids)] = reply.causes[0]
+            packed.add(row, wire.LAST if outcome == Outcome.OK else outcome, reply.payloads[0], 0)
+            if reply.causes and packed.causes is not None:
+                packed.causes[len(packed)] = reply.causes[0]
         else:
             part = self._part_encoders[row.accept](value)
             if size_of(part) > MOST_PART_BYTES:
                 text = f"a part may have {MOST_PART_BYTES // 2**20} MiB at most, and one has {size_of(part):,} bytes"
                 raise ModelError(text, code="bad_result")
             if self._keeps and (row.accept != OBJECT or self._postprocesses):
-                packed.add(row.id, kind, *wire.with_kept(part, payload.dump(out.raw)))
+                packed.add(row, kind, *wire.with_kept(part, payload.dump(raw)))
             else:
-                packed.add(row.id, kind, part)
+                packed.add(row, kind, part, 0)
 
     def take_measures(self) -> Measures:
         """Return what was done since this was asked last."""
@@ -378,13 +314,13 @@ class StepAnswerer:
             for i, value in zip(places, values, strict=True):
                 self._check_example(i, value)
                 rows.append(Row(i, value, OBJECT, wire.PARTS, again=partial(self._example, i)))
-            outs: Sequence[Out] = await self._runner.follow(_NO_ORDER, rows)
+            outs = await self._runner.follow(_NO_ORDER, rows)
             measures, least_s = self.take_measures(), inf
             while True:
-                for out in outs:
-                    self._check_example(out.row.id, out.value)
-                    if out.kind != wire.END:
-                        self._check_part(out.row.id, out.value)
+                for row, kind, value, _ in outs:
+                    self._check_example(row.id, value)
+                    if kind != wire.END:
+                        self._check_part(row.id, value)
                 if not self._runner.has_running or monotonic() > until:
                     break
                 outs = await self._runner.step()
@@ -429,7 +365,7 @@ async def run(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, poin
     began = idle_since = monotonic()
     waited_s = 0.0
     while True:
-        outs: Sequence[Out] = ()
+        outs = None
         while waits or not order.is_whole or await link.has_news():
             frame = await link.receive()
             if frame is None:
@@ -443,11 +379,17 @@ async def run(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, poin
             waits = False
             announcer.begin(frame.batch_id)
             order, followed = await answerer.follow(frame)
-            outs = [*outs, *followed]
+            if outs is None:
+                outs = followed
+            else:
+                outs.extend(followed)
         if answerer.has_running:
             stepped = await answerer.step()
-            outs = [*outs, *stepped] if outs else stepped
-        packed = await answerer.pack(outs)
+            if outs is None or not outs.values:
+                outs = stepped
+            else:
+                outs.extend(stepped)
+        packed = await answerer.pack(outs or _NOTHING)
         stops = order.ask == EVERY_STEP or (order.ask == ON_LEAVING and packed.has_ends)
         waits = stops or not answerer.has_running
         measures = answerer.take_measures()
@@ -463,28 +405,41 @@ async def run(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, poin
             idle_since = monotonic()
 
 
-def _send(link: Link, number: int, measures: Measures, packed: Packed, stopped: bool, waited_s: float) -> None:
+def _frame_of(packed: Outs, number: int, measures: Measures, stopped: bool) -> Frame:
+    """Return a report as a frame.
+
+    Args:
+        packed: What has come of streams.
+        number: That of the last order that was followed.
+        measures: What was done since the last report.
+        stopped: Whether the worker waits for an order.
+    """
+    buffers = packed.kept if any(packed.kept) else []
+    started, stepped = (measures.started, measures.start_s), (measures.stepped, measures.step_s)
+    report = wire.ReportHead(stopped, *started, *stepped, buffers)
+    frame = wire.parts_frame(number, report, packed.ids, packed.kinds, packed.values)
+    frame.causes = packed.causes
+    return frame
+
+
+def _send(link: Link, number: int, measures: Measures, packed: Outs, stopped: bool, waited_s: float) -> None:
     """Send a report as one frame, or as several if it is too large for one."""
-    frame = packed.frame(number, measures, stopped)
+    frame = _frame_of(packed, number, measures, stopped)
     frame.waited_s = waited_s
     if frame.causes:
         clear_own_frames(frame.causes.values())
     try:
         link.send(frame)
     except FrameError as error:  # nothing has been sent
-        middle = len(packed.ids) // 2
+        middle = len(packed) // 2
         if not middle:
-            link.send(_as_unsendable(packed, error).frame(number, measures, stopped))
+            failed = Failed(ModelError(f"the result cannot be sent: {error}", code="bad_result"))
+            packed.kinds[0], packed.values[0] = FailureReports(False).report(1, failed)
+            packed.kept = []
+            link.send(_frame_of(packed, number, measures, stopped))
             return
         _send(link, number, Measures(), packed.part(0, middle), False, waited_s)
-        _send(link, number, measures, packed.part(middle, len(packed.ids)), stopped, 0.0)
-
-
-def _as_unsendable(packed: Packed, error: FrameError) -> Packed:
-    """Return that a stream has failed because its answer could not be sent."""
-    failed = Packed(False)
-    failed.fail(packed.ids[0], Failed(ModelError(f"the result cannot be sent: {error}", code="bad_result")))
-    return failed
+        _send(link, number, measures, packed.part(middle, len(packed)), stopped, 0.0)
 
 
 def _step_model(invoker: Invoker, retrier: Retrier, beside: Beside | None) -> StepModel:

@@ -17,7 +17,7 @@ Each method of the user's is called here, and guarded. What it raises ends as fe
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from carpool.engine.call.oom import release_memory
 from carpool.engine.call.results import OF_RESUME, OF_START, OF_STEP, Failed, as_results, is_bad_result
@@ -104,27 +104,6 @@ class Row:
         self.parts: list[Any] = []
 
 
-class Out(NamedTuple):
-    """What has come of a stream.
-
-    Attributes:
-        row: The stream.
-        kind: `MORE`, `LAST`, `END` or `BACK` of `wire/order.py`; `LAST` if `value` is `Failed`.
-        value: The part, the whole answer of a stream that takes it, `Failed`, or None.
-        raw: The part as the model gave it.
-    """
-
-    row: Row
-    kind: int
-    value: Any = None
-    raw: Any = None
-
-    @property
-    def is_end(self) -> bool:
-        """Whether the stream is out of the set with this."""
-        return self.kind != wire.MORE
-
-
 class Lineup:
     """The rows of one step, and what is the same in every step of theirs.
 
@@ -147,33 +126,75 @@ class Lineup:
         self.all_take_parts = [row.takes for row in rows].count(wire.PARTS) == len(rows)
 
 
-class PlainOuts(Sequence[Out]):
-    """What has come of a step that gave every row a part to be sent as it is, with more to come.
+class Outs:
+    """What has come of streams, in columns of one length: as it was made, and then as it is sent.
 
-    Args:
-        lineup: The rows.
-        values: Their parts.
+    A stream is there more than once if a part of it is followed by its end.
 
     Attributes:
-        lineup: The rows.
-        values: Their parts.
+        rows: The streams.
+        kinds: `MORE`, `LAST`, `END` or `BACK` of `wire/order.py` for each, `LAST` if the value is
+            `Failed`; once it is packed, an outcome if it has failed.
+        values: The part of each, the whole answer of one that takes it, `Failed`, or None; once it
+            is packed, the payload.
+        kept: The part of each as the model gave it; once it is packed, how many buffers of the
+            payload are the caller's, 0 for all. Empty if it is so of all.
+        lineup: The rows of a step that gave each of them a part to be sent as it is, with more to
+            come, where nothing else has come; else None.
+        causes: Once it is packed, exceptions by position, if they may go as they are; else None.
     """
 
-    __slots__ = ("lineup", "values")
+    __slots__ = ("causes", "kept", "kinds", "lineup", "rows", "values")
 
-    def __init__(self, lineup: Lineup, values: list[Any]) -> None:
-        self.lineup = lineup
-        self.values = values
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.kinds = bytearray()
+        self.values: list[Any] = []
+        self.kept: list[Any] = []
+        self.lineup: Lineup | None = None
+        self.causes: dict[int, BaseException] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, i: Any) -> Any:
-        return list(self)[i]
+    def __iter__(self) -> Iterator[tuple[Row, int, Any, Any]]:
+        return zip(self.rows, self.kinds, self.values, self.kept, strict=True)
 
-    def __iter__(self) -> Iterator[Out]:
-        for row, value in zip(self.lineup.rows, self.values, strict=True):
-            yield Out(row, wire.MORE, value, value)
+    @property
+    def ids(self) -> list[int]:
+        """The streams, by id."""
+        return [row.id for row in self.rows] if self.lineup is None else self.lineup.ids
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether one of the streams is out of the set."""
+        return self.kinds.count(wire.MORE) != len(self.kinds)
+
+    def add(self, row: Row, kind: int, value: Any = None, kept: Any = None) -> None:
+        """Add what has come of a stream."""
+        self.rows.append(row)
+        self.kinds.append(kind)
+        self.values.append(value)
+        self.kept.append(kept)
+
+    def add_all(self, rows: Sequence[Row], kind: int, value: Any = None) -> None:
+        """Add the same of several streams."""
+        for row in rows:
+            self.add(row, kind, value)
+
+    def extend(self, others: Outs) -> None:
+        """Add what has come later."""
+        self.rows += others.rows
+        self.kinds += others.kinds
+        self.values += others.values
+        self.kept += others.kept
+
+    def part(self, begin: int, end: int) -> Outs:
+        """Return some of it, which is packed."""
+        some = Outs()
+        some.rows, some.kinds = self.rows[begin:end], self.kinds[begin:end]
+        some.values, some.kept = self.values[begin:end], self.kept[begin:end]
+        return some
 
 
 class Measures:
@@ -250,17 +271,17 @@ class Runner:
 
     # -- between two steps
 
-    async def follow(self, order: wire.OrderHead, joining: list[Row]) -> list[Out]:
+    async def follow(self, order: wire.OrderHead, joining: list[Row]) -> Outs:
         """Do what an order says, and return what has come of the streams that join."""
         began = self._begin_boundary()
         for id in order.leave:
             await self.leave(id)
-        outs: list[Out] = []
+        outs = Outs()
         for row in joining:
             if row.raw and row.takes == wire.BOTH:
                 await self._refill(row, outs)
-        lost = {out.row.id for out in outs}
-        outs += await self._begin([row for row in joining if row.id not in lost] if lost else joining)
+        lost = set(outs.ids)
+        await self._begin([row for row in joining if row.id not in lost] if lost else joining, outs)
         if order.pause or order.resume:
             _move(order.pause, self._running, self._paused)
             _move(order.resume, self._paused, self._running)
@@ -268,11 +289,10 @@ class Runner:
         self._charge_since(began)
         return outs
 
-    async def step(self) -> Sequence[Out]:
+    async def step(self) -> Outs:
         """Make one step of all streams that are not paused, and return what has come of them."""
         began = self._begin_boundary()
         self._steps += 1
-        outs: Sequence[Out]
         if self._has_apart:
             outs = await self._step_apart(list(self._running.values()))
         else:
@@ -296,15 +316,15 @@ class Runner:
 
     # -- beginning
 
-    async def _begin(self, rows: list[Row]) -> list[Out]:
-        """Start rows, or resume those that have had parts; return those of which nothing came."""
-        had_parts = [row for row in rows if row.raw]
-        if not had_parts:
-            return await self._begin_alike(rows) if rows else []
+    async def _begin(self, rows: list[Row], outs: Outs) -> None:
+        """Start rows, or resume those that have had parts; add those of which nothing came."""
         new = [row for row in rows if not row.raw]
-        return [*(await self._begin_alike(new) if new else ()), *await self._begin_alike(had_parts)]
+        had_parts = [row for row in rows if row.raw]
+        for alike in (new, had_parts):
+            if alike:
+                await self._begin_alike(alike, outs)
 
-    async def _begin_alike(self, rows: list[Row]) -> list[Out]:
+    async def _begin_alike(self, rows: list[Row], outs: Outs) -> None:
         """Start all of these rows, or resume all of them, in one call."""
         began = self._retrier.clock()
         n = len(rows)
@@ -327,29 +347,32 @@ class Runner:
             why = own(error)
         else:
             self.measures.started += n
-            return []
+            return
         finally:
             self.measures.start_s += self._retrier.clock() - began
         try:
-            return await self._begin_in_parts(rows, why)
+            await self._begin_in_parts(rows, why, outs)
         finally:
             del why  # it holds this frame
 
-    async def _begin_in_parts(self, rows: list[Row], error: BaseException) -> list[Out]:
+    async def _begin_in_parts(self, rows: list[Row], error: BaseException, outs: Outs) -> None:
         """Start rows again in halves, after starting all of them has raised."""
         older, newer = _halves(rows)
         if self._retrier.means_out_of_memory(error):
             release_memory(error)
-            if older:
-                return [*await self._begin(older), *_given_back(newer)]
-            return _given_back(rows) if len(self) else _failed(rows, error)
-        if not older or not self._may_run_again(error):
-            return _failed(rows, error)
-        return [*await self._begin(older), *await self._begin(newer)]
+            if older or len(self):
+                await self._begin(older, outs)
+                outs.add_all(newer, wire.BACK)
+                return
+        elif older and self._may_run_again(error):
+            await self._begin(older, outs)
+            await self._begin(newer, outs)
+            return
+        outs.add_all(rows, wire.LAST, Failed(error))
 
     # -- stepping
 
-    async def _step(self, lineup: Lineup, more: bool = False) -> Sequence[Out]:
+    async def _step(self, lineup: Lineup, more: bool = False) -> Outs:
         """Make one call of `step`.
 
         Args:
@@ -377,7 +400,7 @@ class Runner:
             plain = self._take_plain(lineup, parts)
             if plain is not None:
                 return plain
-            outs: list[Out] = []
+            outs = Outs()
             for row, part in zip(rows, parts, strict=True):
                 if part is not None:
                     await self._take(row, part, outs)
@@ -387,7 +410,7 @@ class Runner:
         finally:
             del why  # it holds this frame
 
-    async def _step_apart(self, rows: list[Row]) -> list[Out]:
+    async def _step_apart(self, rows: list[Row]) -> Outs:
         """Step rows in several calls: each half that is not yet where a step raised has its own."""
         halves: dict[int, list[Row]] = {}
         for row in rows:
@@ -395,9 +418,9 @@ class Runner:
                 row.apart = 0
             halves.setdefault(row.apart, []).append(row)
         self._has_apart = halves.keys() != {0}
-        outs: list[Out] = []
+        outs = Outs()
         for half in halves.values():
-            outs += await self._step(Lineup(half), more=True)
+            outs.extend(await self._step(Lineup(half), more=True))
         return outs
 
     def _missed(self, row: Row) -> int:
@@ -405,7 +428,7 @@ class Runner:
         made = self._steps - 1 - row.begun
         return made - (row.n_parts - row.begun_parts) if self._can_resume else made
 
-    async def _begin_anew(self, rows: list[Row], error: BaseException) -> list[Out]:
+    async def _begin_anew(self, rows: list[Row], error: BaseException) -> Outs:
         """Stop rows whose step has raised; those that can begin again do so in halves, and make
         the step that they have missed.
         """
@@ -414,24 +437,26 @@ class Runner:
             await self._stop(row)
         lost = [row for row in rows if not self._can_begin_anew(row)]
         rows = [row for row in rows if row not in lost]
-        outs = _failed(lost, error)
+        outs, failure = Outs(), Failed(error)
+        outs.add_all(lost, wire.LAST, failure)
         older, newer = _halves(rows)
+        halves = [older, newer]
         if self._retrier.means_out_of_memory(error):
             release_memory(error)
             if not (older or lost or len(self)):
-                return _failed(rows, error)
-            outs += _given_back(newer)
+                outs.add_all(rows, wire.LAST, failure)
+                return outs
+            outs.add_all(newer, wire.BACK)
             halves = [older]
         elif not self._may_run_again(error) or not (older or lost):
-            return [*outs, *_failed(rows, error)]
-        else:
-            halves = [older, newer]
+            outs.add_all(rows, wire.LAST, failure)
+            return outs
         for half in halves:
             if half:
-                outs += await self._begin(half)
+                await self._begin(half, outs)
                 half = [row for row in half if row.id in self._running]
                 self._set_apart(half, missed)
-                outs += await self._step(Lineup(half), more=True)
+                outs.extend(await self._step(Lineup(half), more=True))
         return outs
 
     def _set_apart(self, half: list[Row], missed: dict[int, int]) -> None:
@@ -477,7 +502,7 @@ class Runner:
 
     # -- one part
 
-    async def _take(self, row: Row, given: Any, outs: list[Out]) -> None:
+    async def _take(self, row: Row, given: Any, outs: Outs) -> None:
         """Add what has come of a row in a step to `outs`.
 
         Args:
@@ -509,18 +534,18 @@ class Runner:
         if row.takes != wire.WHOLE and not self._can_resume:
             row.again = None  # it cannot begin anew
         if row.takes == wire.PARTS:
-            outs.append(Out(row, wire.LAST if is_last else wire.MORE, value, raw))
+            outs.add(row, wire.LAST if is_last else wire.MORE, value, raw)
             if is_last:
                 await self._stop(row)
             return
         row.parts.append(own(value))
         if row.takes == wire.BOTH:
-            outs.append(Out(row, wire.MORE, value, raw))
+            outs.add(row, wire.MORE, value, raw)
         if is_last:
             await self._end(row, outs)
 
     @fast_path("parts_alike")
-    def _take_plain(self, lineup: Lineup, parts: Any) -> PlainOuts | None:
+    def _take_plain(self, lineup: Lineup, parts: Any) -> Outs | None:
         """Take a step that gave a part for each row, all of them sent as they are; None if not.
 
         Fast path of `_take`: the same outcome, see tests/engine/worker/test_steps.py.
@@ -537,9 +562,11 @@ class Runner:
         if self._can_resume:
             for row, part in zip(rows, parts, strict=True):
                 row.raw.append(own(part))
-        return PlainOuts(lineup, parts)
+        outs = Outs()
+        outs.rows, outs.kinds, outs.values, outs.kept, outs.lineup = rows, bytearray(len(rows)), parts, parts, lineup
+        return outs
 
-    async def _refill(self, row: Row, outs: list[Out]) -> None:
+    async def _refill(self, row: Row, outs: Outs) -> None:
         """Make the parts anew that another worker has given, since the whole answer needs them."""
         try:
             row.parts = [
@@ -549,7 +576,7 @@ class Runner:
         except BaseException as error:
             if self._retrier.is_fatal(error):
                 raise
-            outs.append(Out(row, wire.LAST, Failed(error)))
+            outs.add(row, wire.LAST, Failed(error))
 
     async def _postprocessed(self, part: Any, row: Row) -> Any:
         assert self._postprocess is not None
@@ -562,11 +589,11 @@ class Runner:
             raise ModelError("postprocess returned None in the place of a part", code="bad_result")
         return value
 
-    async def _end(self, row: Row, outs: list[Out]) -> None:
+    async def _end(self, row: Row, outs: Outs) -> None:
         """End a row without a part, but with its whole answer if its caller takes that."""
         await self._stop(row)
         if row.takes == wire.PARTS:
-            outs.append(Out(row, wire.END))
+            outs.add(row, wire.END)
             return
         answer: Any = row.parts
         if self._collect is not None:
@@ -581,12 +608,12 @@ class Runner:
                 answer = Failed(error)
             if issubclass(type(answer), BaseException):
                 answer = Failed(answer)
-        outs.append(Out(row, wire.LAST, answer))
+        outs.add(row, wire.LAST, answer)
 
-    async def _fail(self, row: Row, error: BaseException, outs: list[Out]) -> None:
+    async def _fail(self, row: Row, error: BaseException, outs: Outs) -> None:
         own(error)
         await self._stop(row)
-        outs.append(Out(row, wire.LAST, Failed(error)))
+        outs.add(row, wire.LAST, Failed(error))
 
     # -- calls of the model
 
@@ -641,12 +668,3 @@ def _halves(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """Return the older and the newer half of rows; of a single one the older half is empty."""
     middle = len(rows) // 2
     return rows[:middle], rows[middle:]
-
-
-def _failed(rows: list[Row], error: BaseException) -> list[Out]:
-    failure = Failed(error)
-    return [Out(row, wire.LAST, failure) for row in rows]
-
-
-def _given_back(rows: list[Row]) -> list[Out]:
-    return [Out(row, wire.BACK) for row in rows]

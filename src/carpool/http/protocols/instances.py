@@ -51,7 +51,7 @@ def allowance_of(model: ModelOfApp, body: bytes | bytearray) -> Allowance:
 
 
 def _takes_tables(model: ModelOfApp) -> bool:
-    return getattr(model.service.stages[0].model, "is_table", False)
+    return getattr(getattr(model.service.first, "model", None), "is_table", False)
 
 
 def of_items(model: ModelOfApp, items: Sequence[bytes], respond: Callable[[list[Any]], HttpResponse]) -> Submission:

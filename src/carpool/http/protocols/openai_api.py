@@ -175,7 +175,7 @@ def _check_inputs(model: ModelOfApp, inputs: list[Any]) -> None:
 
 
 def _check_dimensions(model: ModelOfApp, dimensions: int) -> None:
-    known = getattr(model.service.stages[-1].model, "dimensions", None)
+    known = getattr(getattr(model.service.graph[-1], "model", None), "dimensions", None)
     if not isinstance(known, Sequence) or dimensions not in known:
         sizes = ", ".join(map(str, known)) if isinstance(known, Sequence) else ""
         choice = f"it has {sizes}" if sizes else "leave `dimensions` out"
