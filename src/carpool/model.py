@@ -48,8 +48,8 @@ class Model:
     """Base class of models. Write plain, synchronous, single-process code.
 
     A stage makes one instance in each worker. A subclass defines `predict`, which returns the
-    answer or yields parts of it, or `start`, `step` and `stop` (docs/streaming.md). If it needs
-    them, it has besides:
+    answer or yields parts of it, or `start`, `step` and `stop`
+    ("Answers in parts" in the docs). If it needs them, it has besides:
 
     * `__init__(self, ...)`: a stage's `kwargs` go there.
     * `setup(self)`: runs once in each worker, before it is ready. Load weights here.

@@ -2,7 +2,7 @@
 
 You need them only where you name such a type, as in `def show(stats: ServiceSnapshot) -> None`; the
 objects come from `stats()`, `story()` and `predict_stream(x)`. How streams of parts are read is in
-docs/streaming.md.
+"Answers in parts" in the docs.
 """
 
 from __future__ import annotations

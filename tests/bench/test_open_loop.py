@@ -78,7 +78,7 @@ def serving(reply: Callable[[int], bytes | None]) -> Iterator[int]:
 
 
 def generated(port: int, times: list[float], connections: int) -> Generator:
-    generator = Generator(port, REQUEST, {"y": 3.0}, times, connections)
+    generator = Generator(port, [REQUEST], {"y": 3.0}, times, connections)
     generator.run()
     generator.close()
     return generator

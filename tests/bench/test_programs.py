@@ -112,12 +112,14 @@ def test_what_cannot_be_run_is_told(words: list[str], complaint: str, capsys: py
 
 def test_all_are_those_that_need_no_arguments() -> None:
     """And that install and write nothing, and need neither Ray nor a trace nor a revision."""
-    tools = {"tools.api", "tools.entries", "tools.lowest", "tools.pythons"}
+    tools = {"site", "tools.entries", "tools.lowest", "tools.pythons"}
     others = {
         "cluster",
         "gpu",
         "pairs",
         "peers.install",
+        "picture",
+        "picture.terminal",
         "policies.same_decisions",
         "policies.trace",
         "reality.open_loop",

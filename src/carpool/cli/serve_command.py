@@ -45,7 +45,7 @@ def serve(
     Then: curl --json '21.0' localhost:8000/predict
 
     Each option may also stand in the environment, as CARPOOL_PORT, and in carpool.toml or
-    [tool.carpool] of pyproject.toml, as port; see docs/configuration.md.
+    [tool.carpool] of pyproject.toml, as port; see "Settings" in the docs.
 
     SIGHUP has it load the models anew: new code and weights, without losing a request.
 

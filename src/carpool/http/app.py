@@ -98,7 +98,7 @@ class App:
         compress: The codings in which answers may be sent, such as `zstd,gzip`; empty for none.
         compress_from_bytes: The size of the smallest answer that is compressed.
         protocols: Which protocols of other servers are spoken besides, by their names or as objects
-            (docs/protocols.md); None for all of carpool's own, as far as they fit the models.
+            ("Protocols" in the docs); None for all of carpool's own, as far as they fit the models.
         accept_compressed: Whether compressed request bodies are read.
 
     Attributes:

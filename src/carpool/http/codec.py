@@ -31,6 +31,7 @@ from carpool.errors import (
 from carpool.http.exchange import REQUEST_ID, Head, HttpResponse
 from carpool.http.streaming import BY_TYPE, PLAIN, Framing
 from carpool.model import Traits
+from carpool.version import page
 
 _JSON = b"application/json"
 _MSGPACK = b"application/msgpack"
@@ -140,6 +141,7 @@ class _Error(msgspec.Struct):
     reason: str | msgspec.UnsetType = msgspec.UNSET  # why a request was refused with 429
     details: list[Detail] | msgspec.UnsetType = msgspec.UNSET  # what is wrong with an invalid item
     models: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # what keeps each one from answering
+    help: str | msgspec.UnsetType = msgspec.UNSET  # the code's place in the documentation, once it has an address
 
 
 class _ErrorBody(msgspec.Struct):
@@ -189,7 +191,8 @@ def error_response(
     if isinstance(error, ValidationError):
         details = sanitized(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
     models = error.models if isinstance(error, NotReady) and error.models else msgspec.UNSET
-    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, reason, details, models)))
+    help_at = msgspec.UNSET if isinstance(error, HTTPError) else page(f"errors.html#{code}") or msgspec.UNSET
+    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, reason, details, models, help_at)))
     return HttpResponse(status, body, headers=tuple(headers))
 
 

@@ -175,9 +175,9 @@ _HEADERS = (
 _PAGES = {
     b"/dashboard": (
         *("dashboard.html", "dashboard.js", "dashboard.css", "figures.js", "charts.js", "graph.js"),
-        *("uPlot.esm.js", "uPlot.min.css", "icon.svg"),
+        *("uPlot.iife.min.js", "uPlot.min.css", "icon.svg"),
     ),
-    b"/docs": ("docs.html", "swagger-ui-bundle.js", "swagger-ui.css", "docs.js", "icon.svg"),
+    b"/docs": ("docs.html", "docs.css", "docs.js", "icon.svg"),
 }
 
 

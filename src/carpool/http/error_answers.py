@@ -98,7 +98,8 @@ def install_error_handlers(app: HasErrorHandlers, *, timeout_status: int = 504, 
     if not hasattr(app, "add_exception_handler"):
         raise TypeError(
             f"install_error_handlers is for FastAPI and Starlette apps, and this is a {type(app).__name__}:"
-            " in Flask register a handler for carpool.CarpoolError, as docs/http.md shows (errors in your own routes)"
+            ' in Flask register a handler for carpool.CarpoolError, as "HTTP" in the docs shows'
+            " (errors in your own routes)"
         )
     answers = ErrorAnswers(timeout_status, debug)
 

@@ -69,7 +69,7 @@ def serve(*services: Service, **settings: Unpack[ServerSettings]) -> None:
         services: What to serve. The first one answers at /predict, and each at
             /models/NAME/predict.
         settings: Those of `carpool serve`, such as `host="0.0.0.0"`, `port=8000` and
-            `api_keys="keys.txt"`; docs/configuration.md lists them. `log` and `log_level` do
+            `api_keys="keys.txt"`; "Settings" in the docs has them all. `log` and `log_level` do
             nothing in a program that has set up logging already. The environment and
             `carpool.toml` are not read, but for keys in CARPOOL_API_KEYS.
 

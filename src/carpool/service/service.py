@@ -49,7 +49,7 @@ class Service(Declaration):
             to those that are served, at the cost of some goodput.
         share: What is guaranteed to this service where a server has several: half of its
             connections, and of the memory for bodies that are being received, is divided among them
-            in proportion to their shares (docs/operating.md).
+            in proportion to their shares ("Operating" in the docs).
         cpus: The core, or cores, that the coordinator is tied to while the service runs.
         max_parallel_starts: How many workers, of all stages together, may load their models at the
             same time, at the start and after deaths. Defaults to the number of cores available to

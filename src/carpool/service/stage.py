@@ -60,16 +60,17 @@ class Stage:
         model: A `Model` subclass or any callable. With `max_batch_size`, `predict` takes a list of
             items and returns a sequence of as many results; without it, `predict` takes one item
             and returns one result. A model whose `predict` yields, or that has `start`, `step` and
-            `stop` instead, answers in parts (docs/streaming.md).
+            `stop` instead, answers in parts ("Answers in parts" in the docs).
         name: The name in errors, logs and metrics. Defaults to the name of the class or function.
         workers: How many workers the stage has, which is also how many batches it can run in
             parallel. Each has a model of its own. Defaults to one for each entry of `cpus`, of an
             `env` that is a list, or of `devices`, or 1. A pair such as (1, 8) stands for the fewest
-            and the most: the stage begins with the fewest, and follows the load (docs/changes.md).
-            With `join` it may be 0.
+            and the most: the stage begins with the fewest, and follows the load
+            ("Changes while it runs" in the docs). With `join` it may be 0.
         join: Whether further workers may join the stage by themselves (`carpool worker`), from
             other containers, virtual environments or machines. They come and go while the service
-            runs, and have their own cores, environment and devices. See docs/join.md.
+            runs, and have their own cores, environment and devices. See "Workers that join"
+            in the docs.
         cpus: For each worker the core, or set of cores, that it is tied to. Unless you set
             `OMP_NUM_THREADS` yourself, the worker also gets as many BLAS threads as cores.
         run_in: "process" for worker processes; "thread" for threads of this process, for models
@@ -90,7 +91,7 @@ class Stage:
         needs: What a worker needs on a Ray cluster, in Ray's own words: `{"num_gpus": 0.5}`. It may
             have `num_cpus` (1 if you do not say), `num_gpus`, `memory`, `accelerator_type`,
             `resources`, `label_selector` and `scheduling_strategy`. On one machine it has no
-            effect. See docs/ray.md.
+            effect. See "Ray" in the docs.
         max_batch_size: The largest number of items in one call of `predict`; with `size`, the
             largest sum of their sizes. An item that is larger by itself goes alone. None for calls
             with single items. Of a model that answers in parts it is how many streams a worker
@@ -108,8 +109,8 @@ class Stage:
         length: A function that returns how long an item is (tokens, frames, pixels), where a call
             costs as much as if all of its items were as long as the longest: a whole number of at
             least 1; 0 counts as 1. Batches are then composed of items of about the same length
-            (docs/lengths.md). `max_batch_size` stays the number of items. It is called as `size`
-            is.
+            ("Lengths and keys" in the docs). `max_batch_size` stays the number of items. It is
+            called as `size` is.
         max_padded_size: The largest product of a call's number of items and its longest length. An
             item that is longer by itself goes alone.
         allowed_lengths: The only lengths that `predict` pads its items to, rising, where it is
@@ -120,9 +121,9 @@ class Stage:
             an item has none; or "header:" and the name of an HTTP header, which is None for callers
             in Python. It is called as `size` is.
         max_workers_per_key: The largest number of workers that run items of one key at a time.
-        policy: A policy object, or the name of one (docs/policies.md). Defaults to "adaptive",
-            which finds batch size and waiting time by itself. Models that answer in parts have
-            "paced" (the default), "greedy" and "static".
+        policy: A policy object, or the name of one ("Policies" in the docs). Defaults to
+            "adaptive", which finds batch size and waiting time by itself. Models that answer in
+            parts have "paced" (the default), "greedy" and "static".
         max_queue_delay_s: The longest time in seconds that a request is held back only to fill a
             batch. None leaves it to the policy.
         max_queue_size: The largest number of requests in the stage's queue.
@@ -137,7 +138,8 @@ class Stage:
         isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
             items fail. Defaults to `idempotent`.
         max_calls: After how many calls of the model a worker is replaced by a fresh one, which is
-            ready before the old one goes. None for any number; see docs/changes.md.
+            ready before the old one goes. None for any number; see "Changes
+            while it runs" in the docs.
         max_memory_mb: The same for the memory of a worker process, in MiB.
         max_age_s: The same for the time since a worker was ready, in seconds.
         oom_errors: Exception classes, or their full names, that mean "out of memory", besides
