@@ -27,12 +27,12 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 377,
-    "lines of code": 47200,
-    "bases with a single subclass": 21,
-    "protocol classes": 72,
+    "files": 309,
+    "lines of code": 46_060,
+    "bases with a single subclass": 19,
+    "protocol classes": 67,
     "words of the glossary": 50,
-    "words of the docs": 91480,
+    "words of the docs": 91_390,
 }
 
 

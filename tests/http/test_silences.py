@@ -123,7 +123,7 @@ def read_through(port: int, asks: tuple[str, str, str, bytes]) -> tuple[int, byt
 @pytest.mark.parametrize("way", WAYS)
 def test_a_silence_is_filled_whatever_is_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head comes before the model gives anything, with what readers skip; then comes the answer as ever."""
-    for module in ("part_writer", "asgi"):
+    for module in ("answer_writer", "asgi"):
         monkeypatch.setattr(f"carpool.http.{module}.SILENCE_S", 0.05)
     model, asks, end = WAYS[way]
     sign = b" " if asks[2] == "application/x-ndjson" else b": alive\n\n"

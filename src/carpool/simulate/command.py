@@ -500,7 +500,7 @@ class Options:
     Attributes:
         policy: The policies, separated by commas: adaptive, greedy, static:10ms,
             static:10ms,max_queued_batches=10, static:10ms,from_idle=yes, aimd, cork, deadline
-            (which is told the true cost). Or what other systems do: window:10ms (mosec, LitServe,
+            (which gets the true cost). Or what other systems do: window:10ms (mosec, LitServe,
             TorchServe), ray:10ms, triton:10ms, symphony, clockwork, batch, and tuned, the best
             static settings in hindsight. With --steps: paced, greedy, static. If not given, one of
             each that services have.
@@ -552,7 +552,7 @@ class Options:
             at another one. trace.csv,column=TIMESTAMP,size=TOKENS says which columns hold the times
             and the weights; length=TOKENS takes the lengths from one.
         weights: How much requests weigh, where they differ: pareto:shape=1.7,cap=50.
-        weights_known: Tell the policy the weights; the batch limit then counts them.
+        weights_known: Give the policy the weights; the batch limit then counts them.
         lengths: How long requests are, where batches are padded to their longest:
             lognormal:input=14,input_sigma=0.8,most_input=512,
             bimodal:short=10,long=200,long_share=0.1, fixed:14, file:lengths.txt, or
@@ -560,7 +560,7 @@ class Options:
             lognormal:input=200,output=180 (the default there),
             exponential:least_input=8,most_input=64,output=32, fixed:input=1,output=30 or
             trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
-        lengths_unknown: Do not tell the policies the lengths, so that they batch as in a stage
+        lengths_unknown: Hide the lengths from the policies, so that they batch as in a stage
             without length=.
         max_padded_size: The most that a batch's count times its longest length may be. No limit if
             not given.
@@ -591,8 +591,8 @@ class Options:
             and pictures.
         part_slo: With --steps: how far apart the parts of an answer should be on average; none
             gives the policy no goal.
-        learned: With --steps: have policies learn the costs from what they see. If not, they know
-            them.
+        learned: With --steps: have policies learn the costs from finished batches. If not, they
+            have them.
         jobs: How many runs to make at the same time; 0 means one for each core that the process
             may use.
         plot: Draw goodput and latency against load, the batch sizes, and latency by length if
