@@ -30,7 +30,7 @@ GENERATED: Final = {"api.md"}
 """Pages that are made of docstrings, whose words do not count."""
 
 BUDGET: Final = {
-    "files": 377,
+    "files": 376,
     "lines of code": 47200,
     "bases with a single subclass": 21,
     "protocol classes": 72,
