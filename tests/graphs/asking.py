@@ -20,8 +20,8 @@ from typing import Any
 import carpool
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 from carpool.service.graph import Element
-from tests.engine.core.shapes import Fate, Made, Shape, a_shape
 from tests.graphs.models import element_of, plain, stages_for
+from tests.support.shapes import Fate, Made, Shape, a_shape
 
 CALLERS = 40
 _MOST_KILLS = 4

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
 from carpool import Done, ForEach, Parallel, Response, Route, Service, Stage
 from carpool.cli import graph_command
-from carpool.http import App
 from carpool.service.drawing import as_mermaid, as_svg
 from tests.graphs.models import as_it_is, fails, fails_on_seven, parity, plus_one, small, times_ten, up_to
+from tests.graphs.over_http import asked
 
 
 def halves(xs: list[int]) -> list[Done[float] | int]:
@@ -44,17 +41,6 @@ def early_text(x: int) -> Any:
 
 def _threads(model: Any, **settings: Any) -> Stage:
     return Stage(model, run_in="thread", **settings)
-
-
-@contextlib.asynccontextmanager
-async def asked(*services: Service) -> AsyncIterator[httpx.AsyncClient]:
-    app = App(*services)
-    await app.start()
-    try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            yield client
-    finally:
-        await app.stop()
 
 
 def services() -> list[Service]:

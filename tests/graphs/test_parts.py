@@ -12,7 +12,7 @@ import pytest
 import carpool
 from carpool import Done, Model, Parallel, Route, Service, Stage
 from tests.graphs.models import as_it_is, parity, plus_one
-from tests.graphs.test_over_http import asked
+from tests.graphs.over_http import asked
 
 
 class CountsUp(Model):

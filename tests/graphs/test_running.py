@@ -96,7 +96,7 @@ def _kinds(pair: tuple[Any, Any]) -> list[str]:
     return [type(each).__name__ for each in pair]
 
 
-@pytest.mark.parametrize("run_in", ["thread", "process"])
+@pytest.mark.parametrize("run_in", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_graphs_answer(run_in: Any) -> None:
     """All in one service, so that its workers are started once."""
     for name, (elements, cases) in GRAPHS.items():

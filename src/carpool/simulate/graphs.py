@@ -7,13 +7,12 @@ by its number and the place where it happens, so all policies meet the same requ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
 from carpool.engine.core.batch import DONE_EARLY, Batch
-from carpool.engine.core.content import Plain
 from carpool.engine.core.core import Core
 from carpool.engine.core.graph import Declared, Each, Fork, Switch
 from carpool.service.checks import at_least
@@ -164,12 +163,31 @@ class _Chooser:
         return next(name for name, share in zip(self._block.names, self._block.shares, strict=True) if share)
 
 
-class _Content(Plain):
-    """Items are numbers of requests. All lists of one item have the same length."""
+class _Content:
+    """The content of a simulation, whose items are numbers of requests.
+
+    All lists of one item have the same length.
+    """
 
     def __init__(self, seed: int, lengths: Sequence[int]) -> None:
         self._seed = seed
         self._lengths = lengths
+
+    def measure(self, result: Any) -> int:
+        """Return 0: nothing holds any bytes."""
+        return 0
+
+    def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
+        """Return the name of the branch that an item takes."""
+        return choose(item)
+
+    def handed_on(self, item: Any, format: int, accept: int) -> Any:
+        """Return the item."""
+        return item
+
+    def as_value(self, error: Exception, accept: int) -> Any:
+        """Return the error."""
+        return error
 
     def items(self, item: Any, format: int, most: float) -> list[Any]:
         """Return the items of a list."""

@@ -18,13 +18,13 @@ from carpool.engine.core.graph import Graph
 from carpool.engine.observe.picture import Dot, picture, places
 from carpool.http.app import App
 from carpool.service.places import outline
-from tests.engine.core.shapes import Made, a_shape, declared
 from tests.support import chromium
 from tests.support.http import models
 from tests.support.http.front import get, post
 from tests.support.http.metrics import scrape, value
 from tests.support.http.net import Client, RunningServer, serving
 from tests.support.properties import PROPERTY
+from tests.support.shapes import Made, a_shape, declared
 from tests.support.waiting import wait_until
 
 

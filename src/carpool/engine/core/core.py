@@ -500,9 +500,7 @@ class Core:
         for flow in self.flows:
             flow.graph.look_ahead(now)
         for batcher in self._order:
-            view, nodes = batcher.lobby.view, batcher.lobby.nodes
-            view.onward_s = min([node.onward_s for node in nodes])
-            view.spare_s = min([node.spare_s for node in nodes])
+            batcher.lobby.view.onward_s = min([node.onward_s for node in batcher.lobby.nodes])
         self._expire_at_doors(now)
         has_moved = True
         while has_moved:
