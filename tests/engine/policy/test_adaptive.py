@@ -1024,6 +1024,13 @@ def test_a_closed_loop_does_not_wait_for_nobody() -> None:
     assert ours.goodput > 2.0 * symphony.goodput
 
 
+def test_who_prefers_efficiency_tries_sizes_too() -> None:
+    """A knee is found, and batches end there, although those beyond it would be in time."""
+    ours = run(Adaptive(64, prefer="efficiency"), arrivals="poisson:rho=0.9", cost=KNEE, slo_s=0.06, duration_s=5)
+    assert ours.attainment > 0.98
+    assert 28 < ours.mean_batch_size < 34
+
+
 def test_efficiency_composes_by_length_as_late_as_it_may() -> None:
     """Batches of like lengths wait for more, too."""
     settings = {

@@ -15,8 +15,9 @@ which `decide` asks:
 6. *size* (`policy/size.py`): the number that makes the sum of delays least, not always all; now and
    then a size that may be better than it seems.
 
-With `prefer="efficiency"` requests with an SLO are held back instead of 5 and 6, until their batch
-could not grow any more in time, as Symphony's are (Chen et al., arXiv 2308.07470).
+With `prefer="efficiency"` requests with an SLO are held back in the place of 5, until their batch
+could not grow any more in time, as Symphony's are (Chen et al., arXiv 2308.07470). In 6 the seconds
+for each item alone count then.
 
 Where requests have lengths and these vary, batches are composed by length (`policy/compose.py`),
 which takes the place of rules 3, 4 and 6, unless that saves little; then all is as above. A batch
@@ -74,10 +75,8 @@ class Adaptive(AdaptiveLengths):
 
     @property
     def lone_slack_s(self) -> float:
-        if self.prefer == "efficiency":
-            return inf
         cost = self.cost
-        if cost.samples < COLD or (not self._is_trifling and self._gather.window_s):
+        if self._is_patient or cost.samples < COLD or (not self._is_trifling and self._gather.window_s):
             return inf
         if self._observation is not None and self._next_has_gone:
             return inf  # it is learned from when something arrives, and may change all this
@@ -89,18 +88,17 @@ class Adaptive(AdaptiveLengths):
         self._view = view
         if view.free_in_s is not None:
             return self._ahead(view, view.free_in_s)
-        now, queue, free, busy = view.now, view.queue, view.free, view.busy
+        queue, busy = view.queue, view.busy
         waiting = self._waiting = len(queue)
-        if not free or not waiting:
+        if not view.free or not waiting:
             return NOTHING
-        is_easy = self._is_trifling or (waiting == 1 and not busy and not self._gather.window_s)
-        if is_easy and not self._defers(queue) and self._has_time(view):
+        if (self._is_trifling or (waiting == 1 and not busy and not self._gather.window_s)) and self._has_time(view):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
         elif queue.by_length and (composed := self._composed(view)) is not None:
             decision = composed
         elif self.cost.samples < COLD:
-            decision = self._cold(now, queue)
+            decision = self._cold(view.now, queue)
         else:
             self._sizes.refresh()
             decision = self._warm(view)
@@ -184,7 +182,7 @@ class Adaptive(AdaptiveLengths):
         It is asked for a lone request on an idle server, and for trifles.
         """
         cost, queue = self.cost, view.queue
-        if cost.samples < COLD:
+        if cost.samples < COLD or (self._is_patient and self._defers(queue)):
             return False
         self._overloaded_since = self._stands_since = None
         slack_s = queue.earliest_due - view.now - view.onward_s
@@ -220,20 +218,23 @@ class Adaptive(AdaptiveLengths):
             self._trim_edge(now, at, left, most, workers)
         else:
             self._stands_since = None
-        defers = self._defers(queue)
+        defers = self._is_patient and self._defers(queue)
         share = most if defers else self._fair_share(now, left.size, most, workers)
         n = min(left.size, share)
         slack_s = left.due - at
         if slack_s < cost.seconds(n) * cost.margin:
             return self._tight(at, left, share, max(loads), workers)
         if defers:
-            return self._deferred(view, left, n, most)
-        # with two workers idle, clients that come back find one, so there is no need to wait for
-        # them
-        until = None if free > 1 else self._worth_waiting_until(now, queue, left.size, share, slack_s)
+            until = self._more_until(view, left, n, most)
+            load = 1.0  # so that the size with the fewest seconds for each item goes
+        else:
+            # with two workers idle, clients that come back find one, so there is no need to wait
+            # for them
+            until = None if free > 1 else self._worth_waiting_until(now, queue, left.size, share, slack_s)
+            load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
-        chosen = sizes.choose(left.size, share, max(loads), slack_s)
+        chosen = sizes.choose(left.size, share, load, slack_s)
         if chosen < n:
             slack_behind_s = left.due_behind(chosen) - at - cost.seconds(chosen)
             if slack_behind_s < cost.margin * cost.seconds(min(left.size - chosen, share)):
@@ -241,15 +242,12 @@ class Adaptive(AdaptiveLengths):
         reason = "probe" if sizes.is_try(chosen) else _why(chosen, most, left.size)
         return Decision(drop=left.dropped, take=chosen, reason=reason)
 
-    def _deferred(self, view: View, left: Candidates, n: int, most: int) -> Decision:
-        """Wait as long as all would be in time with one more; then the most efficient size goes."""
+    def _more_until(self, view: View, left: Candidates, n: int, most: int) -> float | None:
+        """Return until when a batch of `n` waits to grow; None to go now."""
         cost = self.cost
-        if n < min(most, 2 * cost.largest):  # what much larger batches cost is a guess
-            until = self._held_until(view, left.due, cost.seconds(n + 1), cost.cv)
-            if until is not None:
-                return Decision(drop=left.dropped, wake_at=until)
-        n = self._sizes.most_efficient(n)
-        return Decision(drop=left.dropped, take=n, reason=_why(n, most, left.size))
+        if n >= min(most, 2 * cost.largest):  # what much larger batches cost is a guess
+            return None
+        return self._held_until(view, left.due, cost.seconds(n + 1), cost.cv)
 
     def _loads(self, now: float, workers: int) -> tuple[float, float]:
         """Return what has come lately, by few and by more, as shares of what can be served."""

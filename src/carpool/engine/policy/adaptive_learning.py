@@ -87,6 +87,7 @@ class AdaptiveLearning(Policy):
         if prefer not in ("latency", "efficiency"):
             raise ValueError(f'prefer must be "latency" or "efficiency", not {prefer!r}')
         self.prefer = prefer
+        self._is_patient = prefer == "efficiency"
         self._arrivals = Arrivals()
         self._gather = Gather(self._arrivals)
         self._overloaded_since: float | None = None
@@ -293,9 +294,10 @@ class AdaptiveLearning(Policy):
         return None
 
     def _defers(self, queue: QueueView) -> bool:
-        """Report whether requests wait as long as they have time: the first is due by an SLO."""
-        if self.prefer == "latency":
-            return False
+        """Report whether requests are to wait as long as they have time: those with an SLO.
+
+        The first one counts. What is due by its own deadline does not wait.
+        """
         (head,) = queue.peek(1)
         return head.due < head.deadline
 
@@ -330,7 +332,7 @@ class AdaptiveLearning(Policy):
         sizes.refresh()
         shown = sorted({1, sizes.most, self.limit})
         return {
-            "policy": "adaptive" if self.prefer == "latency" else "efficient",
+            "policy": "efficient" if self._is_patient else "adaptive",
             "rule": self._rule,
             "samples": cost.samples,
             "cost_s": {n: cost.seconds(n) for n in shown} if cost.samples else {},

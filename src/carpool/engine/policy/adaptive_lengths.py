@@ -66,8 +66,8 @@ class AdaptiveLengths(AdaptiveLearning):
             until = self._company_until(now, queue, levels, choice)
             if until is not None:
                 return Decision(drop=hopeless, wake_at=until)
-        if choice.batches == 1 and self._defers(queue):
-            until = self._more_until(view, levels, choice)
+        if self._is_patient and choice.batches == 1 and self._defers(queue):
+            until = self._like_until(view, levels, choice)
             if until is not None:
                 return Decision(drop=hopeless, wake_at=until)
         if self.allowed_batch_sizes is not None:
@@ -76,7 +76,7 @@ class AdaptiveLengths(AdaptiveLearning):
         reason = "full" if units == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
         return Decision(drop=hopeless, take=units, reason=reason, chosen=choice.requests)
 
-    def _more_until(self, view: View, levels: Sequence[LevelsView], choice: ChosenGroup) -> float | None:
+    def _like_until(self, view: View, levels: Sequence[LevelsView], choice: ChosenGroup) -> float | None:
         """Return until when to wait for more requests than one batch; None to go now."""
         cost, n = self._length_cost, len(choice.requests)
         assert cost is not None

@@ -127,15 +127,6 @@ class Sizes:
 
     # -- how many of those that wait
 
-    def most_efficient(self, waiting: int) -> int:
-        """Return the size up to `waiting` that takes the fewest seconds for each unit."""
-        cost = self._cost
-        best, least = waiting, cost.seconds(waiting) / waiting * (1.0 - self._noise)
-        for n, seconds in zip(cost.sizes, cost.at, strict=True):
-            if n < waiting and seconds / n < least:
-                best, least = n, seconds / n
-        return best
-
     def choose(self, waiting: int, most: int, load: float, slack_s: float) -> int:
         """Return the size of the next batch.
 
