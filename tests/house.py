@@ -28,11 +28,11 @@ NO_CODE: Final = {
 }  # fmt: skip
 BUDGET: Final = {
     "files": 377,
-    "lines of code": 47200,
+    "lines of code": 47_204,
     "bases with a single subclass": 21,
     "protocol classes": 72,
     "words of the glossary": 50,
-    "words of the docs": 91480,
+    "words of the docs": 94_620,
 }
 
 
