@@ -30,14 +30,17 @@ PROGRAMS = (
     Program("alone.simulator_speed", 0.1, "how many requests per second the simulator serves"),
     Program("alone.copies", 0.4, "6 MB through a stage in a thread and in a process, beside a bare copy"),
     Program("alone.blas", 5, "BLAS threads as carpool chooses them, one, and all", "torch, scikit-learn"),
+    Program("alone.threads", 1.5, "thread workers beside processes, in pure Python; for Pythons without the GIL"),
     Program("peers.install", None, "nothing: it makes the peers' environments, once", "network", False),
-    Program("tools.api", 0.1, "nothing: it writes docs/api.md anew from the docstrings", "", False),
+    Program("site", 0.2, "nothing: it builds the site of the documentation, for `make docs`", "make docs", False),
     Program("tools.entries", 0.1, "nothing: it begins entries of docstrings with a capital letter", "", False),
     Program("tools.lowest", 0.1, "nothing: it prints the lowest versions for `make test-lowest`", "", False),
     Program("tools.pythons", 0.1, "nothing: it finds the oldest and the newest Python on this machine", "", False),
     Program("peers.inprocess", 9, "`@carpool.batch` beside other batchers", "batched, async_batcher, ray"),
     Program("peers.process", 8, "worker processes without HTTP, beside mpservice", "mpservice"),
     Program("peers.http", 50, "HTTP servers beside each other", "all peers, wrk"),
+    Program("picture", 60, "throughput and p99 against load, of five servers", "all peers, models", False),
+    Program("picture.terminal", 0.3, "nothing: it draws the terminal of `carpool demo` and `carpool top`", "", False),
     Program("documents", 8, "the designs that carpool was made after", "wrk"),
     Program("policies", 15, "all policies on 119 workloads, and on a dozen with a busy coordinator, in virtual time"),
     Program("policies.ablation", 60, "what each mechanism of Adaptive is worth"),
@@ -91,6 +94,9 @@ PROGRAMS = (
 )
 
 STARTED_BY_OTHERS = {
+    "picture.servers.litserve_side": "picture",
+    "picture.servers.mosec_side": "picture",
+    "picture.servers.ray_side": "picture",
     "alone.blas_side": "alone.blas",
     "chaos.clients": "chaos",
     "documents.rows": "documents",

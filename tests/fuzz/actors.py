@@ -90,13 +90,14 @@ class Asked:
                 raise Wrong(f"asked with {self.x!r}, answered {answer!r:.300}")
             return
         answers = answer if self._merges and isinstance(answer, list) else [answer]
-        stages = self._run.n_stages
-        if len(answers) != self._rows or not all(verdict.is_own(self._token, each, stages) for each in answers):
+        program, facts = self._run.program, self._run.facts
+        if len(answers) != self._rows or not all(verdict.is_own(program, facts, self._token, each) for each in answers):
             raise Wrong(f"asked with token {self._token}, answered {answer!r:.300}")
         if not models.holds(self._cargo, self._token):
             raise Wrong(f"the item of token {self._token} was written over: {self._cargo!r:.300}")
         if self._cargo is not None:
-            self._run.keep(self._token, answer.cargo)
+            for cargo in verdict.cargoes(answer):
+                self._run.keep(self._token, cargo)
 
 
 class Heard:
@@ -105,6 +106,7 @@ class Heard:
     def __init__(self, run: Run, step: Parts) -> None:
         self.asked = Asked(run, step.item)
         self._in_parts = run.program.in_parts
+        self._over_json = run.program.over_http
         self._token = self.asked.token
         self._n = 0
         self._whole: Any = None
@@ -123,7 +125,7 @@ class Heard:
             if tuple(part) != ("part", self._token, self._n):
                 raise Wrong(f"of token {self._token} part {self._n} is {part!r:.300}")
             return
-        self.asked.check(models.sent(part))
+        self.asked.check(models.sent(part) if self._over_json else part)
         self._whole = part
 
     def end(self, answer: Any = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.fuzz.program import (
     CLIENTS,
+    GRAPHS,
     KINDS,
     Actor,
     Batch,
@@ -40,6 +41,7 @@ _PROCESSES = 0.04
 _MOST_IN_PROCESSES = 30
 _IN_PARTS = 0.3  # of services
 _CLIENTS = 0.25  # of services
+_GRAPHS = 0.4  # of services that answer whole, and are asked by handles
 _SILENT = 0.2  # of those
 _MOST_IN_SILENCE = 12  # each step may take its whole time there
 _INSIDE = ("again", "round", "close", "stats")
@@ -65,6 +67,7 @@ class _Draw:
         self._cargo_dice = Random(f"cargo {self._trouble}")  # likewise
         self._shapes_dice = Random(f"shapes {self._trouble}")  # likewise
         self._clients_dice = Random(f"clients {self._trouble}")  # likewise
+        self._graphs_dice = Random(f"graphs {self._trouble}")  # likewise
         self._has_client = self._hangs_up = self._falls_silent = False
 
     def program(self) -> Program:
@@ -88,6 +91,9 @@ class _Draw:
         if dice.random() < _CLIENTS:
             way, self._has_client = dice.choice(CLIENTS), True
             self._hangs_up, self._falls_silent = dice.random() < 0.5, dice.random() < _SILENT
+        graph = ""
+        if not self._answers_in_parts and way in ("run", "start", "run_async") and self._graphs_dice.random() < _GRAPHS:
+            graph = self._graphs_dice.choice(GRAPHS)
         over_json = way == "app" or self._has_client
         return Service(
             stages,
@@ -100,6 +106,7 @@ class _Draw:
             abandon=way != "app" and self._chance(0.1),
             patience_s=self._pick((0.0, 0.001, 0.005)) if way == "run_async" and self._chance(0.06) else None,
             cargo=self._cargo_dice.choice(("", "list") if over_json else ("", "list", "array", "large")),
+            graph=graph,
         )
 
     def _in_parts(self, stage: Stage) -> Stage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import signal
 import threading
@@ -142,6 +143,44 @@ def loaded(x: Any, place: int) -> Any:
     memory = _mine.__dict__.setdefault((place, x.cargo), [0] * x.cargo.n if x.cargo.is_list else _full(x.cargo.n, 0))
     overwrite(memory, x.token)
     return x._replace(cargo=memory)
+
+
+# -- graphs: what stands before, and between, the stages that obey
+
+
+def n_items(token: int) -> int:
+    """How long the list is that an item becomes."""
+    return token % 4
+
+
+def ends_early(token: int) -> bool:
+    """Whether an item is answered at once."""
+    return token % 3 == 0
+
+
+def branch_of(token: int, n: int) -> int:
+    """Which of so many branches an item takes; none of them if it is the number of these."""
+    return token % (n + 1)
+
+
+def spread(x: Any) -> Any:
+    """The list that an item becomes; each has a cargo of its own."""
+    return [x._replace(cargo=copy.copy(x.cargo)) for _ in range(n_items(x.token))]
+
+
+def early(x: Any) -> Any:
+    """An item, or the answer to it."""
+    return carpool.Done(x) if ends_early(x.token) else x
+
+
+class Branch:
+    """Chooses one of `n` branches, or none."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __call__(self, x: Any) -> str:
+        return str(branch_of(x.token, self.n))
 
 
 class Stubborn:

@@ -30,6 +30,10 @@ CLIENTS = ("client", "async client")
 SHORT_CALL_S = 0.3
 """The time of a client's calls where the server falls silent."""
 
+GRAPHS = ("parallel", "values", "route", "each", "early", "shared")
+"""What the stages of a service may be in: branches, those whose errors are values, ways of which an item takes one, a
+list; or behind a stage that answers early, or in two branches that have the first of them in common."""
+
 IN_PARTS = ("steps", "resuming", "generator")
 """Models that answer in parts."""
 
@@ -277,6 +281,7 @@ class Service(_Value):
         abandon: Whether it is dropped without being closed; for tasks, whether the loop ends before it is closed, on
             another one.
         patience_s: After this time the start is cancelled, in a task.
+        graph: "" for stages in a row, or one of `GRAPHS`.
         cargo: What items and answers carry that models and callers write over: "list", "array", "large", or "".
     """
 
@@ -290,6 +295,7 @@ class Service(_Value):
     abandon: bool = False
     patience_s: float | None = None
     cargo: str = ""
+    graph: str = ""
 
 
 @_value

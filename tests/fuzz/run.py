@@ -123,7 +123,6 @@ class Run:
         self.program = program
         self.facts = verdict.Facts(program)
         self.is_batch = isinstance(program.subject, Batch)
-        self.n_stages = len(program.stages)
         self.subject: Any = None
         self.tokens = itertools.count(1)
         self.tickets: list[tuple[Any, Asked]] = []

@@ -19,7 +19,7 @@ def new_handle(program: Program, sink: LineSink) -> Any:
     subject = program.subject
     assert isinstance(subject, Service)
     service = carpool.Service(
-        *[_stage(i, stage) for i, stage in enumerate(subject.stages)],
+        *_elements(subject.graph, [_stage(i, stage) for i, stage in enumerate(subject.stages)]),
         timeout_s=subject.timeout_s,
         slo_s=subject.slo_s,
     )
@@ -31,6 +31,25 @@ def new_handle(program: Program, sink: LineSink) -> Any:
     if subject.way == "run_async":
         return service.run_async(output=sink)
     return service.run(output=sink) if subject.way == "run" else service.start(output=sink)
+
+
+def _elements(graph: str, stages: list[carpool.Stage]) -> list[Any]:
+    """What a service consists of; see `program.GRAPHS`."""
+    match graph:
+        case "parallel":
+            return [carpool.Parallel(*stages)]
+        case "values":
+            return [carpool.Parallel({str(i): stage for i, stage in enumerate(stages)}, errors="values")]
+        case "route":
+            branches: dict[str, Any] = {str(i): stage for i, stage in enumerate([*stages, []])}
+            return [carpool.Route(branches, choose=models.Branch(len(stages)))]
+        case "each":
+            return [carpool.Stage(models.spread, run_in="thread", name="spread"), carpool.ForEach(*stages)]
+        case "early":
+            return [carpool.Stage(models.early, run_in="thread", name="early"), *stages]
+        case "shared":
+            return [carpool.Parallel(stages[0], stages)]
+    return list(stages)
 
 
 def _new_loop(subject: Service) -> asyncio.AbstractEventLoop:

@@ -83,11 +83,44 @@ class Facts:
         )
 
 
-def is_own(token: int, answer: Any, stages: int) -> bool:
-    """Whether an answer is that to the item with this token, from the last stage."""
-    if isinstance(answer, models.Sent | models.Stubborn):
-        return bool(answer.token == token and answer.passed == stages)
-    return False
+def is_own(program: Program, facts: Facts, token: int, answer: Any) -> bool:
+    """Whether an answer is that to the item with this token, from all stages that it was to pass."""
+    n, graph = len(program.stages), getattr(program.subject, "graph", "")
+
+    def passed(one: Any, stages: int) -> bool:
+        if isinstance(one, models.Sent | models.Stubborn):
+            return bool(one.token == token and one.passed == stages)
+        return False
+
+    def may_be_value(one: Any) -> bool:
+        return isinstance(one, carpool.ModelError | carpool.Unavailable) and not facts.quiet
+
+    match graph:
+        case "parallel":
+            return type(answer) is tuple and len(answer) == n and all(passed(one, 1) for one in answer)
+        case "values":
+            names = [str(i) for i in range(n)]
+            whole = type(answer) is dict and list(answer) == names
+            return whole and all(passed(one, 1) or may_be_value(one) for one in answer.values())
+        case "route":
+            return passed(answer, int(models.branch_of(token, n) < n))
+        case "each":
+            whole = type(answer) is list and len(answer) == models.n_items(token)
+            return whole and all(passed(one, n) for one in answer)
+        case "early":
+            return passed(answer, 0 if models.ends_early(token) else n)
+        case "shared":
+            return type(answer) is tuple and len(answer) == 2 and passed(answer[0], 1) and passed(answer[1], n)
+    return passed(answer, n)
+
+
+def cargoes(answer: Any) -> list[Any]:
+    """What an answer carries that can be written to."""
+    if type(answer) is dict:
+        answer = list(answer.values())
+    if type(answer) in (list, tuple):
+        return [cargo for one in answer for cargo in cargoes(one)]
+    return [] if isinstance(answer, carpool.CarpoolError) else [answer.cargo]
 
 
 def may_raise(program: Program, facts: Facts, actor: Actor | None, step: Step, error: BaseException) -> bool:

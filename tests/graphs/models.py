@@ -1,4 +1,4 @@
-"""Models for graphs: small ones, and those of random graphs, whose outcomes `tests/engine/core/shapes.py` foresees."""
+"""Models for graphs: small ones, and those of random graphs, whose outcomes `tests/support/shapes.py` foresees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import carpool
 from carpool import Done, ForEach, Model, Parallel, Route, Stage, To
 from carpool.errors import ModelError
 from carpool.service.graph import Element
-from tests.engine.core.shapes import Early, Made, Shape, choose, compute, dice
+from tests.support.shapes import Early, Made, Shape, choose, compute, dice
 
 
 def plus_one(x: int) -> int:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
+import pytest
 
 from carpool import Done, ForEach, Parallel, Response, Route, Service, Stage
-from carpool.http import App
+from carpool.cli import graph_command
 from carpool.service.drawing import as_mermaid, as_svg
 from tests.graphs.models import as_it_is, fails, fails_on_seven, parity, plus_one, small, times_ten, up_to
+from tests.graphs.over_http import asked
 
 
 def halves(xs: list[int]) -> list[Done[float] | int]:
@@ -42,17 +41,6 @@ def early_text(x: int) -> Any:
 
 def _threads(model: Any, **settings: Any) -> Stage:
     return Stage(model, run_in="thread", **settings)
-
-
-@contextlib.asynccontextmanager
-async def asked(*services: Service) -> AsyncIterator[httpx.AsyncClient]:
-    app = App(*services)
-    await app.start()
-    try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            yield client
-    finally:
-        await app.stop()
 
 
 def services() -> list[Service]:
@@ -83,7 +71,7 @@ CASES: list[tuple[str, Any, int, Any]] = [
     ("each", [1, 2], 200, [2, 3]),
     ("each", [], 200, []),
     ("each", [1, "x"], 422, "invalid_item"),
-    ("each", [1] * 4, 500, "bad_result"),
+    ("each", [1] * 4, 413, "too_large"),
     ("each", {"a": 1}, 422, "invalid_item"),
     ("cascade", 4, 200, 4.0),
     ("cascade", 3, 200, -1.5),
@@ -176,7 +164,7 @@ def test_statistics_and_metrics_count_early_answers_and_places() -> None:
                 await client.post("/predict", json=item)
             text = (await client.get("/metrics")).text
             assert 'carpool_early_answers_total{model="counted",stage="small"} 1.0' in text
-            for place in (0, 1):
+            for place in ("plus_one", "plus_one 2"):
                 line = f'carpool_place_requests_total{{model="counted",place="{place}",stage="plus_one"}} 2.0'
                 assert line in text
             stages = (await client.get("/dashboard/data")).json()["figures"]["services"][0]["stages"]
@@ -198,7 +186,7 @@ def test_the_picture_has_each_stage_and_each_branch() -> None:
     assert text.startswith("flowchart LR\n")
     for part in ("as_it_is<br/>1 worker, single items", "fails_on_seven<br/>2 workers", '|"even"|', "o#quot;dd"):
         assert part in text
-    assert text.count("-->") == 13
+    assert text.count("-->") == 14
     svg = as_svg(DRAWN, {"fails_on_seven": "12/s & more"})
     assert "<title>a&lt;b</title>" in svg and "12/s &amp; more" in svg and svg.count("<rect") == 12
     assert svg.startswith("<svg ") and svg.endswith("</svg>\n")
@@ -207,6 +195,19 @@ def test_the_picture_has_each_stage_and_each_branch() -> None:
 def test_a_stage_at_two_places_is_marked() -> None:
     shared = Stage(plus_one)
     assert "class n1,n2 shared0" in as_mermaid(Service(shared, shared))
+
+
+def test_the_command_draws_a_running_service(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rates and times are those of the time between two looks at the server."""
+    histogram = {"counts": [0, 0], "sum_s": 0.0}
+    stage = {"name": "as_it_is", "batch_sizes": {"1": 3}, "queue": histogram, "compute": histogram}
+    later = {**stage, "batch_sizes": {"1": 5, "4": 2}, "compute": {"counts": [3, 1], "sum_s": 0.008}}
+    looks = iter([(10.0, stage), (12.0, later)])
+    monkeypatch.setattr(graph_command, "_figures", lambda *_: (lambda t, s: {"time": t, "stages": [s]})(*next(looks)))
+    graph_command.graph("tests.graphs.test_over_http:DRAWN", url="http://127.0.0.1:1", watch_s=0.0)
+    assert "as_it_is<br/>5/s, - waiting, 2 ms a batch" in capsys.readouterr().out
 
 
 def test_the_command_draws(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _kinds(pair: tuple[Any, Any]) -> list[str]:
     return [type(each).__name__ for each in pair]
 
 
-@pytest.mark.parametrize("run_in", ["thread", "process"])
+@pytest.mark.parametrize("run_in", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_graphs_answer(run_in: Any) -> None:
     """All in one service, so that its workers are started once."""
     for name, (elements, cases) in GRAPHS.items():
@@ -215,6 +215,14 @@ def test_a_lost_worker_is_a_value() -> None:
         assert isinstance(lost, Unavailable) and lost.code == "worker_lost"
 
 
+@pytest.mark.parametrize("run_in", ["thread", "process"])
+def test_an_error_that_is_a_value_has_its_cause(run_in: Any) -> None:
+    with Service(Parallel(Stage(fails, run_in=run_in), errors="values")).run() as s:
+        (error,) = s.predict(3)
+    assert isinstance(error, ModelError) and error.type_name == "ValueError"
+    assert isinstance(error.__cause__, ValueError) and str(error.__cause__) == "no 3"
+
+
 def test_a_deadline_ends_the_request_although_errors_are_values() -> None:
     branches = Parallel(Stage(slow, run_in="thread"), [], errors="values")
     with Service(branches).run() as s, pytest.raises(DeadlineExceeded):
@@ -244,8 +252,10 @@ def test_the_story_of_a_request_has_its_branches() -> None:
     service = Service(Parallel(Stage(plus_one, run_in="thread"), Stage(times_ten, run_in="thread")))
     with service.run(journal_size=100) as s:
         assert s.predict(3) == (4, 30)
-        stages = [entry.stage for entry in s.story(1) if entry.event == "runs"]
-    assert sorted(stages) == ["plus_one", "times_ten"]
+        assert s.predict(4) == (5, 40)
+        for story in (s.story(1), s.story(2), s.story()):
+            assert sorted(entry.stage for entry in story if entry.event == "runs") == ["plus_one", "times_ten"]
+            assert story[-1].event == "answered"
 
 
 def test_workers_are_scaled_and_replaced_under_load() -> None:

@@ -170,7 +170,7 @@ def test_wrong_declarations_are_refused_by_name(stage: Stage, routes: Any, kind:
 def test_an_address_belongs_to_one_service() -> None:
     """Two services of an app cannot have one address, nor can two routes of a service."""
     one = Service(SERVED, name="one", routes={"/scale": None})
-    two = Service(SERVED, name="two", routes={"/scale": None})
+    two = Service(Stage(SERVED.model, max_batch_size=4), name="two", routes={"/scale": None})
     with pytest.raises(ValueError, match="routes names /scale twice"):
         App(one, two)
     with pytest.raises(ValueError, match="routes names /scale/many twice"):

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import carpool
-from carpool import Service, Stage
+from carpool import Parallel, Route, Service, Stage
 from carpool.engine.worker import remote
 from carpool.engine.worker.address import parse_address
 from carpool.service.join import token_of
 from carpool.service.work import work
-from carpool.testing.contract import Contract
+from tests.support.contract import Contract
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -54,9 +54,23 @@ def where(**settings: Any) -> Service:
     return Service(Stage(Where, max_batch_size=4, workers=0, join=True, policy="greedy", **settings), name="where")
 
 
+def branches() -> Service:
+    """A service whose answers name the processes of its branches; workers of one stage, which stands
+    in two places, join.
+    """
+    there = Stage(Where, name="there", max_batch_size=4, workers=0, join=True, policy="greedy")
+    here = Stage(Where, name="here", max_batch_size=4, run_in="thread")
+    choices = Route({"on": there, "off": []}, choose=_whether)
+    return Service(Parallel({"here": here, "there": [there, choices]}), name="branches")
+
+
+def _whether(answer: tuple[int, Any]) -> str:
+    return "on" if answer[1] in ("twice", "die") else "off"
+
+
 @contextlib.contextmanager
 def joined(service: str, address: str | None, token_file: Path | None = None, **env: str) -> Iterator[int]:
-    """A process that joins as a worker of `contract` or `where`, inside the block; its id.
+    """A process that joins as a worker of one of these services, inside the block; its id.
 
     It ends with the block, if it has not before.
     """
@@ -75,18 +89,20 @@ def start(service: str, address: str | None, token_file: Path | None = None, **e
     return subprocess.Popen(program, cwd=ROOT, env={**os.environ, **env}, start_new_session=True)
 
 
-def wait_for_workers(handle: Any, n: int) -> None:
-    """Wait until so many workers of the first stage are ready."""
-    wait_until(lambda: handle.stats().stages[0].workers.get("ready", 0) == n)
+def wait_for_workers(handle: Any, n: int, stage: int = 0) -> None:
+    """Wait until so many workers of a stage are ready."""
+    wait_until(lambda: handle.stats().stages[stage].workers.get("ready", 0) == n)
 
 
 def main() -> None:
     name, address, token_file = sys.argv[1:]
-    service = contract(float(os.environ.get("COST_S", 0))) if name == "contract" else where()
+    services = {"contract": lambda: contract(float(os.environ.get("COST_S", 0))), "branches": branches}
+    service = services.get(name, where)()
+    (stage,) = [stage for stage in service.stages if stage.join]
     where_to = parse_address(address)
     token = token_of(where_to, token_file or None)
     try:
-        work(service, service.stages[0], remote.Way(where_to, token), wait_s=10)
+        work(service, stage, remote.Way(where_to, token), wait_s=10)
     except carpool.StartupError as error:
         raise SystemExit(str(error)) from None
 

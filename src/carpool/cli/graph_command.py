@@ -8,10 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from carpool.cli.exits import FAILED, fail
-from carpool.cli.plain_request import NoAnswer, send
-from carpool.cli.server_keys import server_key, server_url
-from carpool.cli.targets import find_service
+from carpool.cli.sources import FAILED, NoAnswer, fail, find_service, send, server_key, server_url
 from carpool.service.drawing import as_mermaid, as_svg
 
 _OK = 200
@@ -75,9 +72,14 @@ def _notes(url: str, name: str, key_file: Path | None, watch_s: float) -> dict[s
 
 def _note(before: dict[str, Any], after: dict[str, Any], took_s: float) -> str:
     """Return the rate of a stage, and the mean times of its requests and batches lately."""
-    rate = (after["items"] - before["items"]) / took_s if took_s > 0 else 0.0
+    rate = (_items(after) - _items(before)) / took_s if took_s > 0 else 0.0
     waiting, running = (_mean_ms(before[kind], after[kind]) for kind in ("queue", "compute"))
     return f"{rate:.3g}/s, {waiting} waiting, {running} a batch"
+
+
+def _items(stage: dict[str, Any]) -> int:
+    """Return how many items a stage has been given."""
+    return sum(int(size) * count for size, count in stage["batch_sizes"].items())
 
 
 def _mean_ms(before: dict[str, Any], after: dict[str, Any]) -> str:

@@ -13,13 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from carpool.cli import profiling as profiling
-from carpool.cli.exits import FAILED, fail
-from carpool.cli.targets import find_service
+from carpool.cli import profiling
+from carpool.cli.sources import FAILED, fail, find_service
 from carpool.engine.observe import log
 from carpool.errors import CarpoolError
 from carpool.service.service import Service
-from carpool.simulate.cost_file import StageCosts, costs_as_json, write_costs
+from carpool.simulate.costs import StageCosts, costs_as_json, write_costs
 
 _COLUMNS = (TextColumn("measuring stage {task.description}"), BarColumn(), MofNCompleteColumn())
 
@@ -74,7 +73,8 @@ def profile(
         return
     _print(found)
     if out is not None:
-        print(f"carpool plan --cost {out} --arrivals poisson:rate=800 --slo 60ms")
+        what = "plan" if service.is_line else f"simulate --service {target}"
+        print(f"carpool {what} --cost {out} --arrivals poisson:rate=800 --slo 60ms")
 
 
 def _measured(service: Service, runs: int, threads: int) -> list[StageCosts]:

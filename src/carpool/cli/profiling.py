@@ -12,14 +12,15 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.engine.policy import Greedy
 from carpool.engine.policy.base import DoneBatch
+from carpool.service.graph import ForEach, Line, Parallel, Route
 from carpool.service.overrides import changed
 from carpool.service.service import Service
 from carpool.service.stage import Stage
-from carpool.simulate.cost_file import StageCosts
+from carpool.simulate.costs import StageCosts
 
 _LEAST_RUNS = 3
 _THREADS = "OMP_NUM_THREADS"
@@ -54,7 +55,7 @@ async def profile(
 
     Args:
         service: What is measured. The first stage gets its model's examples, and each later one
-            what the stage before makes of them.
+            what comes to it of them.
         runs: How many batches of each size are timed; the median counts.
         most_s: The longest time for one size, in seconds, once it has been timed three times.
         threads: How many threads BLAS and OpenMP have in the worker, where the stage's `env` or
@@ -62,47 +63,127 @@ async def profile(
         progress: Called before each size.
 
     Raises:
-        ValueError: The service has branches, or a model has no examples or answers in parts.
+        ValueError: A model has no examples or answers in parts, or none comes to some stage.
         StartupError: A stage does not start.
         CarpoolError: A model raised an error.
     """
-    if not service.is_line:
-        raise ValueError(f"service {service.name} has branches, and only stages in a row can be profiled yet")
     items: Sequence[Any] = service.takes.examples
     if not items:
-        name = service.stages[0].name
+        name = service.stages[0].name if service.first is None else service.first.name
         raise ValueError(
             f"stage {name} has no examples to measure it with: write its model as a class with examples = (...)"
         )
     if any(stage.traits.in_parts for stage in service.stages):
         raise ValueError("a model that answers in parts has no cost of a batch: see carpool simulate --steps")
-    found = []
+    profiler = _Profiler(service.graph[-1], runs, most_s, threads, progress)
+    await profiler.through(service.graph, dict(enumerate(items)))
     for stage in service.stages:
-        costs, items = await _profile_stage(stage, items, runs, most_s, threads, progress)
-        found.append(costs)
-    return found
+        if stage.name not in profiler.costs:
+            raise ValueError(f"no example comes to stage {stage.name}: give the first model one that takes its branch")
+    return [profiler.costs[stage.name] for stage in service.stages]
 
 
-async def _profile_stage(
-    stage: Stage, items: Sequence[Any], runs: int, most_s: float, threads: int, progress: Progress | None
-) -> tuple[StageCosts, list[Any]]:
-    """Return what batches of a stage cost, and what it makes of the items."""
-    noting = _Noting()
-    async with _alone(stage, noting, threads).run_async() as s:
-        results = [await s.predict(item) for item in items]
+class _Went(NamedTuple):
+    """A result that goes on, by a branch if it has named one."""
+
+    name: str | None
+    value: Any
+
+
+class _Profiler:
+    """Has examples go through a graph, stage by stage, and measures each stage when they first come
+    to it.
+
+    Attributes:
+        costs: What the batches of each stage cost, by its name.
+    """
+
+    def __init__(self, last: object, runs: int, most_s: float, threads: int, progress: Progress | None) -> None:
+        self._last = last
+        self._runs = runs
+        self._most_s = most_s
+        self._threads = threads
+        self._progress = progress
+        self.costs: dict[str, StageCosts] = {}
+
+    async def through(self, line: Line, items: dict[Any, Any]) -> dict[Any, Any]:
+        """Return what a line makes of items; both by what identifies an item.
+
+        Items that are answered early (`Done`) are not in it.
+        """
+        went = {key: _Went(None, value) for key, value in items.items()}
+        for i, element in enumerate(line):
+            if not went:
+                break
+            if isinstance(element, Stage):
+                follows = line[i + 1] if i + 1 < len(line) else None
+                names = [*follows.branches] if isinstance(follows, Route) and follows.choose is None else []
+                went = await self._stage(element, went, names, is_alone=element is self._last and follows is None)
+            elif isinstance(element, Route):
+                went = await self._route(element, went)
+            else:
+                values = {key: each.value for key, each in went.items()}
+                if isinstance(element, ForEach):
+                    joined = await self._list(element, values)
+                else:
+                    joined = await self._parallel(element, values)
+                went = {key: _Went(None, value) for key, value in joined.items()}
+        return {key: each.value for key, each in went.items()}
+
+    async def _route(self, route: Route, went: dict[Any, _Went]) -> dict[Any, _Went]:
+        found: dict[Any, _Went] = {}
+        for name, branch in route.branches.items():
+            taken = {
+                key: each.value
+                for key, each in went.items()
+                if name == (each.name if route.choose is None else route.choose(each.value))
+            }
+            found |= {key: _Went(None, value) for key, value in (await self.through(branch, taken)).items()}
+        return found
+
+    async def _parallel(self, parallel: Parallel, items: dict[Any, Any]) -> dict[Any, Any]:
+        results = [await self.through(branch, items) for branch in parallel.branches]
+        whole = [key for key in items if all(key in found for found in results)]
+        joined = {key: tuple(found[key] for found in results) for key in whole}
+        if parallel.names is None:
+            return joined
+        return {key: dict(zip(parallel.names, values, strict=True)) for key, values in joined.items()}
+
+    async def _list(self, each: ForEach, items: dict[Any, Any]) -> dict[Any, Any]:
+        inside = {(key, i): x for key, value in items.items() for i, x in enumerate(value)}
+        found = await self.through(each.body, inside)
+        keys = {key: [(key, i) for i in range(len(value))] for key, value in items.items()}
+        return {key: [found[one] for one in own] for key, own in keys.items() if all(one in found for one in own)}
+
+    async def _stage(
+        self, stage: Stage, went: dict[Any, _Went], names: Sequence[str], *, is_alone: bool
+    ) -> dict[Any, _Went]:
+        """Return what a stage makes of items, and measure it unless it has been."""
+        noting = _Noting()
+        items = [each.value for each in went.values()]
+        async with _alone(stage, noting, self._threads, None if is_alone else names).run_async() as s:
+            results = [await s.predict(item) for item in items]
+            if stage.name not in self.costs:
+                self.costs[stage.name] = await self._measured(stage, s, noting, items)
+        if is_alone:
+            return {key: _Went(None, result) for key, result in zip(went, results, strict=True)}
+        return {key: result for key, result in zip(went, results, strict=True) if isinstance(result, _Went)}
+
+    async def _measured(self, stage: Stage, s: Any, noting: _Noting, items: list[Any]) -> StageCosts:
+        """Return what batches of a stage that runs alone cost."""
         seconds: dict[int, float] = {}
         sizes = sizes_of(stage)
         for done, size in enumerate(sizes):
-            if progress is not None:
-                progress(stage.name, done, len(sizes))
-            took = await _times_of(s.predict, noting, list(islice(cycle(items), size)), runs, most_s)
+            if self._progress is not None:
+                self._progress(stage.name, done, len(sizes))
+            took = await _times_of(s.predict, noting, list(islice(cycle(items), size)), self._runs, self._most_s)
             if stage.max_batch_size is None:
                 took = [s.stats().stages[0].mean_compute_s]
             if took:
                 seconds[size] = median(took)
-        if progress is not None:
-            progress(stage.name, len(sizes), len(sizes))
-    return StageCosts(stage.name, stage.max_batch_size or 1, seconds), results
+        if self._progress is not None:
+            self._progress(stage.name, len(sizes), len(sizes))
+        return StageCosts(stage.name, stage.max_batch_size or 1, seconds)
 
 
 async def _times_of(
@@ -132,8 +213,16 @@ def sizes_of(stage: Stage) -> list[int]:
     return sorted({*[2**k for k in range(most.bit_length()) if 2**k <= most], most})
 
 
-def _alone(stage: Stage, noting: _Noting, threads: int) -> Service:
-    """Return a service of one stage with one worker."""
+def _alone(stage: Stage, noting: _Noting, threads: int, names: Sequence[str] | None) -> Service:
+    """Return a service of one stage with one worker.
+
+    Args:
+        stage: The stage.
+        noting: Its policy.
+        threads: As for `profile`.
+        names: Of the branches that its results may name; None if nothing follows, else results that
+            go on are `_Went`, and early answers are not.
+    """
     settings: dict[str, Any] = {"workers": 1, "cpus": stage.cpus[0] if stage.cpus else None}
     if stage.max_batch_size is not None:
         settings["policy"] = noting
@@ -141,5 +230,19 @@ def _alone(stage: Stage, noting: _Noting, threads: int) -> Service:
     if stage.run_in == "process" and _THREADS not in os.environ:
         env.setdefault(_THREADS, str(threads))
     settings["env"] = env or None
-    (service,) = changed([Service(stage, timeout_s=None)], {}, {stage.name: settings})
+    follows: list[Any] = []
+    if names is not None:
+        follows = [_noted(None)]
+        if names:
+            follows = [Route({name: _noted(name) for name in names})]
+    (service,) = changed([Service(stage, *follows, timeout_s=None)], {}, {stage.name: settings})
     return service
+
+
+def _noted(name: str | None) -> Stage:
+    """Return a stage in this process that notes which branch results have taken."""
+
+    def went(value: Any) -> Any:
+        return _Went(name, value)
+
+    return Stage(went, name=f"went {name}", run_in="thread")

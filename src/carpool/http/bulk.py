@@ -113,9 +113,8 @@ class BulkItems(ExchangeItems):
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
         # the items: where a service has one stage, and does not weigh, they can be used again
-        self._are_used_again = (
-            ask.endpoint.weigher is None and ask.endpoint.service.is_line and len(driver.core.batchers) == 1
-        )
+        is_one_stage = len(driver.core.batchers) == 1 and driver.core.flow.is_line
+        self._are_used_again = ask.endpoint.weigher is None and is_one_stage
         self._spare: list[BulkItem] = []  # what has been answered, and is to be a later line
 
         # the answers

@@ -14,17 +14,16 @@ from random import getrandbits, random
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.engine.clock import monotonic
+from carpool.engine.core.transit import asked
 from carpool.engine.logger import GuardedLogger
 from carpool.engine.observe.log import printable
 from carpool.http.compression import Compression
-from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse
-from carpool.http.notes import InStage, Notes
-from carpool.http.request_ids import RequestIds
+from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse, InStage, Notes, RequestIds
 
 if TYPE_CHECKING:
     from carpool.engine.core.batch import Batch
     from carpool.engine.drive.aio import Driver
-    from carpool.engine.observe.stage_stats import StageStats
+    from carpool.engine.observe.stats import StageStats
 
 access_logger = GuardedLogger(logging.getLogger("carpool.access"), {})
 """Writes the access log."""
@@ -43,8 +42,8 @@ class SpanMaker(Protocol):
     def begin(self, head: Head, notes: Notes) -> None:
         """Begin the span of a request, and note its ids."""
 
-    def end(self, exchange: Exchange, notes: Notes, status: int) -> None:
-        """End the span of a request."""
+    def end(self, exchange: Exchange, notes: Notes, status: int, now: float) -> None:
+        """End the span of a request, and note those of its branches."""
 
     def batch_started(self, stage: StageStats, batch: Batch, members: Sequence[Notes]) -> None:
         """Begin the span of a batch, with links to those of its members."""
@@ -106,6 +105,7 @@ class Observer:
         self._compression = compression
         self._spans = spans
         self._ids = ids
+        self._running: dict[tuple[StageStats, int], list[InStage]] = {}  # in graphs, by stage and place
         self.wanted_headers = frozenset(
             {b"traceparent", b"tracestate", *((b"accept-encoding",) if compression is not None else ())}
         )
@@ -128,17 +128,47 @@ class Observer:
 
     def batch_started(self, stage: StageStats, batch: Batch) -> None:
         """Note the batch of each request that is noted."""
-        members = []
-        for request in batch.requests:
-            notes: Notes | None = getattr(request, "notes", None)
-            if notes is not None:
-                notes.stages.append(InStage(stage.name, request.arrived, batch.started, batch.id, batch.n))
-                members.append(notes)
+        if stage.in_graph:
+            members = self._noted_in_graph(stage, batch)
+        else:
+            members = []
+            for request in batch.requests:
+                notes: Notes | None = getattr(request, "notes", None)
+                if notes is not None:
+                    notes.stages.append(InStage(stage.name, request.arrived, batch.started, batch.id, batch.n))
+                    members.append(notes)
         if self._spans is not None:
             self._spans.batch_started(stage, batch, members)
 
+    def _noted_in_graph(self, stage: StageStats, batch: Batch) -> list[Notes]:
+        """Note a batch at the places of its requests, and return the notes of each request once."""
+        members: dict[Notes, None] = {}
+        here: dict[int, InStage] = {}
+        for request in batch.requests:
+            notes: Notes | None = getattr(asked(request), "notes", None)
+            place = stage.in_graph.get(request.node)
+            if notes is None or place is None:
+                continue
+            members[notes] = None
+            found = next((each for each in notes.stages if each.stage == place.name and each.branches), None)
+            if found is None:
+                found = InStage(place.name, request.arrived, batch.started, batch.id, batch.n)
+                found.branches = place.branches
+                notes.stages.append(found)
+            else:
+                found.items += not request.losses  # else it has been here before
+                found.arrived = min(found.arrived, request.arrived)
+                found.batch, found.n = batch.id, batch.n
+            here[id(found)] = found
+        self._running[stage, batch.place] = list(here.values())
+        return list(members)
+
     def batch_completed(self, stage: StageStats, place: int) -> None:
         """Note that a worker has answered its batch."""
+        if stage.in_graph:
+            left = monotonic()
+            for each in self._running.pop((stage, place), ()):
+                each.left = left
         if self._spans is not None:
             self._spans.batch_completed(stage, place)
 
@@ -188,7 +218,7 @@ class Observer:
         """Note the end of an answer: a line in the log, and the end of its span."""
         notes = self._notes_of(exchange, now)
         if self._spans is not None:
-            self._spans.end(exchange, notes, status)
+            self._spans.end(exchange, notes, status, now)
         if self._lines.has(exchange, status, now - notes.began):
             self._write_line(exchange, notes, status, nbytes, now)
 
@@ -207,8 +237,9 @@ class Observer:
                 "computed_ms": round(1000 * (until - each.started), 3),
                 "batch": each.batch,
                 "batch_size": each.n,
+                **({"items": each.items} if each.items > 1 else {}),
             }
-            for each, until in _with_ends(notes, now)
+            for each, until in notes.with_ends(now)
         ]
         about = {
             "request_id": notes.request_id.decode("latin-1"),
@@ -273,21 +304,17 @@ def new_observer(
 
 
 def server_timing(notes: Notes, now: float) -> bytes:
-    """Return the header that tells a browser, or a person, where the time went."""
+    """Return the `Server-Timing` header, which browsers show."""
     parts = []
-    for each, until in _with_ends(notes, now):
+    for each, until in notes.with_ends(now):
         about = f'desc="{_token(each.stage)}"'
         parts.append(f"queue;dur={1000 * (each.started - each.arrived):.3f};{about}")
         parts.append(f"compute;dur={1000 * (until - each.started):.3f};{about}")
         parts.append(f'batch;desc="{each.n}"')
+        if each.items > 1:
+            parts.append(f'items;desc="{each.items}"')
     parts.append(f"total;dur={1000 * (now - notes.began):.3f}")
     return ", ".join(parts).encode()
-
-
-def _with_ends(notes: Notes, now: float) -> list[tuple[InStage, float]]:
-    """Return what was noted of each stage, and when the request left it."""
-    ends = [each.arrived for each in notes.stages[1:]] + [now]
-    return list(zip(notes.stages, ends, strict=True)) if notes.stages else []
 
 
 def _token(name: str) -> str:

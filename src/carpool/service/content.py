@@ -19,8 +19,9 @@ from carpool.engine.foreign import as_model_error, text_of
 from carpool.engine.hints import schema
 from carpool.engine.hints.plain import with_arrays
 from carpool.engine.wire import payload
+from carpool.engine.wire.outcome import portable
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, OBJECTS, RAW
-from carpool.errors import CarpoolError, InvalidRequest, ModelError
+from carpool.errors import CarpoolError, InvalidRequest, ModelError, too_large
 
 _cut_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _cut_msgpack = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -83,11 +84,15 @@ class Payloads:
                 cut = (_cut_json if format == JSON else _cut_msgpack)(item)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise schema.as_our_error(error, _NAMES.get(format, "JSON"), list[Any], item) from error
-            check_length(len(cut), most)
+            if len(cut) > most:
+                raise too_large(f"the list has {len(cut)} items, and at most {most} are taken")
             return [bytes(each) for each in cut]
         if format != OBJECT:
             raise InvalidRequest("this service takes a list: send it as JSON or msgpack")
-        parts = payload.parts_in(item)
+        try:
+            parts = payload.parts_in(item)
+        except ValueError as error:
+            raise ModelError(f"a list cannot be read: {error}", code="bad_result") from error
         if parts is None:
             value = self._opened(item, OBJECT)
             check_list(value, most)
@@ -96,28 +101,24 @@ class Payloads:
         return parts
 
     def joined(self, block: Any, results: Sequence[Any], accept: int) -> Any:
-        """Return what branches have come to, as one payload, or as the caller wants the answer."""
-        names = block.names
-        if accept in OBJECTS:
-            return payload.join(results, names, is_tuple=block.is_tuple)
-        if accept == JSON:
-            if names is None:
-                return b"[%b]" % b",".join(results)
-            fields = [b"%b:%b" % (_name_in_json(name), each) for name, each in zip(names, results, strict=True)]
-            return b"{%b}" % b",".join(fields)
-        if accept == MSGPACK:
-            head = _head(len(results), *((0x90, 0xDC) if names is None else (0x80, 0xDE)))
-            if names is None:
-                return head + b"".join(results)
-            pairs = zip(map(_name_in_msgpack, names), results, strict=True)
-            return head + b"".join([part for pair in pairs for part in pair])
-        raise ModelError("the answer of several branches can be written in JSON and msgpack only", code="bad_result")
+        """Return what branches have come to, as one payload, or as the caller wants the answer.
+
+        Raises ModelError where a worker has not made it what it had to be.
+        """
+        try:
+            if accept in OBJECTS:
+                return payload.join(results, block.names, is_tuple=block.is_tuple)
+            return _spliced(block.names, results, accept)
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"what branches have come to cannot be put together: {error}", code="bad_result"
+            ) from error
 
     def as_value(self, error: Exception, accept: int) -> Any:
         """Return an error as a payload, or for a client as an object with its code and its text."""
         if accept in OBJECTS:
             try:
-                return payload.dump(error)
+                return payload.dump(portable(error))
             except BaseException:  # of a user's class that cannot be pickled
                 code = getattr(error, "code", "model_error")
                 return payload.dump(ModelError(text_of(error), code=code, type_name=type(error).__name__))
@@ -133,6 +134,22 @@ class Payloads:
             raise
         except BaseException as error:  # the value's own code
             raise as_model_error(error, "an item that is handed on") from error
+
+
+def _spliced(names: Sequence[str] | None, results: Sequence[bytes], accept: int) -> bytes:
+    """Return results in JSON or msgpack as an array or an object around them. Raises TypeError."""
+    if accept == JSON:
+        if names is None:
+            return b"[%b]" % b",".join(results)
+        return b"{%b}" % b",".join(
+            [b"%b:%b" % (_name_in_json(name), each) for name, each in zip(names, results, strict=True)]
+        )
+    if accept != MSGPACK:
+        raise TypeError("it can be written in JSON and msgpack only")
+    if names is None:
+        return _head(len(results), 0x90, 0xDC) + b"".join(results)
+    pairs = zip(map(_name_in_msgpack, names), results, strict=True)
+    return _head(len(results), 0x80, 0xDE) + b"".join([part for pair in pairs for part in pair])
 
 
 def _head(n: int, short: int, long: int) -> bytes:

@@ -15,9 +15,8 @@ from typing import Any, Literal, TypeAlias, TypedDict, Union
 from carpool.engine.hints import schema
 from carpool.engine.wire.outcome import MOST_WAYS
 from carpool.model import AnyModel, Traits
-from carpool.service.checks import at_least, check_callable
+from carpool.service.checks import at_least, check_callable, header_of
 from carpool.service.fits import may_fit
-from carpool.service.key import header_of
 from carpool.service.stage import Stage
 
 MOST_ITEMS = 1024

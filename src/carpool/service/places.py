@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from carpool.engine.core.graph import JOIN, After, Declared, Each, Fork, Graph, Node, Switch
+from carpool.engine.wire.payload import CUSTOM
 from carpool.engine.worker.ways import SPOTS, Goes, Spot, Ways
 from carpool.model import Traits
 from carpool.service.graph import Block, Line, Parallel, Route, branches_of, stages_in
@@ -78,6 +79,11 @@ def spots_of(line: Line, last: Traits) -> tuple[list[tuple[Spot, ...]], list[int
             raise ValueError(
                 f"stage {stage.name} is before {len(by_stage[id(stage)])} different Routes or ends: at most {most} are"
                 " possible. Give some of its places a stage of their own"
+            )
+        if len(by_stage[id(stage)]) > 1 and len(stage.traits.produces) > SPOTS - CUSTOM:
+            raise ValueError(
+                f"stage {stage.name} is both before others and at the end, and produces {len(stage.traits.produces)}"
+                f" content types: at most {SPOTS - CUSTOM} are possible there"
             )
     numbers = {stage: {key: i for i, key in enumerate(spots)} for stage, spots in by_stage.items()}
     return [tuple(spots.values()) for spots in by_stage.values()], [numbers[stage][key] for stage, key in keys]

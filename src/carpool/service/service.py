@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Unpack
 from carpool.service.declaration import Declaration
 
 if TYPE_CHECKING:
-    from carpool.service.handle import AsyncHandle
-    from carpool.service.run_settings import RunSettingsByName
-    from carpool.service.settings import SettingsByName
+    from carpool.service.handle import AsyncHandle, RunSettingsByName
+    from carpool.service.settings import ServerSettings
     from carpool.service.thread_handle import Handle
 
 FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
 """What imports the function that serves services over a protocol, at its first use: Python callers
-need no HTTP. `carpool/__init__.py` fills it in, since services do not know the modules that build
+need no HTTP. `carpool/__init__.py` fills it in, since services do not import the modules that build
 on them."""
 
 
@@ -27,9 +26,11 @@ class Service(Declaration):
     """An immutable declaration of a service; `run`, `run_async` and `start` bring it to life.
 
     Args:
-        stages: What a request passes through, first to last. A bare model stands for a stage of
-            single items.
-        name: The model's name over HTTP and in metrics. Defaults to the name of the last stage.
+        stages: What a request passes through, first to last: stages, and elements of graphs (lists
+            of elements, `Parallel`, `Route`, `ForEach`; docs/graphs.md). A bare model stands for a
+            stage of single items. One `Stage` object at several places is one pool of workers.
+        name: The model's name over HTTP and in metrics. Defaults to the name of the last stage, or
+            to "service" where that is none.
         timeout_s: The longest time from a request's arrival to its answer, in seconds. None or
             infinity means no limit; then nothing ends a call that hangs unless its stage has a
             `max_batch_time_s`.
@@ -48,7 +49,7 @@ class Service(Declaration):
             to those that are served, at the cost of some goodput.
         share: What is guaranteed to this service where a server has several: half of its
             connections, and of the memory for bodies that are being received, is divided among them
-            in proportion to their shares (docs/operating.md).
+            in proportion to their shares ("Operating" in the docs).
         cpus: The core, or cores, that the coordinator is tied to while the service runs.
         max_parallel_starts: How many workers, of all stages together, may load their models at the
             same time, at the start and after deaths. Defaults to the number of cores available to
@@ -59,12 +60,13 @@ class Service(Declaration):
 
     Raises:
         ValueError: A setting of a stage is out of range (see `Stage`), two stages have the same
-            name, a queue is too small for the batches of the stage before it, or the static policy
-            holds requests back for longer than `timeout_s`. An address of `routes` is none, or is
-            one that each service has.
-        TypeError: A setting is of the wrong kind, or a model cannot be served (see `Stage`). What
-            `routes` gives for an address is no function of one argument that could run in the
-            workers, or takes what cannot be sent over HTTP.
+            name, a queue is too small for the batches of the stage before it, a graph cannot work
+            (see docs/graphs.md), or the static policy holds requests back for longer than
+            `timeout_s`. An address of `routes` is none, or is one that each service has.
+        TypeError: A setting is of the wrong kind, or a model cannot be served (see `Stage`), or by
+            the hints a stage cannot take what the one before gives. What `routes` gives for an
+            address is no function of one argument that could run in the workers, or takes what
+            cannot be sent over HTTP.
     """
 
     __slots__ = ()
@@ -95,8 +97,7 @@ class Service(Declaration):
             TypeError: `output` cannot be called, or there is no such setting.
             ImportError: `on="ray"`, and Ray is not installed.
         """
-        from carpool.service.handle import AsyncHandle
-        from carpool.service.run_settings import run_settings_of
+        from carpool.service.handle import AsyncHandle, run_settings_of
 
         return AsyncHandle(self, run_settings_of(self, settings))
 
@@ -114,7 +115,7 @@ class Service(Declaration):
             TypeError: See `run_async`.
             ImportError: See `run_async`.
         """
-        from carpool.service.run_settings import run_settings_of
+        from carpool.service.handle import run_settings_of
         from carpool.service.thread_handle import Handle
 
         return Handle(self, run_settings_of(self, settings))
@@ -135,7 +136,7 @@ class Service(Declaration):
         """
         return self.run(**settings).start()
 
-    def serve(self, **settings: Unpack[SettingsByName]) -> None:
+    def serve(self, **settings: Unpack[ServerSettings]) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.
 
         It is `carpool.serve` for one service; see there for the settings and for what is raised. It

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -14,23 +16,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.engine.policy import STEPS_BY_NAME
+from carpool.service.named import BrokenModule, NotFound, service_named
 from carpool.simulate import specs
-from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
+from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Trace, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.coordinator import coordinator_of
-from carpool.simulate.cost_file import given_costs
-from carpool.simulate.costs import USUAL_COST
+from carpool.simulate.costs import USUAL_COST, costs_by_stage, given_costs
 from carpool.simulate.features import Features
+from carpool.simulate.graphs import SimulatedGraph, graph_of
 from carpool.simulate.lengths import EXAMPLE as LENGTHS
-from carpool.simulate.options import Options
 from carpool.simulate.policies import policy_of
-from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report, json_text
 from carpool.simulate.scaling import USUAL_RULE, rule_of
 from carpool.simulate.servers import Servers, WorkerRange
 from carpool.simulate.steps import EXAMPLE as STEP_COST
-from carpool.simulate.steps_table import compare_steps, print_steps
-from carpool.simulate.table import table_of
+from carpool.simulate.table import compare_steps, print_steps, table_of
 from carpool.simulate.traffic import Traffic, arrivals_per_second
 
 T = TypeVar("T")
@@ -59,6 +59,8 @@ def simulate(*, options: Annotated[Options | None, Parameter(name="*")] = None) 
 
     Example: carpool simulate --lengths lognormal:14,input_sigma=0.8 --cost padded:a=2ms,b=20us
 
+    Example: carpool simulate --service program:service --cost costs.json --ways en=0.8
+
     Example: carpool simulate --steps --arrivals poisson:rate=10 --lengths fixed:output=30 --slo 2s
     """
     chosen = options or Options()
@@ -77,7 +79,7 @@ def _simulate_batches(options: Options) -> None:
         draw = None if plot is None else _drawer(plot)
         comes_and_goes = any(not each.isdigit() for each in options.workers or ())
         found = _run(comparison, options, with_sweep=plot is not None and not comes_and_goes)
-    shown = _Shown(options.arrivals or options.trace or USUAL_ARRIVALS, " -> ".join(comparison.cost), slo)
+    shown = _Shown(options.arrivals or options.trace or USUAL_ARRIVALS, _costs_in_words(comparison.cost), slo)
     if draw is not None and plot is not None and comes_and_goes:
         _draw_workers(plot, comparison, found.reports, title=", ".join(shown))
     elif draw is not None and plot is not None:
@@ -138,6 +140,7 @@ def _refuse_what_steps_lack(options: Options) -> None:
         "scaling": options.scaling if options.scaling != USUAL_RULE else None,
         "lengths-unknown": options.lengths_unknown,
         "keys": options.keys,
+        "service": options.service,
         "coordinator": options.coordinator,
         "ahead": options.ahead,
         "plot": options.plot,
@@ -160,13 +163,13 @@ class _Comparison(NamedTuple):
     Attributes:
         policies: The policies' specs.
         arrivals: The processes of every run.
-        cost: The cost of each stage, as a spec.
+        cost: The cost of each stage, as a spec; in a graph by its name.
         settings: Further settings of `run`.
     """
 
     policies: Sequence[str]
     arrivals: Sequence[Arrivals]
-    cost: list[str]
+    cost: list[str] | dict[str, str]
     settings: dict[str, Any]
 
 
@@ -214,12 +217,19 @@ def _exit_on_mistake() -> Iterator[None]:
 
 def _comparison(options: Options, slo: str) -> _Comparison:
     """Return what the options say is to be simulated. Raises ValueError."""
-    cost, known_limits = given_costs(options.cost, USUAL_COST)
+    graph = _graph(options)
+    cost: list[str] | dict[str, str]
+    known_limits: list[int] | None
+    if graph is None:
+        cost, known_limits = given_costs(options.cost, USUAL_COST)
+    else:
+        cost, known_limits = costs_by_stage(options.cost, USUAL_COST, graph.stages), None
     sizes = _numbers("max-batch-size", options.max_batch_size) or known_limits
     settings = {
         "slo_s": _slo_s(slo),
         "max_batch_size": _one_or_each(sizes, 64),
         "workers": _one_or_each(_numbers("workers", options.workers), 1),
+        "graph": graph,
         "start_s": options.start_s,
         "scaling": options.scaling,
         "duration_s": _duration_s(options.duration, options.trace if options.arrivals is None else None),
@@ -241,6 +251,49 @@ def _comparison(options: Options, slo: str) -> _Comparison:
     settings |= {name: inf if limit is None else limit for name, limit in limits.items()}
     policies = specs.listed(options.policy or _POLICIES)
     return _Comparison(policies, _arrivals(options.arrivals, options.trace), cost, settings)
+
+
+def _graph(options: Options) -> SimulatedGraph | None:
+    """Return the graph that the options name; None for stages in a row. Raises ValueError."""
+    if options.service is None:
+        if options.ways or options.early or options.items:
+            raise ValueError("--ways, --early and --items say what happens in a graph: give --service, too")
+        return None
+    if os.getcwd() not in sys.path:  # as `python -m` does
+        sys.path.insert(0, os.getcwd())
+    try:
+        service = service_named(options.service)
+    except (BrokenModule, NotFound) as error:
+        raise ValueError(str(error)) from None
+    items = None if options.items is None else [_whole("items", n) for n in options.items.split("/")]
+    return graph_of(service, _shares(options.ways), _shares(options.early), items)
+
+
+def _whole(option: str, text: str) -> int:
+    """Return a whole number. Raises ValueError."""
+    if not text.strip().isdigit():
+        raise ValueError(f"--{option} must be whole numbers, such as 4 or 1/4/16, not {text!r}")
+    return int(text)
+
+
+def _shares(text: str | None) -> dict[str, float]:
+    """Return shares by name from a text such as `en=0.8,de=20%`. Raises ValueError."""
+    found = {}
+    for each in (text or "").split(",") if text else ():
+        name, is_given, share = each.rpartition("=")
+        if not is_given:
+            raise ValueError(f"{each!r} is no share of a name: write it as en=0.8")
+        found[name.strip()] = specs.number(share)
+    return found
+
+
+def _costs_in_words(cost: list[str] | dict[str, str]) -> str:
+    """Return the costs of stages as they stand above the figures."""
+    if isinstance(cost, list):
+        return " -> ".join(cost)
+    if len({*cost.values()}) == 1:
+        return f"{next(iter(cost.values()))} in each of {len(cost)} stages"
+    return ", ".join(f"{name} {spec}" for name, spec in cost.items())
 
 
 def _arrivals(arrivals: str | None, trace: str | None) -> list[Arrivals]:
@@ -309,10 +362,10 @@ def _fixed(workers: list[Any]) -> list[int]:
 
 def _draw_workers(path: Path, comparison: _Comparison, reports: Sequence[Report], title: str) -> None:
     """Draw how many workers there were over time, and how many requests came."""
-    from carpool.simulate.plot_workers import draw_workers
+    from carpool.simulate.plot import draw_workers
 
     settings = comparison.settings
-    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"])
+    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"], settings["graph"])
     traffic = Traffic(comparison.arrivals, servers, duration_s=settings["duration_s"])
     draw_workers(path, {report.policy: report for report in reports}, arrivals_per_second(traffic), title=title)
 
@@ -333,7 +386,10 @@ def _capacity(comparison: _Comparison) -> _Capacity:
         ValueError: A setting makes no sense.
     """
     settings = comparison.settings
-    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"])
+    graph = settings["graph"]
+    if graph is not None and settings["max_queue_size"] != inf:
+        raise ValueError("--max-queue-size is that of the graph's stages: leave it out")
+    servers = Servers.of(comparison.cost, settings["max_batch_size"], settings["workers"], graph)
     rule_of(settings["scaling"])
     coordinator_of(settings["coordinator"])
     for policy in comparison.policies:
@@ -383,6 +439,8 @@ def _run(comparison: _Comparison, options: Options, *, with_sweep: bool) -> _Fou
 
 def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, found: _Found) -> None:
     """Print the workload, the settings and every figure as one JSON object."""
+    graph = settings["graph"]
+    settings = {**settings, "graph": None if graph is None else list(graph.stages)}
     content = {**shown._asdict(), **settings, "capacity": capacity.per_second, "load": capacity.load}
     reports = {"reports": [r.to_dict() for r in found.reports], "sweep": [r.to_dict() for r in found.swept]}
     print(json_text({**content, **reports}, 2))
@@ -408,8 +466,12 @@ def _print_table(
     first = reports[0]
     share = "" if capacity.load is None else f", load {capacity.load:.2f}"
     console.print(f"{shown.arrivals} on {shown.cost}, SLO {shown.slo}", markup=False)
+    graph = settings["graph"]
+    limits, workers = (settings["max_batch_size"], settings["workers"])
+    if graph is not None:
+        limits, workers = (", ".join(map(str, each)) for each in (graph.limits, graph.workers))
     console.print(
-        f"batches of up to {settings['max_batch_size']}, workers {settings['workers']},"
+        f"batches of up to {limits}, workers {workers},"
         f" capacity {capacity.per_second:.4g}/s{share}; {first.requests:.0f} requests in {first.duration_s:.4g} s,"
         f" mean of {len(first.seeds)} seed{'s' if len(first.seeds) > 1 else ''}",
         markup=False,
@@ -429,3 +491,151 @@ def _print_table(
             )
     if plot is not None:
         console.print(f"drawn: {plot}", markup=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user wants to be simulated; texts are read by the file that knows their form.
+
+    Attributes:
+        policy: The policies, separated by commas: adaptive, greedy, static:10ms,
+            static:10ms,max_queued_batches=10, static:10ms,from_idle=yes, aimd, cork, deadline
+            (which gets the true cost). Or what other systems do: window:10ms (mosec, LitServe,
+            TorchServe), ray:10ms, triton:10ms, symphony, clockwork, batch, and tuned, the best
+            static settings in hindsight. With --steps: paced, greedy, static. If not given, one of
+            each that services have.
+        arrivals: When requests come: poisson:rate=800, gamma:rate=800,cv=2,
+            mmpp:rates=200/2000,mean_dwell=1s/500ms, sine:rho=0.6,swing=0.5,
+            flash:rho=0.2,peak_rho=2,between=0.4/0.55, bursts:rate=800,mean_burst=8,
+            closed:clients=16,think=1ms, or several of them joined by +. Instead of rate, in
+            requests per second, you can give rho, a share of what the workers can serve. The
+            default is poisson:rate=800, unless there is a trace.
+        cost: How long a batch of n takes: affine:a=8ms,b=0.25ms (the default), costs.json as
+            carpool profile writes it, tile:a=3ms,step=4ms,width=16, sqrt:c=5ms,
+            knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms, table:1=8ms,64=24ms or table:costs.csv,
+            followed by +noisy:sigma=0.25 or +drifting:factors=1/1.8/1.2 if you like. Where a batch
+            is padded to its longest item, of length L: padded:a=2ms,b=20us,c=0us,e=0us, which is a
+            + b n L + c n L^2 + e n, or a table by size and length,
+            table:1x16=8ms,1x128=9ms,64x16=20ms,64x128=90ms or a file with three columns;
+            +sorted:size=8 stands for code of yours that sorts a batch by length and runs it in
+            parts of 8. Repeat the option for each further stage. With --steps:
+            steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms (the default), where starting requests takes a + b
+            times their length, and a step of n of them c + d times n. Add
+            sigma=0.3,stall_share=0.002,stall=1s for noise and stalls.
+        service: Simulate the graph of a service, as module:attribute, whose stages have the batch
+            limits, workers and queues that they are declared with. Then --cost is a file of carpool
+            profile, or STAGE=affine:a=8ms,b=0.25ms for each stage, or one for all.
+        ways: With --service: the share of the items that take each branch of a Route:
+            en=0.8,de=0.2. Branches that are not named share the rest evenly.
+        early: With --service: the share of the items for which a stage answers early, with Done:
+            small=0.8.
+        items: With --service: how long the lists are that come to a ForEach: 4, or 1/4/16 where
+            each list has one of these lengths. 4 if not given.
+        slo: The time within which a request should be answered, 60ms if not given. With 30ms/120ms
+            each request has one of the two; none means no limit. With --steps it is the time to the
+            first part, 1s if not given.
+        max_batch_size: The most requests in a batch, 64 if not given. Give one number, or one for
+            each stage. With --steps: the most streams in a running set.
+        workers: How many workers a stage has, 1 if not given. Give one number, or one for each
+            stage. With 1-8 it has one at first, and workers come and go with the load; the table
+            then has their seconds, and --plot draws their number over time.
+        start_s: The seconds until a worker that is added takes requests.
+        scaling: By which rule workers come and go: load, as in services, by what comes and what
+            batches cost; ongoing:2, by the requests that are inside (Ray Serve); or busy:0.7, by
+            the share of time in which workers are busy.
+        duration: How long requests arrive: 30s if not given, or as long as the trace.
+        settle: For how long at the beginning requests are left out of the figures, so that a cold
+            start does not count.
+        seed: The first seed.
+        seeds: The number of runs, each with another seed, over which every figure is averaged.
+        trace: Replay a CSV file: trace.csv at its own speed, trace.csv,speed=2 or trace.csv,rho=0.7
+            at another one. trace.csv,column=TIMESTAMP,size=TOKENS says which columns hold the times
+            and the weights; length=TOKENS takes the lengths from one.
+        weights: How much requests weigh, where they differ: pareto:shape=1.7,cap=50.
+        weights_known: Give the policy the weights; the batch limit then counts them.
+        lengths: How long requests are, where batches are padded to their longest:
+            lognormal:input=14,input_sigma=0.8,most_input=512,
+            bimodal:short=10,long=200,long_share=0.1, fixed:14, file:lengths.txt, or
+            file:requests.csv,column=TOKENS. With --steps: how long inputs and answers are:
+            lognormal:input=200,output=180 (the default there),
+            exponential:least_input=8,most_input=64,output=32, fixed:input=1,output=30 or
+            trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
+        lengths_unknown: Hide the lengths from the policies, so that they batch as in a stage
+            without length=.
+        max_padded_size: The most that a batch's count times its longest length may be. No limit if
+            not given.
+        allowed_lengths: The lengths that batches are padded to, separated by commas, as for models
+            that are compiled for each shape: 32,64,128. If not given, each batch is padded to its
+            longest.
+        keys: How many keys there are, if only requests with equal keys may share a batch: 16, or
+            zipf:count=100,power=1 where few of them are asked for often, or turn:100 where they
+            follow each other in a circle.
+        max_workers_per_key: The most workers that may serve one key at the same time. No limit if
+            not given.
+        switch: How much longer a batch takes if the one before on its worker had another key.
+        max_queue_size: The most requests that may wait; further ones are refused. No limit if not
+            given.
+        hop: How long a batch travels to its worker and back. Some 300us to 400us with worker
+            processes; your server's own is carpool_policy_hop_seconds in its /metrics.
+        hop_item: How much longer it travels for each of its items, as where these are megabytes.
+        turn: How long the driver collects events before it decides; about 0s in our servers.
+        coordinator: How long the process that reads requests and writes batches works for each
+            request, and for each batch besides: 12us,63us in a service of a trivial model. It takes
+            no time if not given. Add way=28us,sigma=0.35,stall_share=0.05%,stall=1.5ms for the way
+            to its workers, client=8us for each request of the process that runs the clients of
+            closed loops, and slice=3ms,pause=2ms where it shares its core with others.
+        ahead: Send a full batch to its worker shortly before the worker is free, so that it spends
+            no time on the way.
+        steps: Simulate a model that answers step by step, which requests join and leave at every
+            step. There are no options then for weights, keys, queues, hops, turns, batches ahead
+            and pictures.
+        part_slo: With --steps: how far apart the parts of an answer should be on average; none
+            gives the policy no goal.
+        learned: With --steps: have policies learn the costs from finished batches. If not, they
+            have them.
+        jobs: How many runs to make at the same time; 0 means one for each core that the process
+            may use.
+        plot: Draw goodput and latency against load, the batch sizes, and latency by length if
+            requests have lengths, into this .png, .svg or .html file. For this the arrivals are
+            scaled to loads from 0.1 to 1.5, with one run each.
+        as_json: Print JSON instead of the table.
+    """
+
+    policy: str | None = None
+    arrivals: str | None = None
+    cost: Annotated[list[str] | None, Parameter(negative=())] = None
+    service: str | None = None
+    ways: str | None = None
+    early: str | None = None
+    items: str | None = None
+    slo: str | None = None
+    max_batch_size: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None
+    workers: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None
+    start_s: float = 0.0
+    scaling: str = USUAL_RULE
+    duration: str | None = None
+    settle: str = "0s"
+    seed: int = 0
+    seeds: int = 5
+    trace: str | None = None
+    weights: str | None = None
+    weights_known: Annotated[bool, Parameter(negative=())] = False
+    lengths: str | None = None
+    lengths_unknown: Annotated[bool, Parameter(negative=())] = False
+    max_padded_size: int | None = None
+    allowed_lengths: str | None = None
+    keys: str | None = None
+    max_workers_per_key: int | None = None
+    switch: str = "0s"
+    max_queue_size: int | None = None
+    hop: str = "0s"
+    hop_item: str = "0s"
+    turn: str = "0s"
+    coordinator: str | None = None
+    ahead: Annotated[bool, Parameter(negative=())] = False
+    steps: Annotated[bool, Parameter(negative=())] = False
+    part_slo: str = "50ms"
+    learned: Annotated[bool, Parameter(negative=())] = False
+    jobs: int = 0
+    plot: Path | None = None
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False

@@ -17,6 +17,7 @@ from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Closed, arrivals
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.engine import run
 from carpool.simulate.features import Features
+from carpool.simulate.graphs import graph_from
 from carpool.simulate.policies import PolicyLike
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import Servers
@@ -125,7 +126,7 @@ def _load_of(processes: Sequence[Arrivals], cost: Any, settings: dict[str, Any])
     """Return the load that the arrivals make as given; 1 with a closed loop. Raises ValueError."""
     if any(isinstance(process, Closed) for process in processes):
         return 1.0
-    servers = Servers.of(cost, settings.get("max_batch_size", 64), settings.get("workers", 1))
+    servers = Servers.of(cost, settings.get("max_batch_size", 64), settings.get("workers", 1), graph_from(settings))
     traffic = Traffic(processes, servers, duration_s=settings.get("duration_s", 30), features=Features.of(settings))
     if not traffic.load:
         raise ValueError("these arrivals bring no requests, so they cannot be scaled to a load: give a rate above 0")

@@ -248,7 +248,7 @@ class BusyDriver(VirtualDriver):
         coordinator, core = self._coordinator, self.core
         results: Sequence[Any] = [request.item for request in batch.requests]
         self._work((_REPLY + _LEARN) * coordinator.batch_s + 0.5 * _ITEM * coordinator.request_s * batch.n)
-        reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, None, busy_s)
+        reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, None, busy_s, turns=self._turns(batch))
         self.completed(batch, busy_s)
         core.completed(self._time, reply)
         batcher = core.batchers[batch.stage]

@@ -1,18 +1,20 @@
 """One run: arrivals go into the core, batches cost what the user says, and a report comes out.
 
 Core, batcher, queue and policy are the same classes that a service uses; only the driver is
-another one.
+another one. `BatchCosts` adds up the cost of a batch: curve, padding, noise, and the
+change from one key to another.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Any
 
+from carpool.engine.core.batch import Batch
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
 from carpool.engine.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
@@ -22,15 +24,15 @@ from carpool.engine.drive.virtual import VirtualDriver
 from carpool.engine.policy import Policy
 from carpool.service.checks import flag, nonnegative_seconds, optional_seconds
 from carpool.simulate.arrivals import USUAL_ARRIVALS, arrivals_of
-from carpool.simulate.batch_costs import BatchCosts
 from carpool.simulate.contestants import GRID, Tuned
 from carpool.simulate.coordinator import BusyDriver, Coordinator, coordinator_of
-from carpool.simulate.costs import USUAL_COST
+from carpool.simulate.costs import USUAL_COST, BatchShape
 from carpool.simulate.features import Features
+from carpool.simulate.graphs import SimulatedGraph, graph_of
 from carpool.simulate.policies import TUNED, PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
 from carpool.simulate.scaling import USUAL_RULE, Rule, Scaling, rule_of
-from carpool.simulate.servers import Servers, per_stage
+from carpool.simulate.servers import USUAL_LIMIT, USUAL_WORKERS, Servers, per_stage
 from carpool.simulate.traffic import Traffic
 
 _LEVEL = 0.995  # goodputs of at least this share of the best one are as good; then the penalised mean decides
@@ -41,11 +43,15 @@ def run(
     arrivals: Any = USUAL_ARRIVALS,
     cost: Any = USUAL_COST,
     slo_s: float | Sequence[float] | None = 0.06,
-    max_batch_size: int | Sequence[int] = 64,
-    workers: int | str | Sequence[int | str] = 1,
+    max_batch_size: int | Sequence[int] = USUAL_LIMIT,
+    workers: int | str | Sequence[int | str] = USUAL_WORKERS,
     duration_s: float | None = 30,
     seed: int = 0,
     *,
+    graph: Any = None,
+    ways: Mapping[str, float] | None = None,
+    early: Mapping[str, float] | None = None,
+    items: int | Sequence[int] | None = None,
     settle_s: float = 0.0,
     weights: Any = None,
     weights_known: bool = False,
@@ -71,7 +77,8 @@ def run(
     time again where there is no SLO; what is not finished by then is reported as unfinished.
 
     A list of costs stands for stages in a row; `policy`, `max_batch_size` and `workers` may then be
-    lists too.
+    lists too. With `graph`, requests go through the graph of a service, whose stages have the batch
+    limits, workers and queues that they are declared with.
 
     With the policy "tuned" it makes a run for each point of a grid of static settings, and returns
     the best report. That is the one with the least penalised mean among those with at least 99.5 %
@@ -82,7 +89,8 @@ def run(
             Names are those of a service's policies, and `window`, `ray`, `triton`, `symphony`,
             `clockwork`, `batch` and `tuned`, which do as other systems do.
         arrivals: A spec, a process such as `Poisson(...)`, several of them, or times in seconds.
-        cost: A spec, a `Cost`, or a function `n -> seconds`, `(n, longest) -> seconds`,
+        cost: With a graph one for all stages, or a dict of them by the stage's name. Each is a
+            spec, a `Cost`, or a function `n -> seconds`, `(n, longest) -> seconds`,
             `(n, now, rng) -> seconds` or `(n, longest, now, rng) -> seconds`.
         slo_s: The seconds within which requests should be answered. Of several SLOs each request
             has one, all with equal chance.
@@ -90,15 +98,21 @@ def run(
         workers: How many workers serve at the same time; "1-8" where they follow the load.
         duration_s: How long requests arrive, in seconds; None for the length of a trace.
         seed: The seed of everything random.
+        graph: A service, or what one is made of, such as `Parallel(...)`; None for stages in a row.
+        ways: The share of the items that take each branch of a `Route`, by its name, from 0 to 1.
+            Branches that are not named share the rest evenly.
+        early: The share of the items for which a stage answers early (`Done`), by the stage's name.
+        items: How long the lists are that come to a `ForEach`: a number, or several, of which each
+            list has one, all with equal chance; 4 if not given. All lists of one item are alike.
         settle_s: The seconds at the beginning whose requests the figures leave out, so that a cold
             start does not count. Batches are counted all the same.
         weights: How much requests weigh, if they differ: a spec, `Pareto(...)` or a list to draw
             from. A batch costs what the sum of its weights costs. A trace brings its own weights.
-        weights_known: Whether the policy is told the weights. The size of a request is then its
+        weights_known: Whether the policy gets the weights. The size of a request is then its
             weight, rounded up, and a batch costs what the sum of its sizes costs.
         lengths: How long requests are, if batches are padded to their longest: a spec, or an object
             such as `Lognormal(...)`, of which the inputs count. A trace may bring its own lengths.
-        lengths_known: Whether the policy is told the lengths, as a stage with `length=` does.
+        lengths_known: Whether the policy gets the lengths, as a stage with `length=` does.
         max_padded_size: The most that a batch's count times its longest length may be.
         allowed_lengths: The lengths to which batches are padded, rising, as for models that are
             compiled for each shape; None for the longest of each batch.
@@ -128,7 +142,12 @@ def run(
         ValueError: A setting makes no sense; the text says what to change.
         TypeError: A setting is of a wrong kind.
     """
-    servers = Servers.of(cost, max_batch_size, workers)
+    joints = None if graph is None else graph_of(graph, ways, early, items)
+    if joints is not None and max_queue_size != inf:
+        raise ValueError("max_queue_size is that of the graph's stages: leave it out")
+    if joints is None and (ways or early or items):
+        raise ValueError("ways, early and items say what happens in a graph: give graph=, too")
+    servers = Servers.of(cost, max_batch_size, workers, joints)
     templates = per_stage("policy", policy, len(servers.costs))
     slos = slos_of(slo_s)
     _check_seconds(
@@ -147,16 +166,17 @@ def run(
             processes, servers, slos=slos, duration_s=duration_s, features=features, settle_s=settle_s, seed=seed
         )
         policies = _policies(templates, servers, traffic, max(slos), max_padded_size, allowed_lengths)
-        core = _core(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=ahead)
+        core = _core(policies, traffic, max_queue_size, max_workers_per_key, joints, seed, runs_ahead=ahead)
         costs = BatchCosts(servers, policies, traffic, switch_s, seed)
         workers_at_first = [each.least for each in servers.ranges]
-        ways: dict[str, Any] = {"hop_s": hop_s, "hop_item_s": hop_item_s, "watcher": traffic.record}
+        way: dict[str, Any] = {"hop_s": hop_s, "hop_item_s": hop_item_s, "watcher": traffic.record}
+        way["turns"] = None if joints is None else joints.early_of(core, seed)
         if busy is None:
-            driver = VirtualDriver(core, costs, workers_at_first, turn_s=turn_s, **ways)
+            driver = VirtualDriver(core, costs, workers_at_first, turn_s=turn_s, **way)
         else:
             dice, between = Random(f"{seed}/coordinator"), (settle_s, traffic.duration_s)
             own: dict[str, Any] = {"coordinator": busy, "dice": dice, "between": between}
-            driver = BusyDriver(core, costs, workers_at_first, **own, **ways)
+            driver = BusyDriver(core, costs, workers_at_first, **own, **way)
         scaled = Scaling(
             driver,
             servers.ranges,
@@ -228,22 +248,32 @@ def _policies(
 
 
 def _core(
-    policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, max_workers_per_key: float, *, runs_ahead: bool
+    policies: Sequence[Policy],
+    traffic: Traffic,
+    max_queue_size: float,
+    max_workers_per_key: float,
+    graph: SimulatedGraph | None,
+    seed: int,
+    *,
+    runs_ahead: bool,
 ) -> Core:
     """Make a core with a stage for each policy; only the first stage refuses requests."""
-    return Core(
-        [
-            Batcher(
-                f"stage {i}",
-                policy,
-                Queue(inf if i else max_queue_size, levels=_levels(policy, traffic)),
-                runs_ahead=runs_ahead and not traffic.has_keys,
-                weigh=traffic.weigh,
-                keyed=KeyedWorkers(max_workers_per_key) if traffic.has_keys else None,
-            )
-            for i, policy in enumerate(policies)
-        ]
-    )
+    names = [f"stage {i}" for i in range(len(policies))] if graph is None else graph.stages
+    queues = [max_queue_size, *[inf] * len(policies)] if graph is None else graph.queues
+    batchers = [
+        Batcher(
+            name,
+            policy,
+            Queue(room, levels=_levels(policy, traffic)),
+            runs_ahead=runs_ahead and not traffic.has_keys,
+            weigh=traffic.weigh,
+            keyed=KeyedWorkers(max_workers_per_key) if traffic.has_keys else None,
+        )
+        for name, policy, room in zip(names, policies, queues, strict=False)
+    ]
+    if graph is None:
+        return Core(batchers)
+    return Core(batchers, graph.declared(batchers, seed), content=graph.content(seed))
 
 
 def _levels(policy: Policy, traffic: Traffic) -> LevelsOf | None:
@@ -284,3 +314,63 @@ def _reported(
 def _label(templates: Sequence[PolicyLike]) -> str:
     """Return the names of the policies, each once, in the order of their stages."""
     return " -> ".join(dict.fromkeys(map(label_of, templates)))
+
+
+class BatchCosts:
+    """Says how long each batch takes, and records its padding and its changes of key.
+
+    Args:
+        servers: The stages.
+        policies: The policy of each stage, which says what batches are padded to.
+        traffic: Knows the weights and the lengths of requests.
+        switch_s: The seconds by which a batch takes longer if the one before on its worker had
+            another key, or if it is the first.
+        seed: The seed of everything random; each stage has a source of its own.
+    """
+
+    def __init__(
+        self, servers: Servers, policies: Sequence[Policy], traffic: Traffic, switch_s: float, seed: int
+    ) -> None:
+        self._costs = servers.costs
+        self._seconds = [cost.over(traffic.duration_s) for cost in servers.costs]
+        self._dice = [Random(f"{seed}/cost/{i}") for i in range(len(self._seconds))]
+        self._sizes = [_padding(policy.allowed_batch_sizes) for policy in policies]
+        self._lengths = [_padding(policy.allowed_lengths) for policy in policies]
+        self._traffic = traffic
+        self._switch_s = switch_s
+        self._last_keys: dict[tuple[int, int], Hashable] = {}
+
+    def __call__(self, batch: Batch, now: float) -> float:
+        """Return the seconds that a batch which is handed to its worker now takes."""
+        stage = batch.stage
+        work = self._work(batch)
+        seconds = self._seconds[stage](work, now, self._dice[stage])
+        record = self._traffic.record.stages[stage]
+        if work.lengths:
+            record.computed += self._costs[stage].computed(work)
+            record.of_requests += sum(work.lengths)
+        if self._traffic.has_keys and self._is_switch(batch):
+            record.switches += 1
+            seconds += self._switch_s
+        return seconds
+
+    def _work(self, batch: Batch) -> BatchShape:
+        """Return what the worker of a batch is given."""
+        stage = batch.stage
+        n = self._sizes[stage](self._traffic.weight_of(batch))
+        lengths = self._traffic.lengths_of(batch)
+        return BatchShape(n, self._lengths[stage](max(lengths)), lengths) if lengths else BatchShape(n)
+
+    def _is_switch(self, batch: Batch) -> bool:
+        """Report whether a batch has another key than the one before on its worker."""
+        place, key = (batch.stage, batch.place), batch.requests[0].lane.key
+        is_switch = place not in self._last_keys or self._last_keys[place] != key
+        self._last_keys[place] = key
+        return is_switch
+
+
+def _padding(allowed: Sequence[int] | None) -> Callable[[float], float]:
+    """Return the function from a size or a length to the one that it is padded to."""
+    if not allowed:
+        return lambda n: n
+    return lambda n: next((each for each in allowed if each >= n), n)

@@ -11,8 +11,10 @@ from typing import Any
 
 from carpool.service.checks import at_least
 from carpool.simulate.costs import USUAL_COST, Cost, cost_of
+from carpool.simulate.graphs import SimulatedGraph
 from carpool.simulate.lengths import lengths_of, sample_of
 
+USUAL_LIMIT, USUAL_WORKERS = 64, 1
 _BATCHES = 100  # drawn to find out what a batch costs on average
 
 
@@ -44,32 +46,40 @@ class WorkerRange:
 
 @dataclass(frozen=True)
 class Servers:
-    """Stages in a row; every attribute has one entry for each of them.
+    """Stages, in a row or in a graph; every attribute has one entry for each of them.
 
     Attributes:
         costs: What batches cost.
         limits: The largest batch.
         workers: How many workers there are, at most if they come and go.
         ranges: How many there are at least, and at most.
+        visits: How often a request comes to it, on average.
     """
 
     costs: tuple[Cost, ...]
     limits: tuple[int, ...]
     workers: tuple[int, ...]
     ranges: tuple[WorkerRange, ...]
+    visits: tuple[float, ...]
 
     @classmethod
-    def of(cls, cost: Any, max_batch_size: Any, workers: Any) -> Servers:
+    def of(cls, cost: Any, max_batch_size: Any, workers: Any, graph: SimulatedGraph | None = None) -> Servers:
         """Make stages from one value for all of them, or from lists with one value for each.
 
-        There are as many stages as costs. Raises ValueError.
+        There are as many stages as costs, and those of a graph have its limits and workers. Raises
+        ValueError.
         """
+        if graph is not None:
+            if (max_batch_size, workers) != (USUAL_LIMIT, USUAL_WORKERS):
+                raise ValueError("max_batch_size and workers are those of the graph's stages: leave them out")
+            cost, max_batch_size, workers = graph.costs(cost), graph.limits, graph.workers
         costs = tuple(cost_of(part) for part in (cost if isinstance(cost, list | tuple) else [cost]))
         limits = per_stage("max_batch_size", max_batch_size, len(costs))
         for limit in limits:
             at_least("max_batch_size", limit, 1)
         ranges = tuple(map(WorkerRange.of, per_stage("workers", workers, len(costs))))
-        return cls(costs, limits, tuple(each.most for each in ranges), ranges)
+        visits = (1.0,) * len(costs) if graph is None else graph.visits
+        return cls(costs, limits, tuple(each.most for each in ranges), ranges, visits)
 
     def capacity(self, mean_weight: float = 1.0, *, weights_known: bool = False, lengths: Sequence[int] = ()) -> float:
         """Return the most requests per second that can be served for ever.
@@ -86,8 +96,9 @@ class Servers:
         """
         unit = 1.0 if weights_known else mean_weight
         rates = [
-            workers / _least_seconds(cost, limit, unit, lengths)
-            for cost, limit, workers in zip(self.costs, self.limits, self.workers, strict=True)
+            workers / _least_seconds(cost, limit, unit, lengths) / visits
+            for cost, limit, workers, visits in zip(self.costs, self.limits, self.workers, self.visits, strict=True)
+            if visits
         ]
         return min(rates) / mean_weight * unit
 

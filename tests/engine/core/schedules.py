@@ -9,8 +9,8 @@ from random import Random
 from typing import Any
 
 from carpool.engine.request import DEFAULT_LANE, Lane
-from tests.engine.core.shapes import Made, a_shape
 from tests.engine.core.worlds import POLICIES, AskSpec, StageSpec, World
+from tests.support.shapes import Made, a_shape
 
 STEPS = 24
 

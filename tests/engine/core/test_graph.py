@@ -23,8 +23,8 @@ from carpool.engine.policy import Adaptive, Greedy, Static
 from carpool.engine.policy.steps import GreedySteps
 from carpool.engine.request import Request, Stream
 from carpool.errors import DeadlineExceeded, ModelError, Overloaded
-from tests.engine.core.shapes import Early
 from tests.support.pipelines import Listed, together
+from tests.support.shapes import Early
 from tests.support.steps import StubWorker, part_of
 
 
@@ -413,15 +413,14 @@ def test_a_stage_that_answers_in_parts_must_be_the_last() -> None:
         Core([steps, a])
 
 
-def test_time_ahead_is_that_of_the_longest_branch_and_the_short_one_may_wait() -> None:
-    """What policies hear of what comes after, and of the other branches."""
+def test_time_ahead_is_that_of_the_longest_branch() -> None:
+    """What policies hear of what comes after."""
     a, quick, slow, last = stage("a"), stage("quick"), stage("slow"), stage("last")
     world = World(a, quick, slow, last, serves=[[a, Fork([quick, slow]), last]], costs=[1.0, 2.0, 8.0, 4.0])
     world.ask(world.core.flow, "x")
     world.poll()
     by_name = {node.name: node for node in world.core.flow.graph.nodes}
     assert [round(by_name[name].onward_s, 6) for name in ("a", "quick", "slow", "last")] == [12.0, 4.0, 4.0, 0.0]
-    assert [round(by_name[name].spare_s, 6) for name in ("quick", "slow")] == [6.0, 0.0]
 
 
 @pytest.mark.parametrize("policy", [Greedy, Static, Adaptive])
@@ -447,3 +446,98 @@ def test_a_service_is_late_only_where_no_way_has_a_worker() -> None:
     core.poll(0.0)
     assert core.poll(3.0).answer == [refused]
     assert isinstance(refused.error, Overloaded) and refused.error.reason == "slo"
+
+
+def test_an_error_is_the_value_of_its_branch() -> None:
+    """What a model raises in a branch, also within a fork that does not keep errors, is what the branch comes to."""
+    bad, good, after = stage("bad"), stage("good"), stage("after")
+    world = World(
+        bad,
+        good,
+        after,
+        serves=[[Fork([Fork([bad, good]), [good], bad], keeps_errors=True), after]],
+        compute=lambda stage, x: ModelError("boom") if stage == 0 else x,
+    )
+    inner, item, direct = world.ask(world.core.flow, "x")
+    assert item == "x" and str(inner) == str(direct) == "boom"
+    world.check_empty()
+
+
+def test_an_error_is_the_value_of_the_last_branch_at_the_end_of_a_service() -> None:
+    bad = stage("bad")
+    world = World(bad, serves=[Fork([bad, []], ("a", "b"), keeps_errors=True)], compute=lambda *_: ModelError("boom"))
+    found = world.ask(world.core.flow, "x")
+    assert (str(found["a"]), found["b"]) == ("boom", "x")
+    world.check_empty()
+
+
+def test_a_deadline_is_no_value() -> None:
+    a, b = stage("a"), stage("b")
+    world = World(a, b, serves=[[Fork([a, b], keeps_errors=True), b]], costs=[5.0, 1.0])
+    assert isinstance(world.ask(world.core.flow, "x", timeout_s=3.0), DeadlineExceeded)
+    world.check_empty()
+
+
+def test_a_lost_worker_is_a_value_and_its_siblings_go_on() -> None:
+    a, b = stage("a", idempotent=False), stage("b")
+    world = World(a, b, serves=[Fork([a, b], keeps_errors=True)])
+    request = world.submit(world.core.flow, "x")
+    world.at(0.5, lambda: world.lose(0))
+    world.run()
+    lost, result = request.result  # type: ignore[misc]
+    assert lost.code == "worker_lost" and result == "xb"
+    world.check_empty()
+
+
+def test_a_full_way_refuses_its_own_and_holds_back_no_other() -> None:
+    """The stage before goes on; what finds no place is told so, and may try again."""
+    first, slow, quick = stage("first", 8), stage("slow", 1, max_size=1), stage("quick", 8)
+    ways = Switch({"s": slow, "q": quick}, lambda x: x[0], refuses=True)
+    world = World(first, slow, quick, serves=[[first, ways]], costs=[1.0, 100.0, 1.0], compute=lambda stage, x: x)
+    requests = [world.submit(world.core.flow, x) for x in ("s1", "q1", "s2", "s3", "q2", "s4")]
+    world.run(until=10.0)
+    assert [request.result for request in requests if request.result] == ["q1", "q2"]
+    errors = [request.error for request in requests if request.error is not None]
+    assert {type(error) for error in errors} == {Overloaded}
+    assert len(errors) == 2  # one runs, and one waits
+    assert all(error.reason == "queue_full" and error.retry_after_s for error in errors)  # type: ignore[attr-defined]
+    world.run()
+    world.check_empty()
+
+
+def test_a_way_at_the_beginning_that_refuses_does_not_let_its_callers_wait() -> None:
+    slow, quick = stage("slow", 1, max_size=1), stage("quick")
+    ways = Switch({"s": slow, "q": quick}, lambda x: x[0], refuses=True)
+    world = World(slow, quick, serves=[ways], costs=[100.0, 1.0])
+    requests = [world.submit(world.core.flow, x, patient=True) for x in ("s", "s", "s", "q")]
+    assert [isinstance(request.error, Overloaded) for request in requests] == [False, False, True, False]
+    world.run()
+    assert requests[3].result == "qquick"
+    world.check_empty()
+
+
+def test_a_graph_is_held_at_its_doors() -> None:
+    """Nothing new begins until those inside are answered; who comes waits, also if it would not wait for room."""
+    a, b = stage("a"), stage("b")
+    world = World(a, b, serves=[Fork([a, b])], costs=[1.0, 3.0])
+    inside = world.submit(world.core.flow, "x")
+    world.core.hold(True)
+    comes = [world.submit(world.core.flow, "y"), world.submit(world.core.flow, "z", patient=True)]
+    world.run(until=2.0)
+    assert not world.core.is_empty_behind_queue and not inside.result
+    world.run(until=4.0)
+    assert inside.result and world.core.is_empty_behind_queue and not any(request.result for request in comes)
+    world.core.hold(False)
+    world.poll()
+    world.run()
+    assert [request.result for request in comes] == [("ya", "yb"), ("za", "zb")]
+    world.check_empty()
+
+
+def test_a_list_has_at_most_so_many_items() -> None:
+    a = stage("a")
+    world = World(a, serves=[Each(a, 2)], compute=lambda stage, x: x)
+    assert world.ask(world.core.flow, ["x", "y"]) == ["x", "y"]
+    error = world.ask(world.core.flow, ["x", "y", "z"])
+    assert isinstance(error, ModelError) and "has 3 items, and max_items is 2" in str(error)
+    world.check_empty()

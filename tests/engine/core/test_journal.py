@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carpool.engine.core.core import Core
+from carpool.engine.core.graph import Each, Fork
 from carpool.engine.core.journal import Journal
 from carpool.errors import ModelError, Unavailable
 from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
@@ -94,3 +95,32 @@ def test_with_a_journal_nothing_else_changes() -> None:
         return [(r.result, r.id, r.admitted, r.arrived) for r in requests]
 
     assert run(Journal()) == run(None)
+
+
+def test_branches_are_in_the_story_of_their_request() -> None:
+    """What happens to a request in branches and in lists is in its one story, with the names of the
+    branches and the numbers of items.
+    """
+    journal = Journal()
+    tell, spell = stage(name="tell"), stage(name="spell")
+    core = pipeline_of(tell, spell, declared=Fork([[tell], [Each(spell)]], names=("a", "b")), journal=journal)
+    core.flow.submit(1, [ask(["x", "y"])])
+    first = core.poll(1).run
+    for batch in first:
+        reply(core, 2, batch)
+    core.poll(2)
+
+    assert told(journal, 1) == [
+        "0.000000 admitted",
+        "0.000000 goes on as 2",
+        "0.000000 goes on as 2 (b)",
+        "0.000000 runs tell (a) batch 1 of 1 on worker 0 (free)",
+        "0.000000 runs spell (b/0) batch 1 of 2 on worker 0 (free)",
+        "0.000000 runs spell (b/1) batch 1 of 2 on worker 0 (free)",
+        "1.000000 passed tell (a)",
+        "1.000000 passed spell (b/0)",
+        "1.000000 passed spell (b/1)",
+        "1.000000 is joined (b)",
+        "1.000000 is joined",
+        "1.000000 answered",
+    ]

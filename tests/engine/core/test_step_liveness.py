@@ -13,8 +13,8 @@ from random import Random
 
 from carpool.engine.request import QUEUED
 from tests.effort import share
-from tests.engine.core.shapes import Made
 from tests.engine.core.worlds import Adversary, Ask, AskSpec, StageSpec, World
+from tests.support.shapes import Made
 
 _ENDS_AFTER = 400
 """Steps in which all that a walk leaves behind has ended, if nobody is forgotten: a stream ends in one of five."""

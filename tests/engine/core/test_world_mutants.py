@@ -51,6 +51,17 @@ MUTANTS: dict[str, list[Change]] = {
     "room is counted by stage, not by node": [
         Change(Node.queued.fget, "queue.of_source(self)[0] if self.is_shared else queue.count", "queue.count")  # type: ignore[attr-defined]
     ],
+    "a route that refuses lets in what there is no room for": [
+        Change(Transit._go_on, "not _has_room(found.after, moves)", "False")
+    ],
+    "an error that is a value ends its request": [
+        Change(Transit.fail, "family.block.keeps_errors and", "False and"),
+    ],
+    "an error that is a value does not count for its join": [
+        Change(
+            Transit._keep, "self._go_on(now, child, JOIN", "child.state = DONE if moves else DONE  # (now, child, JOIN"
+        )
+    ],
     "an error leaves the siblings alone": [Change(Transit._close, "self.withdraw(now, child)", "pass")],
     "a fork that has failed counts as open": [Change(Transit._close, "family.block.running -= 1", "pass")],
     "a fork takes room in the first of its branches only": [
@@ -166,7 +177,7 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         made, module = _with(change), sys.modules[change.function.__module__]
         owner = change.function.__qualname__.rpartition(".")[0]
         if not owner:
-            for other in [each for each in sys.modules.values() if each.__name__.startswith("carpool.core.")]:
+            for other in [each for each in sys.modules.values() if each.__name__.startswith("carpool.engine.core.")]:
                 if vars(other).get(made.__name__) is change.function:
                     monkeypatch.setattr(other, made.__name__, made)
             continue

@@ -39,8 +39,8 @@ from carpool.engine.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByO
 from carpool.engine.policy.steps import SetView, StepPolicy
 from carpool.engine.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request, Stream
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
-from tests.engine.core.shapes import Early, Fate, Made, Shape, choose, compute, declared, dice
 from tests.support.pipelines import Listed, state_of
+from tests.support.shapes import Early, Fate, Made, Shape, choose, compute, declared, dice
 from tests.support.steps import Said, State, StubWorker, columns, end_of, part_of
 
 POLICIES: dict[str, Callable[..., Policy]] = {

@@ -191,7 +191,7 @@ def test_scalars_are_for_python_callers_only(ids: list[int], accepts: list[int],
     assert [request.result for request in requests] == [0.5 if is_taken and i in ids else None for i in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("outcome", [*Outcome][1:])
+@pytest.mark.parametrize("outcome", sorted(set(Outcome) - {Outcome.OK, Outcome.DONE}))
 def test_a_failure_is_told_by_no_scalar(outcome: Outcome) -> None:
     """Reports and responses are bytes."""
     reply = Frame(FrameKind.REPLY, 1, [1, 2, 3], bytes([0, outcome, 0]), payloads=Scalars([0.5, "why", None]))

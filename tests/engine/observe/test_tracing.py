@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from carpool.http.app import App
+from tests.support import spans
 from tests.support.http import models
 from tests.support.http.front import post
 from tests.support.http.net import Client, RunningServer, serving
@@ -21,16 +22,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 @pytest.fixture(scope="module")
 def traced() -> Iterator[tuple[RunningServer, Any]]:
     """A server in a program that has set up OpenTelemetry, and where its spans go."""
-    pytest.importorskip("opentelemetry.sdk")
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
+    exporter = spans.exporter()
     with serving(App(models.scale, trace=True)) as running:
         yield running, exporter
 

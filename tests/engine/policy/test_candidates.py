@@ -84,3 +84,11 @@ def test_behind_all_of_them_nobody_is_due() -> None:
 
     assert [alike.due_behind(n) for n in range(5)] == [1.0, 2.0, 3.0, inf, inf]
     assert [large.due_behind(n) for n in range(1, 8)] == [2.0, 2.0, 3.0, 3.0, 3.0, inf, inf]
+
+
+@PROPERTY
+@given(requests, st.booleans())
+def test_the_last_due_is_that_of_all_lanes(given: list[tuple[float, int, int]], mixed: bool) -> None:
+    """With several lanes the last in line need not be due last."""
+    dues, sizes, priorities = zip(*given, strict=True)
+    assert waiting(dues, sizes, priorities if mixed else ()).last_due == max(dues)

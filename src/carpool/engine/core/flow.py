@@ -240,6 +240,9 @@ class Flow:
             self._number(lot)
             for other in give_way:
                 self._displace(now, other)
+            if self._transit.journal is not None:
+                for request in lot:
+                    self._transit.journal.record(now, "waits for room" if waits else "admitted", request.id)
             if waits:
                 for door, part in by_door.items():
                     for request in part:
@@ -248,9 +251,6 @@ class Flow:
             else:
                 for door, part in by_door.items():
                     self._transit.begin(now, part, door)
-            if self._transit.journal is not None:
-                for request in lot:
-                    self._transit.journal.record(now, "waits for room" if waits else "admitted", request.id)
 
     def admit_lone(self, began: float, request: Request, id: int) -> None:
         """Admit a request that a worker has had since it `began`, under this id."""
@@ -389,10 +389,10 @@ class Flow:
             while door.queue.count and door.has_room(door.queue.peek(1)[0].nbytes):
                 (request,) = door.queue.take(1, now)
                 request.arrived = now
-                self._transit.begin(now, [request], door)
-                has_any = True
                 if self._transit.journal is not None:
                     self._transit.journal.record(now, "let in", request.id)
+                self._transit.begin(now, [request], door)
+                has_any = True
         return has_any
 
     # -- while no worker is there

@@ -104,7 +104,6 @@ class Node:
         ends: Whether results are answers, or parts of them.
         spot: The number by which the stage's workers know what becomes of results here.
         ways: All ways on, where a switch follows; else empty.
-        spare_s: For how long a request can wait here without its answer being later.
         unserved_since: Since when no request can come from here to its answer, as a stage on every
             way has had no worker; infinity if one can.
     """
@@ -129,7 +128,6 @@ class Node:
         "needs",
         "onward_s",
         "sources",
-        "spare_s",
         "spot",
         "unserved_since",
         "ways",
@@ -151,7 +149,7 @@ class Node:
         self.ends = after is None or (after is JOIN and block is not None and block.ends)
         self.spot = self.came = 0
         self.ways: list[Onward] = []
-        self.ahead_s = self.onward_s = self.spare_s = 0.0
+        self.ahead_s = self.onward_s = 0.0
         self.unserved_since = inf
 
     def __repr__(self) -> str:
@@ -349,6 +347,10 @@ class Switch:
         choose: Names it by the item; None if results name it themselves.
         refuses: Whether what comes where there is no room fails; else there is always room, as what
             is before it waits for room on all ways.
+
+    Attributes:
+        ways: Where each leads.
+        then: What follows all of them.
     """
 
     def __init__(
@@ -358,6 +360,7 @@ class Switch:
         self.choose = choose
         self.refuses = refuses
         self.ways: dict[str, After] = {}
+        self.then: After = None
 
 
 class Onward(NamedTuple):
@@ -432,6 +435,7 @@ class Graph:
             self.blocks.append(declared)
             return declared
         if isinstance(declared, Switch):
+            declared.then = after
             declared.ways = {name: self._link(way, after, block) for name, way in declared.declared.items()}
             return declared
         if isinstance(declared, Sequence):
@@ -447,15 +451,6 @@ class Graph:
         for node in self.nodes:
             node.onward_s = ahead_s(node.after, node.block)
             node.ahead_s = node.onward_s + node.expected_s(now)
-        for block in self.blocks:
-            if isinstance(block, Fork):
-                ahead = [ahead_s(branch, block) for branch in block.branches]
-                most = max(ahead, default=0.0)
-                for branch, own in zip(block.branches, ahead, strict=True):
-                    inside = branch
-                    while isinstance(inside, Node):
-                        inside.spare_s = most - own
-                        inside = inside.after
 
 
 def _ends(after: After, block: Block | None) -> bool:

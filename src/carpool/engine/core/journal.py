@@ -26,6 +26,8 @@ class Entry:
         event: What happened.
         stage: The name of the stage in which it happened; empty where it was in none.
         detail: What else is known.
+        branch: The branches in which it happened, with slashes between them; of a list, the number
+            of the item. Empty where it was in none.
     """
 
     at: float
@@ -33,9 +35,11 @@ class Entry:
     event: str
     stage: str
     detail: str
+    branch: str = ""
 
     def __str__(self) -> str:
-        words = (f"{self.after_s:.6f}", self.event, self.stage, self.detail)
+        where = f"({self.branch})" if self.branch else ""
+        words = (f"{self.after_s:.6f}", self.event, self.stage, where, self.detail)
         return " ".join([word for word in words if word])
 
 
@@ -43,20 +47,32 @@ class Journal:
     """The last `max_entries` events of a service, oldest first."""
 
     def __init__(self, max_entries: int = 10_000) -> None:
-        self._entries: deque[tuple[int, float, str, str, str]] = deque(maxlen=max_entries)
-        self._parents: dict[int, int] = {}  # by child
+        self._entries: deque[tuple[int, float, str, str, str, str]] = deque(maxlen=max_entries)
+        self._parents: dict[int, tuple[int, str]] = {}  # whose story a child's is, and its branch
         self._children: deque[int] = deque(maxlen=max_entries)
 
-    def split(self, child: int, parent: int) -> None:
-        """Note that a request has a child, whose events are part of its story."""
-        if len(self._children) == self._children.maxlen:
-            del self._parents[self._children[0]]
-        self._children.append(child)
-        self._parents[child] = self._parents.get(parent, parent)
+    def split(self, now: float, parent: int, children: Sequence[int], names: Sequence[str] | None) -> None:
+        """Note that a request goes on as several, whose events are part of its story.
+
+        Args:
+            now: The time.
+            parent: The id of the request.
+            children: Those of what it has become.
+            names: Of the branches of these; None for numbers.
+        """
+        self.record(now, f"goes on as {len(children)}", parent)
+        owner, inside = self._parents.get(parent, (parent, ""))
+        for i, child in enumerate(children):
+            if len(self._children) == self._children.maxlen:
+                self._parents.pop(self._children[0], None)
+            branch = str(i) if names is None else names[i]
+            self._children.append(child)
+            self._parents[child] = owner, f"{inside}/{branch}" if inside else branch
 
     def record(self, now: float, event: str, request_id: int, stage: str = "", detail: str = "") -> None:
         """Note that `event` happened to the request."""
-        self._entries.append((self._parents.get(request_id, request_id), now, event, stage, detail))
+        owner, branch = self._parents.get(request_id, (request_id, ""))
+        self._entries.append((owner, now, event, stage, detail, branch))
 
     def story(self, request_id: int | None = None) -> list[Entry]:
         """Return the events of one request, or of the latest, that are still recorded, in order."""
@@ -64,7 +80,7 @@ class Journal:
         if request_id is None:
             request_id = max((owner for owner, *_ in entries), default=0)
         found = [each for each in entries if each[0] == request_id]
-        return [Entry(at, at - found[0][1], event, stage, detail) for _, at, event, stage, detail in found]
+        return [Entry(at, at - found[0][1], *rest) for _, at, *rest in found]
 
 
 def parts_so_far(now: float, request: Request) -> str:

@@ -22,6 +22,9 @@ from carpool.engine.policy.base import FULL
 from carpool.engine.request import DONE, QUEUED, RUNNING, Request
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 
+_CHILDREN = 2**40
+"""Ids of children are above this: a service counts its requests from 1 as they come."""
+
 Moves = dict[Node, list[Request]]
 """Requests that are on their way, by the nodes to which they come."""
 
@@ -54,6 +57,13 @@ class Siblings:
         self.children, self.results = (), {}
 
 
+def asked(request: Request) -> Request:
+    """Return the request of a caller of which a request is a child; itself if it is none."""
+    while type(family := request.caller) is Siblings:
+        request = family.parent
+    return request
+
+
 class Transit:
     """Ends requests, or has them go on.
 
@@ -71,6 +81,7 @@ class Transit:
         self.answers: list[Request] = []
         self.families: dict[Request, Siblings] = {}
         self.last_id = 0
+        self._last_child = _CHILDREN
         self.journal = journal
 
     # -- ends
@@ -440,9 +451,15 @@ class Transit:
                 del self.families[request]
                 joined.running -= 1
                 results = [family.results[child] for child in family.children]
-                item = content.joined(joined, results, request.accept if ends else 0)
                 family.let_go()
+                try:
+                    item = content.joined(joined, results, request.accept if ends else 0)
+                except CarpoolError as error:
+                    self.fail(now, request, error)
+                    return
                 is_new, is_encoded, after = True, ends, joined.then
+                if self.journal is not None:
+                    self.journal.record(now, "is joined", request.id)
 
     def _split(
         self, now: float, request: Request, block: Fork | Each, items: list[Any], moves: Moves, is_new: bool
@@ -454,7 +471,7 @@ class Transit:
         children = []
         for item in items:
             child = Request(item, request.deadline, family, request.nbytes)
-            self.last_id = child.id = self.last_id + 1
+            self._last_child = child.id = self._last_child + 1
             child.state = RUNNING
             child.node = place
             child.due, child.bulk, child.patient = request.due, request.bulk, True
@@ -463,9 +480,9 @@ class Transit:
             child.accept = request.accept
             child.admitted, child.arrived, child.trail = request.admitted, now, request.trail
             children.append(child)
-            if self.journal is not None:
-                self.journal.split(child.id, request.id)
         family.children = children
+        if self.journal is not None:
+            self.journal.split(now, request.id, [child.id for child in children], block.names)
         if isinstance(block, Each):
             block.door.queue.push(children)
             return

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -244,6 +244,8 @@ class VirtualDriver:
         turn_s: Seconds from an event to what is done about it, shared by the events meanwhile; a
             reply that finds a full batch waiting, or no request, cuts them short.
         watcher: Watches batches and answers; without one they are kept in `batches` and `answers`.
+        turns: Returns which results of a batch say themselves where they go, see `Reply.turns`;
+            none do if it is not given.
         steps: What the last stage costs and answers, if it is one of steps; `costs` then holds
             those of the stages before it.
 
@@ -269,6 +271,7 @@ class VirtualDriver:
         hop_item_s: float = 0.0,
         turn_s: float = 0.0,
         watcher: Watcher | None = None,
+        turns: Callable[[Batch], Mapping[int, object] | None] | None = None,
         steps: StepCosts | None = None,
     ) -> None:
         stages = range(len(core.batchers))
@@ -293,6 +296,7 @@ class VirtualDriver:
         self._wake_at = 0.0
         self._busy: dict[tuple[int, int], Batch] = {}
         self._ahead: dict[tuple[int, int], list[Batch]] = {}
+        self._turns = turns or (lambda batch: None)
         self._steps = steps
         self._stage_of_steps = -1  # if there is one
         self.step_workers: dict[int, VirtualStepWorker] = {}
@@ -489,7 +493,7 @@ class VirtualDriver:
         if self._computes is not None:
             results = self._computes[batch.stage](list(results))
             errors = {i: _shown(y) for i, y in enumerate(results) if isinstance(y, BaseException)} or None
-        reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s)
+        reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s, turns=self._turns(batch))
         self.completed(batch, busy_s)
         self.core.completed(self.clock.now, reply)
         if lying := self._ahead.get((batch.stage, batch.place)):

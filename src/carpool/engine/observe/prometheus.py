@@ -1,4 +1,5 @@
-"""The counters as Prometheus metrics, from one collector in the coordinator.
+"""The counters of services and batch functions as Prometheus metrics, from one collector in the
+coordinator.
 
 Labels come from closed sets (models and stages as declared, outcomes, reasons, worker states), so
 no client can add series.
@@ -10,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import exposition
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from carpool.engine.observe.durations import DURATION_BOUNDS, Durations
-from carpool.engine.observe.stage_stats import StageStats, explained
-from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.stream_stats import StreamStats
+from carpool.engine.observe.function_stats import FunctionSnapshot
+from carpool.engine.observe.snapshot import DURATION_BOUNDS, Durations, StreamStats
+from carpool.engine.observe.stats import StageStats, Stats, explained
 
 _STAGE = ("model", "stage")
+_PLACE = (*_STAGE, "place")
 
 
 class Callers(Protocol):
@@ -114,6 +115,8 @@ def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:
     yield from _requests(services)
     stages = [(stats.name, stage) for stats in services for stage in stats.stages]
     yield from _queues(stages)
+    if any(stage.waited for _, stage in stages):
+        yield from _places(services)
     yield from _batches(stages)
     yield from _failures(stages)
     yield from _policies(stages, now)
@@ -176,6 +179,25 @@ def _queues(stages: _Stages) -> Iterator[Metric]:
     yield from (length, nbytes, waited)
 
 
+def _places(services: Sequence[Stats]) -> Iterator[Metric]:
+    """Yield how requests waited at each place of stages that stand at several ones."""
+    came = CounterMetricFamily("carpool_place_requests", "Requests that came to a place of a stage.", labels=_PLACE)
+    length = GaugeMetricFamily("carpool_place_queue_length", "Requests waiting at a place of a stage.", labels=_PLACE)
+    waited = HistogramMetricFamily(
+        "carpool_place_queue_duration_seconds",
+        "Time from the arrival of a request at a place of a stage to the start of its batch.",
+        labels=_PLACE,
+    )
+    for stats in services:
+        for stage in stats.stages:
+            for node, durations in stage.waited.items():
+                labels = (stats.name, stage.name, stats.places[node].name)
+                came.add_metric(labels, node.entered)
+                length.add_metric(labels, node.queued)
+                waited.add_metric(labels, _buckets(durations), durations.sum_s)
+    yield from (came, length, waited)
+
+
 def _batches(stages: _Stages) -> Iterator[Metric]:
     """Yield the metrics of batches, by stage."""
     sizes = HistogramMetricFamily("carpool_batch_size", "Requests in a call of the model.", labels=_STAGE)
@@ -226,16 +248,9 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
         labels=_STAGE,
     )
     early = CounterMetricFamily("carpool_early_answers", "Answers that the stage's model gave early.", labels=_STAGE)
-    places = CounterMetricFamily(
-        "carpool_place_requests",
-        "Requests that came to each place of a stage which stands at several.",
-        labels=(*_STAGE, "place"),
-    )
     for model, stage in stages:
         labels = (model, stage.name)
         early.add_metric(labels, stage.batcher.lobby.early)
-        for place, count in enumerate(stage.places if len(stage.places) > 1 else ()):
-            places.add_metric((*labels, str(place)), count)
         split.add_metric(labels, stage.split_batches)
         unsplit.add_metric(labels, stage.unsplit_batches)
         memory.add_metric(labels, stage.out_of_memory)
@@ -244,8 +259,6 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
     yield from (split, unsplit, memory, safe)
     if any(stage.batcher.lobby.early for _, stage in stages):
         yield early
-    if any(len(stage.places) > 1 for _, stage in stages):
-        yield places
 
 
 def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
@@ -412,3 +425,47 @@ def size_buckets(sizes: dict[int, int]) -> list[tuple[str, float]]:
     bounds = [2**k for k in range(13)]
     buckets = [(str(b), float(sum(n for size, n in sizes.items() if size <= b))) for b in bounds]
     return [*buckets, ("+Inf", float(sum(sizes.values())))]
+
+
+_FUNCTION = ("function",)
+
+
+def function_metrics(snapshots: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
+    """Yield every metric, each with all functions."""
+    yield from _calls(snapshots)
+    yield from _times(snapshots)
+
+
+def _calls(snapshots: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
+    calls = CounterMetricFamily(
+        "carpool_function_calls", "Items that have an end, by what became of them.", labels=("function", "outcome")
+    )
+    waiting = GaugeMetricFamily("carpool_function_waiting", "Items that wait for their batch.", labels=_FUNCTION)
+    running = GaugeMetricFamily("carpool_function_running", "Items in batches that run now.", labels=_FUNCTION)
+    sizes = HistogramMetricFamily("carpool_function_batch_size", "Items in a call of the function.", labels=_FUNCTION)
+    for seen in snapshots:
+        for outcome, count in (("ok", seen.ok), ("error", seen.errors), ("cancelled", seen.cancelled)):
+            calls.add_metric((seen.name, outcome), count)
+        waiting.add_metric((seen.name,), seen.waiting)
+        running.add_metric((seen.name,), seen.running)
+        sizes.add_metric((seen.name,), size_buckets(seen.batch_sizes), seen.items)
+    yield from (calls, waiting, running, sizes)
+
+
+def _times(snapshots: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
+    latency = SummaryMetricFamily(
+        "carpool_function_latency_seconds", "Time from a call to its answer without an error.", labels=_FUNCTION
+    )
+    queue = SummaryMetricFamily(
+        "carpool_function_queue_seconds",
+        "Time from the arrival of an item to the start of its batch.",
+        labels=_FUNCTION,
+    )
+    compute = SummaryMetricFamily(
+        "carpool_function_compute_seconds", "Time of a call of the function.", labels=_FUNCTION
+    )
+    for seen in snapshots:
+        latency.add_metric((seen.name,), seen.ok, seen.latency_s)
+        queue.add_metric((seen.name,), seen.items, seen.queue_s)
+        compute.add_metric((seen.name,), seen.batches, seen.compute_s)
+    yield from (latency, queue, compute)

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from carpool.version import __version__
 
 if TYPE_CHECKING:
     from carpool.engine.core.batch import Batch
-    from carpool.engine.observe.stage_stats import StageStats
-    from carpool.http.exchange import Exchange, Head
-    from carpool.http.notes import Notes
+    from carpool.engine.observe.picture import Branch
+    from carpool.engine.observe.stats import StageStats
+    from carpool.http.exchange import Exchange, Head, Notes
 
 _SERVER_ERROR = 500
+_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _InBranch:
+    """When a request was in a branch, and at which places."""
+
+    began: float
+    ended: float
+    places: list[str] = field(default_factory=list)
 
 
 class Tracer:
@@ -66,8 +77,8 @@ class Tracer:
         ids = span.get_span_context()
         notes.trace, notes.span = b"%032x" % ids.trace_id, b"%016x" % ids.span_id
 
-    def end(self, exchange: Exchange, notes: Notes, status: int) -> None:
-        """End the span of a request."""
+    def end(self, exchange: Exchange, notes: Notes, status: int, now: float) -> None:
+        """End the span of a request, and note those of its branches."""
         span, notes.tracing = notes.tracing, None
         if span is None:
             return
@@ -75,7 +86,34 @@ class Tracer:
         span.set_attribute("carpool.request_id", notes.request_id.decode("latin-1"))
         if status >= _SERVER_ERROR:
             span.set_status(self._trace.StatusCode.ERROR)
+        self._note_branches(span, notes, now)
         span.end()
+
+    def _note_branches(self, span: Any, notes: Notes, now: float) -> None:
+        """Make a span of each branch in which a request was, within that of the branch around it.
+
+        All items of a list are in one.
+        """
+        found: dict[tuple[Branch, ...], _InBranch] = {}
+        for each, until in notes.with_ends(now):
+            for depth in range(1, len(each.branches) + 1):
+                inside = found.setdefault(each.branches[:depth], _InBranch(each.arrived, until))
+                inside.began, inside.ended = min(inside.began, each.arrived), max(inside.ended, until)
+                inside.places.append(each.stage)
+        if not found:
+            return
+        zero_ns = time.time_ns() - int(now * _NS)
+        spans: dict[tuple[Branch, ...], Any] = {(): span}
+        for branches in sorted(found, key=len):
+            inside = found[branches]
+            name = branches[-1].name
+            made = spans[branches] = self._tracer.start_span(
+                f"branch {name}",
+                self._trace.set_span_in_context(spans[branches[:-1]]),
+                attributes={"carpool.branch": name, "carpool.places": inside.places},
+                start_time=zero_ns + int(inside.began * _NS),
+            )
+            made.end(zero_ns + int(inside.ended * _NS))
 
     def batch_started(self, stage: StageStats, batch: Batch, members: Sequence[Notes]) -> None:
         """Begin the span of a batch, with links to those of its members."""

@@ -165,8 +165,6 @@ class View:
         onward_s: Seconds that a request will still need once it has left this stage: waits and
             batches of the stages behind it. A policy that plans for due times leaves `hop_s +
             onward_s` of them.
-        spare_s: Seconds for which an answer can wait here without being later, as another branch
-            of its request takes that much longer; 0 in a line of stages.
         hop_s: Smoothed seconds that a batch spends on its way to the worker and back, on top of
             `busy_s`.
         gap_s: Smoothed seconds that a worker is idle between two batches unless one goes ahead;
@@ -190,7 +188,6 @@ class View:
     safe_padded_size: float = inf
     running: int = 0
     onward_s: float = 0.0
-    spare_s: float = 0.0
     hop_s: float = 0.0
     gap_s: float = 0.0
     runs_ahead: bool = False

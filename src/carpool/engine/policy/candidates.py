@@ -54,8 +54,10 @@ class Candidates:
 
     @property
     def last_due(self) -> float:
-        """When the last one left is due."""
-        return self.requests[-1].due
+        """When the one left is due that is due last: of several lanes it need not be the last."""
+        if self._queue.lanes == 1:
+            return self.requests[-1].due
+        return max([request.due for request in self.requests])
 
     def due_behind(self, units: int) -> float:
         """Return when the first request behind the first `units` is due; infinity if none is."""

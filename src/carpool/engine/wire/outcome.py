@@ -90,6 +90,16 @@ def with_cause(report: FailureReport, error: BaseException) -> FailureReport:
         return report
 
 
+def portable(error: Exception) -> Exception:
+    """Return a copy of an error that can be pickled with its cause, as one from a worker has it."""
+    cause = error.__cause__
+    if type(error) is not ModelError or cause is None:
+        return error
+    found = ModelError(str(error), code=error.code, type_name=error.type_name, traceback=error.traceback)
+    found._find_cause = partial(_cause_of, with_cause(FailureReport(""), cause))
+    return found
+
+
 def pack_report(report: FailureReport) -> bytes:
     """Return a report as bytes, cut to a bounded length; characters that UTF-8 cannot encode are
     replaced.

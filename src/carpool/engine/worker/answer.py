@@ -548,8 +548,10 @@ class BatchAnswerer:
         """Put outcomes and payloads into the reply where results go different ways."""
         groups: dict[_Writing, list[int]] = {}
         outcomes, values = bytearray(len(results)), list(results)
+        has_spots = len(self._spots) > 1
         for i, accept in enumerate(accepts):
-            number, spot = accept // SPOTS, self._spots[accept // SPOTS]
+            number = accept // SPOTS if has_spots else 0
+            spot = self._spots[number]
             goes, way, values[i] = spot.turn(values[i])
             groups.setdefault(self._early[number] if goes is None else self._writings[goes], []).append(i)
             if goes is None:
@@ -560,7 +562,7 @@ class BatchAnswerer:
         causes: dict[int, BaseException] = {}
         for writing, places in groups.items():
             part = Frame(FrameKind.REPLY)
-            own_accepts = bytes([accepts[i] % SPOTS for i in places])
+            own_accepts = bytes([accepts[i] % SPOTS if has_spots else accepts[i] for i in places])
             await self._encode_all([values[i] for i in places], own_accepts, until, part, writing)
             for i, outcome, body in zip(places, part.formats, part.payloads, strict=True):
                 if outcome != Outcome.OK:

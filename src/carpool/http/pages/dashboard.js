@@ -1,6 +1,7 @@
 // The dashboard: takes the figures of each second, and shows their differences.
 import { differences, fraction, milliseconds, number, quantile } from "./figures.js";
 import { curve, heat, lines } from "./charts.js";
+import { drawn } from "./graph.js";
 
 const KEPT = 600; // seconds of history
 const FINE = 60; // seconds in which all that comes is kept; of what is older, one of each STEP
@@ -64,13 +65,15 @@ function chart(parent, title, make, ...more) {
   return make(box, title, ...more);
 }
 
-function serviceView(name) {
+function serviceView({ name, graph }) {
   const section = element("section", { "aria-label": name }, element("h2", {}, name));
   document.getElementById("services").append(section);
   const tile = tiles(section);
+  const draw = graph ? drawn(section, graph, name) : null;
   const charts = section.appendChild(element("div", { class: "charts" }));
   return {
     tile,
+    draw,
     section,
     rate: chart(charts, "Requests a second", lines, ["answered", "refused or failed"]),
     latency: chart(charts, "Latency, ms", lines, ["p50", "p95", "p99"]),
@@ -119,7 +122,7 @@ function pairs(now) {
 }
 
 function showService(now, before) {
-  if (!views.has(now.run)) views.set(now.run, serviceView(now.name));
+  if (!views.has(now.run)) views.set(now.run, serviceView(now));
   const view = views.get(now.run);
   const delta = differences(before, now);
   const { tile } = view;
@@ -136,6 +139,7 @@ function showService(now, before) {
     tile("Part to part, p95", milliseconds(quantile(delta.part, 0.95)));
     tile("Rows", number(now.streams.rows));
   }
+  view.draw?.(now.graph, before.graph, now.seconds);
   const moments = pairs(now);
   const each = moments.map(([a, b, seconds]) => differences(a, b, seconds));
   const times = history.slice(1).map((moment) => moment.time - history.at(-1).time);
