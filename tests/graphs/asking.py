@@ -110,7 +110,7 @@ async def _call(s: Any, random: Random, made: list[Made], shape: Shape, number: 
     else:
         assert isinstance(outcome, ModelError), outcome
         text = str(outcome).removeprefix("ModelError: ")
-        text = "nowhere" if "there is no branch" in text else "list" if "must return a list" in text else text
+        text = "nowhere" if "there is no branch" in text else "list" if "takes a list" in text else text
         is_guilty = kills and outcome.code == "request_crashed_worker"
         assert ("error", text) in fate.outcomes or is_guilty or may_be_odd, (text, fate.outcomes)
 

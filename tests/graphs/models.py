@@ -92,6 +92,15 @@ class Lethal(Model):
         return x + 1
 
 
+class Hangs(Model):
+    """Never answers the item 13."""
+
+    def predict(self, x: int) -> int:
+        if x == 13:
+            time.sleep(1000)
+        return x
+
+
 def _is_first(file: Path) -> bool:
     try:
         file.touch(exist_ok=False)

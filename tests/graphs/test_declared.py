@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import carpool
 from carpool import Done, ForEach, Model, Parallel, Route, Service, Stage, To
@@ -25,6 +27,23 @@ def to_text(x: int) -> str:
 
 def early_text(x: int) -> Done[str] | int:
     return x
+
+
+async def later(x: int) -> str:
+    return "a"
+
+
+class Later:
+    async def __call__(self, x: int) -> str:
+        return "a"
+
+
+def a_or_b(x: int) -> Literal["a", "b"]:
+    return "a"
+
+
+def an_array(x: int) -> NDArray[np.float64]:
+    return np.zeros(x)
 
 
 class Csv(Model):
@@ -69,6 +88,9 @@ def of_eight(xs: list[Any]) -> list[Any]:
         (lambda: Route({"": plus_one}), TypeError, "not empty"),
         (lambda: Route({"a": plus_one}, when_full="drop"), ValueError, 'must be "wait" or "refuse"'),
         (lambda: Route({"a": plus_one}, choose="a"), TypeError, "choose"),
+        (lambda: Route({"a": plus_one}, choose=later), TypeError, "not one with async def"),
+        (lambda: Route({"a": plus_one}, choose=Later()), TypeError, "not one with async def"),
+        (lambda: Route({"a": plus_one}, choose=a_or_b), ValueError, "returns 'b' by its hint, and there is no such"),
         (lambda: Route({f"b{i}": [] for i in range(241)}, choose=parity), ValueError, "at most 240"),
         (lambda: ForEach(), ValueError, "ForEach needs at least one element"),
         (lambda: ForEach(plus_one, max_items=0), ValueError, "max_items must be a whole number of at least 1"),
@@ -78,6 +100,10 @@ def of_eight(xs: list[Any]) -> list[Any]:
         (lambda: Service(plus_one, Route({"a": times_ten})), ValueError, "or return To(name, item)"),
         (lambda: Service(to_text, Parallel(a_text, plus_one)), TypeError, "to_text gives str by its hint, and stage"),
         (lambda: Service(to_text, ForEach(a_text)), TypeError, "ForEach takes a list"),
+        (lambda: Service(an_array, ForEach(as_it_is)), TypeError, "ForEach takes a list"),
+        (lambda: Service(to_branch), ValueError, "to_branch returns To by its hint, and no Route follows"),
+        (lambda: Service(to_branch, times_ten), ValueError, "no Route follows"),
+        (lambda: Service(Parallel(to_branch), Route({"a": []}, choose=str)), ValueError, "no Route follows"),
         (lambda: Service(up_to, ForEach(a_text)), TypeError, "the list of stage up_to gives int"),
         (lambda: Service(Parallel(plus_one, times_ten), a_text), TypeError, "Parallel gives tuple[int, int]"),
         (lambda: Service(Parallel(plus_one, plus_one)), ValueError, "two stages are called 'plus_one'"),
@@ -154,6 +180,8 @@ def test_services_that_share_a_stage_are_refused() -> None:
 
 
 def test_branches_may_give_what_the_next_one_takes() -> None:
+    Route({"a": [], "b": [], "c": []}, choose=a_or_b)
+    Route({"a": []}, choose=str)
     Service(Stage(small, max_batch_size=4), times_ten)
     Service(Parallel(plus_one, times_ten), Stage(total, max_batch_size=8))
     Service(up_to, ForEach(plus_one, times_ten), add_up)

@@ -14,6 +14,7 @@ import carpool
 from carpool import Done, ForEach, Parallel, Route, Service, Stage
 from carpool.errors import DeadlineExceeded, ModelError, Overloaded, Unavailable
 from tests.graphs.models import (
+    Hangs,
     Lethal,
     add_up,
     add_up_async,
@@ -156,8 +157,8 @@ def test_the_first_error_fails_the_request_and_no_other() -> None:
         ([Route({"a": times_ten}, choose=fails)], 3, "choose= of the Route to 'a' raised ValueError: no 3"),
         ([as_it_is, Route({"a": times_ten})], 3, "no branch was named"),
         ([to_branch, times_ten], 3, "names 'small' as its branch, and no Route follows"),
-        ([as_it_is, ForEach(plus_one)], 3, "a stage before ForEach must return a list, and has returned int"),
-        ([ForEach(plus_one)], 3, "must return a list, and has returned int"),
+        ([as_it_is, ForEach(plus_one)], 3, "ForEach takes a list, and has been given int"),
+        ([ForEach(plus_one)], 3, "ForEach takes a list, and has been given int"),
         ([up_to, ForEach(plus_one, max_items=3)], 4, "has 4 items, and max_items is 3"),
     ],
 )
@@ -213,6 +214,16 @@ def test_a_lost_worker_is_a_value() -> None:
         lost, item = s.predict(13)
         assert item == 13
         assert isinstance(lost, Unavailable) and lost.code == "worker_lost"
+
+
+def test_an_item_for_which_two_workers_hang_is_a_value() -> None:
+    """The request's own deadline is far away, so its other branch is answered."""
+    hangs = Stage(Hangs, max_batch_time_s=0.3)
+    with Service(Parallel(hangs, Stage(as_it_is, run_in="thread"), errors="values")).run() as s:
+        lost, item = s.predict(13)
+        assert item == 13
+        assert isinstance(lost, DeadlineExceeded) and "given up" in str(lost)
+        assert s.predict(3) == (3, 3)
 
 
 @pytest.mark.parametrize("run_in", ["thread", "process"])

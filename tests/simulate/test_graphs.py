@@ -11,7 +11,7 @@ import pytest
 from carpool import ForEach, Parallel, Route, Service, Stage
 from carpool.simulate import run
 from carpool.simulate.command import Options, simulate
-from carpool.simulate.costs import StageCosts, costs_by_stage, write_costs
+from carpool.simulate.costs import StageCosts, costs_by_stage, given_costs, write_costs
 from carpool.simulate.graphs import graph_of
 from carpool.simulate.report import Report
 from carpool.simulate.servers import Servers
@@ -150,6 +150,15 @@ def test_costs_go_by_names() -> None:
         costs_by_stage(["a=sqrt:c=1ms", "c=sqrt:c=2ms"], "", stages)
 
 
+def test_costs_of_a_graph_are_for_graphs(tmp_path: Path) -> None:
+    """Commands for stages in a row refuse a file of a graph's costs, and say which command takes it."""
+    file = tmp_path / "costs.json"
+    write_costs(file, "graph", [StageCosts("a", 4, {1: 0.001})], is_line=False)
+    with pytest.raises(ValueError, match="has the costs of a graph, service graph: use carpool simulate --service"):
+        given_costs([str(file)], "")
+    assert costs_by_stage([str(file)], "", ("a",)) == {"a": "table:1=1000us"}
+
+
 def test_a_model_that_answers_in_parts_is_refused() -> None:
     """A graph with such a stage cannot be simulated yet, and the error names the stage."""
 
@@ -166,7 +175,8 @@ def test_the_command_simulates_a_service(
     """`--service` takes the graph of a program, `--cost` a file by the names of its stages."""
     program = f"from {__name__} import a_service\nservice = a_service()\n"
     (tmp_path / "graph_program.py").write_text(program)
-    write_costs(tmp_path / "costs.json", "graph", [StageCosts(name, 16, {1: 0.001, 16: 0.016}) for name in VISITS])
+    stages = [StageCosts(name, 16, {1: 0.001, 16: 0.016}) for name in VISITS]
+    write_costs(tmp_path / "costs.json", "graph", stages, is_line=False)
     monkeypatch.chdir(tmp_path)
     given = Options(
         service="graph_program:service",

@@ -280,3 +280,23 @@ def test_modules_of_torch() -> None:
             check_batches(lambda xs, predict=predict: predict(xs), items)
         module.eval()
         check_batches(lambda xs, predict=predict: predict(xs), items)
+
+
+def names_one_branch(xs: list[float]) -> list[carpool.To[float] | carpool.Done[int]]:
+    """What the last one is named depends on the others."""
+    return [carpool.To("a" if len(xs) < 2 else "b", x) if x else carpool.Done(3) for x in xs]
+
+
+def goes_elsewhere(xs: list[float]) -> list[carpool.To[float] | carpool.Done[int]]:
+    return [carpool.To("a", x) if x > 1 else carpool.Done(3) for x in xs]
+
+
+def counts_early(xs: list[float]) -> list[carpool.Done[int]]:
+    return [carpool.Done(len(xs)) for _ in xs]
+
+
+def test_results_that_say_where_they_go_are_compared_with_what_they_hold() -> None:
+    check_batches(goes_elsewhere, [0.0, 1.0, 2.0])
+    for wrong in (names_one_branch, counts_early):
+        with pytest.raises(BatchesError):
+            check_batches(wrong, [1.0, 2.0, 3.0])

@@ -63,13 +63,13 @@ def profile(
     try:
         found = _measured(service, runs, threads)
         if out is not None:
-            write_costs(out, service.name, found)
+            write_costs(out, service.name, found, is_line=service.is_line)
     except (ValueError, OSError) as error:
         fail(str(error))
     except CarpoolError as error:
         fail(str(error), FAILED)
     if as_json:
-        print(costs_as_json(service.name, found).decode())
+        print(costs_as_json(service.name, found, is_line=service.is_line).decode())
         return
     _print(found)
     if out is not None:

@@ -6,6 +6,7 @@ named `check_...` return nothing.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 import warnings
@@ -306,10 +307,12 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
         arguments: What it will be called with, for the error text.
 
     Raises:
-        TypeError: It cannot be called.
+        TypeError: It cannot be called, or what it returns has to be awaited.
     """
     if not callable(value):
         raise TypeError(f"{name} must be a function of {arguments}, not {value!r}")
+    if any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
+        raise TypeError(f"{name} must be a plain function of {arguments}, not one with async def: {value!r}")
 
 
 def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None:

@@ -31,6 +31,7 @@ _SHOWN = {
     "model_error": "The model failed on this item.",
     "bad_result": "The model returned what does not fit.",
     "worker_lost": "The worker was lost.",
+    "deadline_exceeded": "The model took too long.",
 }
 _NAMES = {MSGPACK: "msgpack", RAW: "text"}
 

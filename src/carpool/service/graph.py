@@ -8,11 +8,14 @@ then. What cannot work is refused where it is written.
 from __future__ import annotations
 
 import itertools
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypedDict, Union
 
 from carpool.engine.hints import schema
+from carpool.engine.rows import is_array_type
+from carpool.engine.type_hints import hints_of
 from carpool.engine.wire.outcome import MOST_WAYS
 from carpool.model import AnyModel, Traits
 from carpool.service.checks import at_least, check_callable, header_of
@@ -33,7 +36,9 @@ class Parallel:
         branches: Elements; or one dict of them, by name.
         errors: "raise": the first error of a branch fails the request, and the other branches
             are not run any further. "values": what a model or a lost worker has cost a branch is
-            that branch's value, a `ModelError` or the `Unavailable` of a lost worker.
+            that branch's value: a `ModelError`, the `Unavailable` of a lost worker, or the
+            `DeadlineExceeded` of an item for which two workers were given up. An `HTTPError` fails
+            the request, as a model raises it for its client.
 
     Raises:
         ValueError: There is no branch, or `errors` is neither of the two.
@@ -75,8 +80,10 @@ class Route:
             item whose branch is full is refused with `Overloaded`, and the others go on.
 
     Raises:
-        ValueError: There is no branch, or there are too many; or `when_full` is neither of the two.
-        TypeError: A branch is no element, a name is no text, or `choose` cannot be called.
+        ValueError: There is no branch, or there are too many; `choose` returns other names by its
+            hint, a `Literal`; or `when_full` is neither of the two.
+        TypeError: A branch is no element, a name is no text, or `choose` cannot be called, or is
+            one with `async def`.
     """
 
     __slots__ = ("branches", "choose", "when_full")
@@ -99,6 +106,12 @@ class Route:
             raise ValueError(f"Route has {len(names)} branches: at most {MOST_WAYS} are possible")
         if choose is not None:
             check_callable("choose", choose, "an item")
+            unknown = [name for name in _named_by(choose) if name not in names]
+            if unknown:
+                raise ValueError(
+                    f"choose= of Route returns {unknown[0]!r} by its hint, and there is no such branch; there are"
+                    f" {', '.join(map(repr, names))}"
+                )
         if when_full not in ("wait", "refuse"):
             raise ValueError(f'when_full of Route must be "wait" or "refuse", not {when_full!r}')
         self.branches: dict[str, Line] = {name: line_of(branch) for name, branch in branches.items()}
@@ -161,6 +174,15 @@ def _names_of(what: str, branches: Mapping[str, Any]) -> tuple[str, ...]:
         if not isinstance(name, str) or not name:
             raise TypeError(f"{what} names a branch {name!r}: a name is a text that is not empty")
     return tuple(branches)
+
+
+def _named_by(choose: Callable[[Any], str]) -> tuple[Any, ...]:
+    """Return the names that a `choose=` returns by its hint; nothing if it is no `Literal`."""
+    try:
+        gives = hints_of(choose).get("return")
+    except (NameError, AttributeError, TypeError):  # it has no hints, or they mean nothing where they stand
+        return ()
+    return typing.get_args(gives) if typing.get_origin(gives) is typing.Literal else ()
 
 
 def in_short(line: Line) -> str:
@@ -305,7 +327,7 @@ def check_graph(line: Line) -> None:
     Raises:
         ValueError: There is no stage, two have the same name, a queue is too small for what may
             come to it, a stage that answers in parts is not the last one, a format of a model's own
-            would be gone past, or a `Route` has nothing that names branches.
+            would be gone past, a `Route` has nothing that names branches, or what names them has none.
         TypeError: By the hints, what one stage gives is not what the next one takes.
     """
     stages = stages_in(line)
@@ -324,6 +346,7 @@ def check_graph(line: Line) -> None:
             raise ValueError(f"key of stage {stage.name} is a header, which only the first stage can see")
     _check_borders(line)
     _check_types(line, Any, "")
+    _check_named(line)
     _check_early(line)
 
 
@@ -466,6 +489,25 @@ def _check_types(line: Line, gives: Any, whose: str) -> tuple[Any, str]:
     return gives, whose
 
 
+def _check_named(line: Line) -> None:
+    """Check that a `Route` follows each stage that names branches by its hint, at one of its places
+    at least. Raises ValueError.
+    """
+    followed = {id(stage) for stage, after in _followed(line, None) if isinstance(after, Route)}
+    for stage in stages_in(line):
+        if stage.traits.names_branches and id(stage) not in followed:
+            raise ValueError(f"stage {stage.name} returns To by its hint, and no Route follows it")
+
+
+def _followed(line: Line, then: Stage | Block | None) -> Iterator[tuple[Stage, Stage | Block | None]]:
+    """Yield each stage of a line with the element that follows it directly; `then` follows the line."""
+    for element, after in zip(line, (*line[1:], then), strict=True):
+        if isinstance(element, Stage):
+            yield element, after
+        for branch in branches_of(element):
+            yield from _followed(branch, after if isinstance(element, Route) else None)
+
+
 def _names_branches(element: Stage | Block | None) -> bool:
     """Report whether what an element gives may be `To`."""
     if isinstance(element, Stage):
@@ -479,7 +521,7 @@ def _item_of(kind: Any) -> Any:
     """Return the type of the items of a list; None if it is the type of no list."""
     if kind is Any:
         return Any
-    if not may_fit(kind, list) and not may_fit(kind, tuple):
+    if is_array_type(kind) or (not may_fit(kind, list) and not may_fit(kind, tuple)):
         return None
     inner: tuple[Any, ...] = getattr(kind, "__args__", ())
     return inner[0] if len(inner) == 1 or inner[1:] == (...,) else Any

@@ -447,24 +447,39 @@ class StageCosts(msgspec.Struct, frozen=True):
 class _CostFile(msgspec.Struct):
     service: str
     stages: list[StageCosts]
+    is_line: bool = True
 
 
-def write_costs(path: Path, service: str, stages: list[StageCosts]) -> None:
+def write_costs(path: Path, service: str, stages: list[StageCosts], *, is_line: bool = True) -> None:
     """Write the costs of a service's stages, first to last. Raises OSError."""
-    path.write_bytes(costs_as_json(service, stages) + b"\n")
+    path.write_bytes(costs_as_json(service, stages, is_line=is_line) + b"\n")
 
 
-def costs_as_json(service: str, stages: list[StageCosts]) -> bytes:
-    """Return what such a file holds."""
-    return msgspec.json.format(msgspec.json.encode(_CostFile(service, stages)))
+def costs_as_json(service: str, stages: list[StageCosts], *, is_line: bool = True) -> bytes:
+    """Return what such a file holds; `is_line` says whether the stages stand in a row."""
+    return msgspec.json.format(msgspec.json.encode(_CostFile(service, stages, is_line)))
 
 
-def read_costs(path: Path) -> list[StageCosts]:
-    """Return the costs of a service's stages, first to last. Raises ValueError if it has none."""
+def read_costs(path: Path, *, may_branch: bool = False) -> list[StageCosts]:
+    """Return the costs of a service's stages, in the order in which they are written.
+
+    Args:
+        path: The file.
+        may_branch: Whether the stages need not stand in a row.
+
+    Raises:
+        ValueError: It has none, or they are of stages that do not stand in a row.
+    """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_CostFile).stages
+        file = msgspec.json.decode(path.read_bytes(), type=_CostFile)
     except (OSError, msgspec.MsgspecError) as error:
         raise ValueError(f"{path} cannot be read as a file of costs, which carpool profile writes: {error}") from None
+    found = file.stages
+    if not file.is_line and not may_branch:
+        raise ValueError(
+            f"{path} has the costs of a graph, service {file.service}: use carpool simulate --service MODULE:SERVICE"
+            f" --cost {path}; carpool plan is for stages in a row"
+        )
     if not found or not all(stage.seconds for stage in found):
         raise ValueError(f"{path} has no costs: make it with carpool profile module:service --out {path}")
     return found
@@ -504,8 +519,9 @@ def costs_by_stage(given: list[str] | None, usual: str, stages: Sequence[str]) -
         ValueError: The file cannot be read, or several are given of which one names no stage.
     """
     if given and given[0].endswith(".json"):
-        specs, _ = given_costs(given, usual)
-        return {costs.stage: spec for costs, spec in zip(read_costs(Path(given[0])), specs, strict=True)}
+        if len(given) > 1:
+            raise ValueError(f"--cost {given[0]} has the costs of all stages: give no other --cost beside it")
+        return {costs.stage: costs.spec for costs in read_costs(Path(given[0]), may_branch=True)}
     named = [each.partition("=") for each in given or ()]
     if all(name in stages for name, *_ in named) and named:
         return {name: spec for name, _, spec in named}

@@ -23,6 +23,7 @@ from carpool.engine.call.invoke import Invoker, is_async
 from carpool.engine.call.results import Failed, Trouble, run_now
 from carpool.engine.call.retry import Retrier
 from carpool.engine.foreign import named_text_of
+from carpool.engine.turns import Done, To
 from carpool.model import Model, traits_of
 
 _LEAST_BATCH: Final = 8
@@ -183,7 +184,12 @@ class _Check:
                 raise await self._error(batch, place, answer)
 
     def _is_same(self, answer: Any, at: int) -> bool:
-        return type(answer) is not Failed and self._equal(answer, self._alone[at])
+        alone = self._alone[at]
+        if type(answer) is To and type(alone) is To:
+            return answer.branch == alone.branch and bool(self._equal(answer.item, alone.item))
+        if type(answer) is Done and type(alone) is Done:
+            return bool(self._equal(answer.answer, alone.answer))
+        return type(answer) is not Failed and self._equal(answer, alone)
 
     async def _error(self, batch: list[int], place: int, answer: Any) -> BatchesError:
         """Return what is wrong with an answer, with as small a company as shows it."""

@@ -260,7 +260,7 @@ def test_each_item_of_a_list_goes_through_the_body() -> None:
     assert world.ask(world.core.flow, "a b c d e") == ["a!", "b!", "c!", "d!", "e!"]
     assert [len(batch) for batch in world.batches] == [1, 2, 2, 1, 1]
     assert world.ask(world.core.flow, "") == []
-    assert str(world.ask(world.core.flow, 7)) == "a stage before ForEach must return a list, and has returned int"
+    assert str(world.ask(world.core.flow, 7)) == "ForEach takes a list, and has been given int"
     world.check_empty()
 
 

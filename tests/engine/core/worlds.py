@@ -906,7 +906,7 @@ class World:
             if text.startswith("MemoryError"):
                 assert "ran out" in self.happened
                 return
-            text = "nowhere" if "there is no branch" in text else "list" if "must return a list" in text else text
+            text = "nowhere" if "there is no branch" in text else "list" if "takes a list" in text else text
             known = any(("error", text) in each.fate.outcomes for each in ask.lot)
             assert known or "a loss is a value" in self.happened, (text, outcomes)
         elif isinstance(error, Overloaded):

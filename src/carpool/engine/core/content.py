@@ -80,7 +80,7 @@ class Plain:
 def check_list(item: object, most: float) -> None:
     """Raise ModelError unless an item is a list or a tuple of so many items at most."""
     if not isinstance(item, list | tuple):
-        text = f"a stage before ForEach must return a list, and has returned {type(item).__name__}"
+        text = f"ForEach takes a list, and has been given {type(item).__name__}"
         raise ModelError(text, code="bad_result")
     check_length(len(item), most)
 

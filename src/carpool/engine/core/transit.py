@@ -101,7 +101,7 @@ class Transit:
         Where a fork keeps errors, what a model or a lost worker has cost a branch is its result.
         """
         while type(family := request.caller) is Siblings:
-            if family.block.keeps_errors and _may_be_kept(error):
+            if family.block.keeps_errors and _may_be_kept(now, request, error):
                 self._keep(now, request, family, error)
                 return
             request.state = DONE
@@ -574,6 +574,12 @@ def _has_room(after: After, moves: Moves) -> bool:
     )
 
 
-def _may_be_kept(error: Exception) -> bool:
-    """Report whether an error may be the value of a branch: a model's, or a lost worker's."""
+def _may_be_kept(now: float, request: Request, error: Exception) -> bool:
+    """Report whether an error may be the value of a branch: a model's, or a lost worker's.
+
+    That of workers which were given up, and not run any further, is a `DeadlineExceeded`; of a
+    deadline of the request's own it ends the request.
+    """
+    if isinstance(error, DeadlineExceeded):
+        return request.losses > 0 and now < request.deadline
     return isinstance(error, ModelError) or (isinstance(error, Unavailable) and error.code == "worker_lost")

@@ -735,7 +735,7 @@ def _as_list(value: Any) -> payload.Payload:
     """Return a list as a payload that can be taken apart. Raises ModelError if it is none."""
     if not isinstance(value, list | tuple):
         kind = type(value).__name__
-        raise ModelError(f"a stage before ForEach must return a list, and has returned {kind}", code="bad_result")
+        raise ModelError(f"ForEach takes a list, and has been given {kind}", code="bad_result")
     return payload.join([payload.dump(each) for each in value], None)
 
 
