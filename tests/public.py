@@ -15,11 +15,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, get_overloads
 
-from carpool.cli.settings_file import NAMES
-
 from bench.site.reference import MEMBERS, metrics, modules, public
 from carpool.cli import cli
 from carpool.http.codec import MESSAGES
+from carpool.service.settings import NAMES
 
 LIST: Final = Path(__file__).parent / "public.txt"
 COMMAND: Final = "python -m tests.public"

@@ -53,7 +53,7 @@ _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 With half as many, bursts of a few SLOs cost goodput; with twice as many, overloads cost latency."""
 _TIME_IS_FREE: Final = 0.6
 """Load up to which a smaller batch for the first may serve fewer than come meanwhile. With half of
-it, 0.4 % fewer are in time on three workers at a load of 0.67; with twice as much, servers collapse
+it, 0.3 % fewer are in time on three workers at a load of 0.67; with twice as much, servers collapse
 under small batches."""
 _STANDS: Final = 2.0
 """SLOs without a look that finds no more than one batch for each worker: then a backlog stands.
