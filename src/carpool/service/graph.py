@@ -327,7 +327,8 @@ def check_graph(line: Line) -> None:
     Raises:
         ValueError: There is no stage, two have the same name, a queue is too small for what may
             come to it, a stage that answers in parts is not the last one, a format of a model's own
-            would be gone past, a `Route` has nothing that names branches, or what names them has none.
+            would be gone past, a `Route` has nothing that names branches, or what names them has
+            none.
         TypeError: By the hints, what one stage gives is not what the next one takes.
     """
     stages = stages_in(line)
@@ -500,7 +501,7 @@ def _check_named(line: Line) -> None:
 
 
 def _followed(line: Line, then: Stage | Block | None) -> Iterator[tuple[Stage, Stage | Block | None]]:
-    """Yield each stage of a line with the element that follows it directly; `then` follows the line."""
+    """Yield each stage of a line with the element right behind it; `then` follows the line."""
     for element, after in zip(line, (*line[1:], then), strict=True):
         if isinstance(element, Stage):
             yield element, after
