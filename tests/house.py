@@ -27,12 +27,12 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 310,
-    "lines of code": 46_730,
+    "files": 311,
+    "lines of code": 46_790,
     "bases with a single subclass": 19,
     "protocol classes": 67,
     "words of the glossary": 50,
-    "words of the docs": 95_430,
+    "words of the docs": 95_500,
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import carpool
 from carpool import Service, Stage
-from carpool.ray.session import SUSPECT_S, Suspects
+from carpool.ray.suspects import SUSPECT_S, Suspects
 from tests.support import models
 
 

@@ -36,7 +36,8 @@ from carpool.engine.logger import logger
 from carpool.engine.wire.frame import Frame, FrameKind
 from carpool.engine.wire.handshake import Hello
 from carpool.engine.worker import own_metrics
-from carpool.ray.session import SUSPECT_S, ActorOrder, Placed, Session
+from carpool.ray.session import ActorOrder, Placed, Session
+from carpool.ray.suspects import SUSPECT_S
 from carpool.version import __version__
 
 _LOOK_EVERY_S = 30.0

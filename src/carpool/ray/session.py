@@ -17,13 +17,12 @@ import os
 import shutil
 import tempfile
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 
@@ -36,6 +35,7 @@ from carpool.engine.observe.stats import Stats
 from carpool.engine.worker.address import JoinAddress
 from carpool.ray.ray_metrics import TELL_EVERY_S, RayMetrics, where_workers_are
 from carpool.ray.shell import Shell, WayHome, ray_tls
+from carpool.ray.suspects import SUSPECT_S, Suspects
 
 _SOCKET = "gate.sock"
 _LAST_ERRANDS_S = 10.0
@@ -321,51 +321,3 @@ def _listen(gate: Gate, host: str, ports: tuple[int, int] | None) -> JoinAddress
             if port == last:
                 raise
     raise AssertionError("there is at least one port")
-
-
-SUSPECT_S: Final = 90.0
-"""How long a node is a suspect: longer than Ray takes to find that it is dead."""
-
-
-class Suspects:
-    """The nodes that fell silent, and those that are well, by their ids."""
-
-    def __init__(self) -> None:
-        self._until: dict[str, float] = {}
-        self._workers: Counter[str] = Counter()  # that are connected
-        self._heard: dict[str, float] = {}  # when the last one of a node was heard from that is not
-
-    def add(self, now: float, node: str) -> None:
-        """Note that a node has fallen silent."""
-        if node:
-            self._until[node] = now + SUSPECT_S
-
-    def connected(self, node: str) -> None:
-        """Note that a worker on a node has connected."""
-        self._workers[node] += 1
-
-    def disconnected(self, now: float, node: str) -> None:
-        """Note that the connection of a worker has ended; after a silence `add` is called as
-        well."""
-        self._workers[node] -= 1
-        self._heard[node] = now
-
-    def well(self, now: float, alive: Collection[str]) -> list[str]:
-        """Return the nodes that have workers, or had some lately, and are no suspects.
-
-        Args:
-            now: The time.
-            alive: The nodes that Ray believes to be alive.
-        """
-        heard = [node for node in alive if self._workers[node] or now - self._heard.get(node, -inf) < SUSPECT_S]
-        return sorted(node for node in heard if self._until.get(node, -inf) <= now)
-
-    def avoided(self, now: float, alive: Collection[str]) -> list[str]:
-        """Return the nodes at which no worker is to be placed; none if no other node is left.
-
-        Args:
-            now: The time.
-            alive: The nodes that Ray believes to be alive.
-        """
-        self._until = {node: until for node, until in self._until.items() if until > now}
-        return sorted(self._until) if any(node not in self._until for node in alive) else []

@@ -502,7 +502,7 @@ def _check_named(line: Line) -> None:
 
 def _followed(line: Line, then: Stage | Block | None) -> Iterator[tuple[Stage, Stage | Block | None]]:
     """Yield each stage of a line with the element right behind it; `then` follows the line."""
-    for element, after in zip(line, (*line[1:], then), strict=True):
+    for element, after in zip(line, (*line[1:], then), strict=False):  # an empty line has neither
         if isinstance(element, Stage):
             yield element, after
         for branch in branches_of(element):
