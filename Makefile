@@ -6,11 +6,13 @@ VENV    := $(if $(filter $(DEFAULT),$(PYTHON)),.venv,.venv-$(or $(VERSION),$(err
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 LOWEST  := .venv-lowest
+DOCS    := .venv-docs
+DIST    := .venv-dist
 
 # The tests start a thousand processes: where an environment keeps no bytecode, each would compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-all test-lowest test-ray fuzz lint bench bench-policies chaos chaos-mutants worlds conformance clean
+.PHONY: help setup demo serve test test-all test-lowest test-ray fuzz lint bench bench-policies chaos chaos-mutants worlds conformance docs docs-serve dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -84,5 +86,28 @@ conformance: setup  ## run the clients of other servers against ours, each in it
 chaos-mutants: setup  ## break carpool's promises one by one, and see that the soak finds each
 	$(BIN)/python -m bench.chaos.mutants
 
+docs: $(DOCS)/.installed  ## build the site of the documentation into build/site, strictly, and follow its links
+	$(DOCS)/bin/python -m bench.site
+
+docs-serve: docs ## show the site on http://127.0.0.1:8001
+	$(DOCS)/bin/python -m http.server --bind 127.0.0.1 --directory build/site $(or $(PORT),8001)
+
+$(DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --group docs
+	@touch $@
+
+dist: $(DIST)/.installed  ## build wheel and sdist into dist/, and check them
+	rm -rf dist
+	$(DIST)/bin/python -m build
+	$(DIST)/bin/python -m twine check --strict dist/*
+
+$(DIST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check --group dist
+	@touch $@
+
 clean:           ## remove the virtual environment and caches
-	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -84,7 +84,9 @@ FAULTS: Final[dict[str, tuple[Fault, ...]]] = {
     ),
     "Items, results and exceptions": (
         Fault("F36", "one undecodable item in a batch", "bad bodies among good ones"),
-        Fault("F37", "items that are returned as failed", "exceptions in the list", "`check_driver`"),
+        Fault(
+            "F37", "items that are returned as failed", "exceptions in the list", "`tests/contract/test_contract.py`"
+        ),
         Fault("F38, F39", "the wrong number or kind of results", "models"),
         Fault("F40", "results that cannot be encoded", "models"),
         Fault(

@@ -26,16 +26,13 @@ SOURCES: Final = ROOT / "src" / "carpool"
 NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
-GENERATED: Final = {"api.md"}
-"""Pages that are made of docstrings, whose words do not count."""
-
 BUDGET: Final = {
-    "files": 377,
-    "lines of code": 47_230,
-    "bases with a single subclass": 21,
-    "protocol classes": 72,
+    "files": 311,
+    "lines of code": 46_790,
+    "bases with a single subclass": 19,
+    "protocol classes": 67,
     "words of the glossary": 50,
-    "words of the docs": 91_510,
+    "words of the docs": 95_500,
 }
 
 
@@ -96,7 +93,7 @@ def single_bases() -> dict[str, str]:
 def words() -> int:
     """Return how many words the pages in the root and in docs/ have, as `wc -w` counts them."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    return sum(len(page.read_text().split()) for page in pages if page.name not in GENERATED)
+    return sum(len(page.read_text().split()) for page in pages)
 
 
 def figures() -> dict[str, int]:

@@ -21,7 +21,7 @@ LAYERS: Final = (
         "engine",
         "engine.process_one version engine.clock engine.details errors engine.allowance engine.foreign engine.logger "
         "engine.faults engine.fast_paths engine.request engine.http_request engine.http_response engine.type_hints "
-        "engine.rows engine.batch_hints engine.parts engine.turns openai engine.forms model",
+        "engine.rows engine.parts engine.turns openai engine.forms model",
         "the nouns that all others share",
     ),
     Layer("engine", "engine.hints", "the meaning of type hints: readers, writers, misfits"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from carpool.cli.settings_file import read
+from carpool.cli.sources import read
 from carpool.engine.observe.prometheus import CallerMetrics, Callers, render
 from carpool.service.settings import NAMES
 from tests.support.sources import ROOT

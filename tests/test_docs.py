@@ -1,8 +1,9 @@
 """The programs in the README and the docs run as written, and print what is said there.
 
 A block of Python that follows `<!-- runs -->` is a program; its first line names its file. All
-programs of a page are written into one folder, so that one may import another. In the README every
-block of Python is one, and its output is the block of text that follows.
+programs of a page are written into one folder, so that one may import another. In the README and on
+the start page (docs/README.md) every block of Python is one, and its output is the block of text
+that follows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from pathlib import Path
 
 import pytest
 
+import carpool
+from bench.tools.lowest import project
 from tests.effort import slow_where
+from tests.support.console import shown_programs
 from tests.support.serving import serve
 
 ROOT = Path(__file__).parent.parent
@@ -84,12 +88,18 @@ def test_the_service_of_the_page_over_http(tmp_path: Path) -> None:
 
 
 README = (ROOT / "README.md").read_text()
-README_PROGRAMS = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
+START = (DOCS / "README.md").read_text()
+SHOWN_PROGRAMS = {"README": shown_programs(README), "start page": shown_programs(START)}
 
 
-@pytest.mark.parametrize(("name", "program", "output"), README_PROGRAMS, ids=[name for name, _, _ in README_PROGRAMS])
-def test_a_program_of_the_readme_prints_what_it_shows(name: str, program: str, output: str, tmp_path: Path) -> None:
-    """The README's programs print the block that follows; which callers share a call may differ."""
+@pytest.mark.parametrize(
+    ("name", "program", "output"),
+    [pytest.param(*each, id=f"{page}-{each[0]}") for page, found in SHOWN_PROGRAMS.items() for each in found],
+)
+def test_a_program_of_the_first_pages_prints_what_it_shows(
+    name: str, program: str, output: str, tmp_path: Path
+) -> None:
+    """The programs of README and start page print the block that follows; which callers share a call may differ."""
     (tmp_path / name).write_text(program)
     command = [sys.executable, "-W", "error", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
@@ -99,18 +109,33 @@ def test_a_program_of_the_readme_prints_what_it_shows(name: str, program: str, o
     assert sorted(re.findall(r"\d+", done.stdout)) == sorted(re.findall(r"\d+", output))
 
 
-def test_all_python_in_the_readme_is_tried() -> None:
+def test_all_python_on_the_first_pages_is_tried() -> None:
     """Each block is a program with a name and an output."""
-    assert len(README_PROGRAMS) == README.count("```python") >= 2
+    assert len(SHOWN_PROGRAMS["README"]) == README.count("```python") >= 1
+    assert len(SHOWN_PROGRAMS["start page"]) == START.count("```python") >= 2
 
 
-def test_the_service_of_the_readme_over_http(tmp_path: Path) -> None:
-    """`carpool serve` and both `curl`s answer what the README shows, but for the request's id."""
-    (target,) = re.findall(r"^carpool serve (\S+)", README, re.MULTILINE)
-    asked = re.findall(r"^curl --json '(.*)' localhost:8000(\S+)", README, re.MULTILINE)
-    shown = [json.loads(answer) for answer in re.findall(r"```json\n(.*?)```", README, re.DOTALL)]
+def test_the_first_pages_name_the_wheel_that_is_built() -> None:
+    """The words to type name the file that `make dist` writes."""
+    for text in (README, START):
+        assert set(re.findall(r"carpool-([\w.]+)-py3", text)) == {carpool.__version__}
+
+
+def test_the_table_of_extras_is_complete() -> None:
+    """Each extra that a user may want is in the table of the start page, and no other word is."""
+    (table,) = re.findall(r"^\| extra \| for \|\n\|---\|---\|\n((?:\|.*\n)+)", START, re.MULTILINE)
+    extras = set(project()["optional-dependencies"]) - {"dev", "docs", "sim", "embeddings"}
+
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == extras
+
+
+def test_the_service_of_the_start_page_over_http(tmp_path: Path) -> None:
+    """`carpool serve` and both `curl`s answer what the page shows, but for the request's id."""
+    (target,) = re.findall(r"^carpool serve (\S+)", START, re.MULTILINE)
+    asked = re.findall(r"^curl --json '(.*)' localhost:8000(\S+)", START, re.MULTILINE)
+    shown = [json.loads(answer) for answer in re.findall(r"```json\n(.*?)```", START, re.DOTALL)]
     name, program = next(
-        (name, program) for name, program, _ in README_PROGRAMS if name == f"{target.split(':')[0]}.py"
+        (name, program) for name, program, _ in SHOWN_PROGRAMS["start page"] if name == f"{target.split(':')[0]}.py"
     )
     (tmp_path / name).write_text(program)
     with serve(target, folder=tmp_path) as served:

@@ -30,9 +30,9 @@ from carpool.engine.wire.payload import JSON, MSGPACK
 from carpool.errors import CarpoolError
 from carpool.frames import Pandas
 from carpool.frames.sheets import as_sheet, check_size
-from carpool.http import entries, multipart
+from carpool.http import converted, entries
 from carpool.http.bulk import BulkItems
-from carpool.http.compressed import expanded
+from carpool.http.compression import expanded
 from carpool.http.many import split
 from carpool.http.protocols.instances import records_of
 from carpool.http.protocols.openai_text import Choice, ChoiceTerms
@@ -120,7 +120,7 @@ def a_list_in_msgpack(n: int) -> Work:
 def a_form_like_its_boundary(n: int) -> Work:
     content = b"\r\n--boundarx" * n + b"\r" * n + b"\r\n-" * n
     body = b'--boundary\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + content + b"\r\n--boundary--\r\n"
-    return lambda: multipart.parts_of(body, b"multipart/form-data; boundary=boundary")
+    return lambda: converted.parts_of(body, b"multipart/form-data; boundary=boundary")
 
 
 def a_form_of_long_headers(n: int) -> Work:
@@ -128,7 +128,7 @@ def a_form_of_long_headers(n: int) -> Work:
 
     def read() -> None:
         with contextlib.suppress(CarpoolError):  # too long headers, which it counts
-            multipart.parts_of(body, b"multipart/form-data; boundary=b")
+            converted.parts_of(body, b"multipart/form-data; boundary=b")
 
     return read
 

@@ -282,8 +282,8 @@ def test_the_demo() -> None:
     batches of one or two. So batches are shared in one of three starts.
     """
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
-    few = f"carpool.demo.ROUNDS = {share(100) // 10}"  # ten, and one in a quick run
-    command = [sys.executable, "-c", f"import carpool.cli, carpool.demo; {few}; carpool.cli.main()", "demo"]
+    few = f"carpool.cli.demo_command.ROUNDS = {share(100) // 10}"  # ten, and one in a quick run
+    command = [sys.executable, "-c", f"import carpool.cli.demo_command; {few}; carpool.cli.main()", "demo"]
     sizes: list[float] = []
     while len(sizes) < 3 and max(sizes, default=1.0) < 2:
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT, env=env)

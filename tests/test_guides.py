@@ -15,6 +15,9 @@ from tests.typing.programs import programs
 
 GUIDES = Path(__file__).parent.parent / "docs" / "guides"
 PAGES = sorted(page.name for page in GUIDES.glob("*.md") if page.name != "README.md")
+NEEDS = {"chat.md": "transformers"}
+"""Libraries that a guide needs and that the tests' own environment does not have."""
+
 QUICK = ("notebook.md",)
 """The guides that `make test` follows; the others start servers and import large libraries."""
 
@@ -24,6 +27,8 @@ QUICK = ("notebook.md",)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_guide_does_what_it_says(page: str, tmp_path: Path) -> None:
     """A reader who writes a guide's programs and types its commands sees what the guide shows."""
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
     for name, program in programs(GUIDES / page).items():
         (tmp_path / name).write_text(program)
 

@@ -130,6 +130,7 @@ def test_the_front_never_asks_for_a_cause() -> None:
         "carpool.engine.hints.misfits",  # of msgspec's errors
         "carpool.engine.call.oom",  # of what models raise, in the worker
         "carpool.engine.worker.own",  # of a model's own ModelError
+        "carpool.engine.wire.outcome",  # of a worker in this process, whose error is a value for a Python caller
         "carpool.testing.batches",  # of a model under test, in the test's own process
         "carpool.testing.steps",  # likewise
     }

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from carpool.engine.observe import log
-from carpool.engine.observe.outlet import _MOST_LINES, Outlet
+from carpool.engine.observe.log import _MOST_LINES, Outlet
 from tests.effort import slow_where
 from tests.support.waiting import wait_until
 

@@ -98,7 +98,7 @@ def turns(items: Sequence[Any], rounds: int, model: Any = double, format: int = 
         cores=None,
         log_level=None,
     )
-    run_now(serve(pipe, setup, lambda: (model, {}, ())))
+    run_now(serve(pipe, setup, lambda: (model, {}, (), ())))
     replies = [frame for frame in pipe.sent if frame.kind == FrameKind.REPLY]
     read: Callable[[Any], Any] = load if format == OBJECT else bytes
     return [(reply.formats, [read(payload) for payload in reply.payloads]) for reply in replies]

@@ -11,11 +11,14 @@ docs/policies-evidence.md says what the figures mean.
     python -m bench.policies --parts table --policies adaptive,cork --workloads "closed|knee"
     python -m bench.policies --parts table --seeds 3 --policies adaptive,greedy,cork,contestants \\
         --sets rivals,ahead,near:$(git rev-parse HEAD)*40
+    python -m bench.policies --parts table --seeds 3 --beside symphony \\
+        --policies efficient,symphony,symphony:learns=yes --sets usual,random:TEXT*60
 
-The last one sets the rules of other systems beside ours where one of them has been ahead, with
+The last but one sets the rules of other systems beside ours where one of them has been ahead, with
 figures of their own; each of `carpool.simulate.contestants` may be named by itself. `tuned` makes
-16 runs for each of the others' one. A fourth figure in a cell is the coordinator's busy share. The
-sets of workloads are:
+16 runs for each of the others' one. The last one is about efficiency: worker-seconds for each good
+answer beside Symphony's. A fourth figure in a cell is the coordinator's busy share. The sets of
+workloads are:
 
 """
 
@@ -64,6 +67,7 @@ class Plan:
         sets: The workloads of each set.
         quick: Whether everything is shortened.
         pictures: The folder for them; None if none are drawn.
+        beside: The policy beside which the figures of the others are set.
     """
 
     policies: Sequence[str]
@@ -71,6 +75,7 @@ class Plan:
     seeds: int
     quick: bool
     pictures: Path | None
+    beside: str = OURS
 
 
 def main() -> int:
@@ -119,6 +124,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every figure")
     parser.add_argument("--docs", action="store_true", help="write tables and pictures into docs/")
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="where to draw without --docs")
+    what = "the policy beside which the figures of others are set; default: %(default)s"
+    parser.add_argument("--beside", default=OURS, metavar="NAME", help=what)
     add_running(parser)
     given = parser.parse_args()
     given.parts += ["random"] if given.random else []
@@ -141,7 +148,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
     if given.quick:
         found = {name: [workload.shortened(QUICK) for workload in workloads] for name, workloads in found.items()}
     pictures = DOCS if given.docs else given.pictures
-    return Plan(policies, found, 1 if given.quick else given.seeds, given.quick, pictures)
+    return Plan(policies, found, 1 if given.quick else given.seeds, given.quick, pictures, given.beside)
 
 
 def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str]:
@@ -157,10 +164,14 @@ def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str
             sections |= compare_usual(plan, workloads, results)
         else:
             sections[name] = workload_table(workloads, plan.policies, results)
-        if OURS in plan.policies and len(plan.policies) > 1 and (has_contestants or name != USUAL):
-            beside = figures_table(workloads, plan.policies, results)
-            ahead = ahead_table(workloads, plan.policies, results)
-            sections["figures" if name == USUAL else f"{name}-figures"] = f"{beside}\n\n{ahead}\n\n{told_seeds}"
+        if plan.beside in plan.policies and len(plan.policies) > 1 and (has_contestants or name != USUAL):
+            parts = [figures_table(workloads, plan.policies, results, plan.beside)]
+            if OURS in plan.policies:
+                parts.append(ahead_table(workloads, plan.policies, results))
+            title = "figures" if name == USUAL else f"{name}-figures"
+            if plan.beside != OURS:
+                title = f"beside-{plan.beside}-{name.partition(':')[0]}"
+            sections[title] = "\n\n".join((*parts, told_seeds))
     figures["table"] = told
     return sections
 

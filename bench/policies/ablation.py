@@ -1,47 +1,36 @@
-"""What each part of Adaptive is worth: the same workloads with one part switched off at a time.
+"""What each mechanism of Adaptive is worth: the same workloads with one of them off at a time.
 
-A part that changes nothing anywhere does not earn its lines.
+    python -m bench.policies.ablation                         the four sets, three seeds, in an hour
+    python -m bench.policies.ablation --sets usual --seeds 1 --quick --parts gather,edge
+    python -m bench.policies.ablation --each --workloads knee   what each workload says, too
+
+A row counts the workloads whose goodput falls, and rises, by 2 % without the mechanism, those in
+which it falls by 5 %, and those whose penalised mean grows, and shrinks, by 2 %; then come the
+worst ratio of goodput, and where that is. One that moves nothing anywhere, and closes no finding of
+`bench.policies.recover`, does not earn its lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from statistics import mean
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from statistics import fmean
 from sys import maxsize
+from typing import NamedTuple
 
-from bench.policies.workloads import DURATION_S, Workload, load
+from bench.policies.runs import add_jobs, bar, prepare
+from bench.policies.sets import named
+from bench.policies.tables import goodput_ratio
+from bench.policies.workloads import DURATION_S, Workload
 from bench.tools import options
 from bench.tools.docs import write
+from bench.tools.figures import commit, table
 from carpool.engine.policy import Adaptive, Decision
 from carpool.simulate import run
 
-WORKLOADS = (
-    "P fixed r0.90",
-    "P fixed r1.20",
-    "P fixed slo30 r0.70",
-    "P fixed slo30 r1.20",
-    "P item r0.90",
-    "P tile16 r0.60",
-    "P tile16 r0.85",
-    "P knee r0.90",
-    "P knee r1.20",
-    "X diurnal knee",
-    "P noisy r1.20",
-    "P drift r0.60",
-    "P noisy r1.00",
-    "MMPP slow fixed",
-    "MMPP fast fixed",
-    "flash x10 3.0 fixed",
-    "closed fixed N16",
-    "closed fixed N64",
-    "X closed sqrt N32 rtt5uni",
-    "X tile8b r0.8",
-    "X fixed slo1s r1.2",
-    "X mixSLO fixed r1.2",
-    "X flash x10 tile16",
-    "P table m4 r0.50",
-)
+QUICK = 0.5  # of each duration
+MOVES, MUCH = 0.02, 0.05
 OWN = (
     Workload(
         "closed noisy N240",
@@ -74,7 +63,7 @@ def without_gather(policy: Adaptive) -> None:
 
 def without_plan(policy: Adaptive) -> None:
     """When the head is in a hurry, serve everything all the same."""
-    policy._tight = lambda at, left, most, _: Decision(  # type: ignore[method-assign]
+    policy._tight = lambda at, left, most, *_: Decision(  # type: ignore[method-assign]
         left.dropped, min(left.size, most), "free"
     )
 
@@ -120,22 +109,133 @@ def without_level(policy: Adaptive) -> None:
     policy.cost._believed = lambda seconds, *_: seconds  # type: ignore[method-assign]
 
 
+def without_hopeless(policy: Adaptive) -> None:
+    """Who could not be in time even alone waits on."""
+    policy._drop_hopeless = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_cold(policy: Adaptive) -> None:
+    """What one batch has taken is believed at once."""
+    policy.cost.samples = 6
+
+
+def without_tiles(policy: Adaptive) -> None:
+    """A little more than the working size is two batches."""
+    sizes = policy._sizes
+    sizes.most_of = lambda waiting: int(min(sizes.most, sizes.part))  # type: ignore[method-assign]
+
+
+def without_overlap(policy: Adaptive) -> None:
+    """Batches of large items do not go in two groups."""
+    policy._sizes.learn_part = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_ahead(policy: Adaptive) -> None:
+    """Only a full batch goes to a busy worker."""
+    policy._is_as_good = lambda *_: False  # type: ignore[method-assign]
+
+
+def without_skipping(policy: Adaptive) -> None:
+    """Each batch is learned from, however short."""
+    policy._worth_skipping = lambda *_: 0  # type: ignore[method-assign]
+
+
+def without_first_calls(policy: Adaptive) -> None:
+    """What a worker's first batch of a size took counts as any other."""
+    policy.cost._teaches = lambda *_: True  # type: ignore[method-assign]
+
+
+def without_doubt(policy: Adaptive) -> None:
+    """The first batch of a size is believed, however long it was."""
+    policy.cost._doubted = _Everything()
+
+
+def without_way(policy: Adaptive) -> None:
+    """The way to the worker costs nothing."""
+    policy.cost.learn_way = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_steady_rate(policy: Adaptive) -> None:
+    """Shares go by the last 256 arrivals."""
+    arrivals = policy._arrivals
+    arrivals.steady_rate = arrivals.long_rate  # type: ignore[method-assign]
+
+
+def without_groups(policy: Adaptive) -> None:
+    """Whether all clients are inside is never known."""
+    policy._inside.are_all = lambda inside: False  # type: ignore[method-assign]
+
+
+class _Everything(set[int]):
+    """Contains whatever is asked for."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
 PARTS: dict[str, Callable[[Adaptive], None]] = {
-    "gather": without_gather,
-    "plan": without_plan,
-    "backlog": without_backlog,
-    "edge": without_edge,
-    "size": without_size,
-    "share": without_share,
-    "tries": without_tries,
-    "ages": without_ages,
-    "ratios": without_ratios,
-    "level": without_level,
+    name.removeprefix("without_").replace("_", "-"): off
+    for name, off in list(globals().items())
+    if name.startswith("without_")
 }
+"""All mechanisms, by name, each with that which switches it off."""
 
 
-def simulate(case: tuple[Workload, str, int]) -> tuple[float, float]:
-    """Goodput and mean milliseconds of a workload without a part ("" for none)."""
+class Figures(NamedTuple):
+    """What runs of one workload have come to."""
+
+    goodput: float
+    penalised_s: float
+
+
+def main() -> int:
+    """Print the table, and write it into the docs if asked to."""
+    parser = options.parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="of each workload; default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="half of each duration")
+    parser.add_argument("--sets", default="usual,busy,rivals,ahead", metavar="NAMES", help="default: %(default)s")
+    parser.add_argument("--workloads", default="", metavar="REGEX", help="those whose names match; default: all")
+    options.add_names(parser, "--parts", PARTS, "the mechanisms")
+    parser.add_argument("--each", action="store_true", help="print each workload that a mechanism moves")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/")
+    add_jobs(parser)
+    given = parser.parse_args()
+    workloads = [*OWN, *(workload for each in named(given.sets, given.workloads).values() for workload in each)]
+    workloads = [workload.shortened(QUICK if given.quick else 1.0) for workload in workloads]
+    parts = ["", *given.parts]
+    cases = [(workload, part, seed) for part in parts for workload in workloads for seed in range(given.seeds)]
+    found = iter(figures_of(cases, given.jobs))
+    by_part = {part: [fmeans([next(found) for _ in range(given.seeds)]) for _ in workloads] for part in parts}
+    whole = by_part.pop("")
+    rows = [row(part, workloads, whole, without) for part, without in by_part.items()]
+    header = ["without", "goodput falls", "by 5 %", "rises", "penalised mean grows", "shrinks", "worst", "at"]
+    text = table([*header, "what that is"], rows, markdown=True)
+    text += f"\n\n{len(workloads)} workloads, {given.seeds} seeds, commit `{commit()}`."
+    print(text)
+    if given.each:
+        for part, without in by_part.items():
+            for workload, before, after in zip(workloads, whole, without, strict=True):
+                ratio, longer = goodput_ratio(after.goodput, before.goodput), after.penalised_s / before.penalised_s
+                if max(abs(ratio - 1.0), abs(longer - 1.0)) > MOVES:
+                    print(f"{part}: {workload.name}: goodput {ratio:.3f}, penalised mean {longer:.3f}")
+    if given.docs:
+        write({"ablation": text})
+    return 0
+
+
+def figures_of(cases: Sequence[tuple[Workload, str, int]], jobs: int) -> list[Figures]:
+    """Run all cases in several processes."""
+    with bar("runs") as progress, multiprocessing.get_context("spawn").Pool(jobs, initializer=prepare) as pool:
+        shown = progress.add_task("ablation", total=len(cases), runs=len(cases))
+        found = []
+        for figures in pool.imap(simulate, cases, chunksize=4):
+            progress.advance(shown)
+            found.append(figures)
+    return found
+
+
+def simulate(case: tuple[Workload, str, int]) -> Figures:
+    """Run a workload without a mechanism ("" for none)."""
     workload, part, seed = case
 
     def policy() -> Adaptive:
@@ -144,50 +244,30 @@ def simulate(case: tuple[Workload, str, int]) -> tuple[float, float]:
             PARTS[part](made)
         return made
 
-    settings = {name: value for name, value in workload.settings.items() if name != "name"}
-    report = run(policy=policy, seed=seed, **settings)
-    return report.goodput, report.mean_s * 1e3
+    report = run(policy=policy, seed=seed, **workload.settings)
+    return Figures(report.goodput, report.penalised_mean_s)
 
 
-def main() -> None:
-    """Print the table, and write it into the docs if asked to."""
-    parser = options.parser(__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="of each workload; default: %(default)s")
-    parser.add_argument("--jobs", type=int, default=2, help="how many processes work; default: %(default)s")
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/")
-    given = parser.parse_args()
-    workloads = [*(workload for workload in load() if workload.name in WORKLOADS), *OWN]
-    variants = ["", *PARTS]
-    cases = [(workload, part, seed) for workload in workloads for part in variants for seed in range(given.seeds)]
-    with ProcessPoolExecutor(given.jobs) as pool:
-        figures = iter(list(pool.map(simulate, cases)))
-    rows = ["| workload | Adaptive | " + " | ".join(f"no {part}" for part in PARTS) + " |"]
-    rows.append("| --- |" + " ---: |" * len(variants))
-    for workload in workloads:
-        cells = []
-        whole: tuple[float, float] | None = None
-        for _ in variants:
-            runs = [next(figures) for _ in range(given.seeds)]
-            found = mean(goodput for goodput, _ in runs), mean(ms for _, ms in runs)
-            cells.append(cell(found, whole))
-            whole = whole or found
-        rows.append(f"| {workload.name} | " + " | ".join(cells) + " |")
-    table = "\n".join(rows)
-    print(table)
-    if given.docs:
-        write({"ablation": table})
+def fmeans(figures: Sequence[Figures]) -> Figures:
+    """Take the means over the seeds."""
+    return Figures(*(fmean(values) for values in zip(*figures, strict=True)))
 
 
-def cell(found: tuple[float, float], whole: tuple[float, float] | None) -> str:
-    """Goodput and mean; beside the whole, only if they differ by half a percent, in bold by 5 %."""
-    if whole is None:
-        return f"{found[0]:.0f} / {found[1]:.1f}"
-    changes = [new / old - 1.0 for new, old in zip(found, whole, strict=True)]
-    if all(abs(change) < 0.005 for change in changes):
-        return "="
-    text = " / ".join(f"{change:+.0%}" if abs(change) >= 0.005 else "=" for change in changes)
-    return f"**{text}**" if changes[0] < -0.05 or changes[1] > 0.05 else text
+def row(part: str, workloads: Sequence[Workload], whole: Sequence[Figures], without: Sequence[Figures]) -> list[str]:
+    """Count how many workloads a mechanism moves, in which direction."""
+    goodput = [goodput_ratio(after.goodput, before.goodput) for before, after in zip(whole, without, strict=True)]
+    longer = [after.penalised_s / before.penalised_s for before, after in zip(whole, without, strict=True)]
+    counts = [
+        sum(ratio < 1.0 - MOVES for ratio in goodput),
+        sum(ratio < 1.0 - MUCH for ratio in goodput),
+        sum(ratio > 1.0 + MOVES for ratio in goodput),
+        sum(ratio > 1.0 + MOVES for ratio in longer),
+        sum(ratio < 1.0 - MOVES for ratio in longer),
+    ]
+    worst = min(range(len(goodput)), key=goodput.__getitem__)
+    meaning = (PARTS[part].__doc__ or "").partition(".")[0]
+    return [part, *map(str, counts), f"{goodput[worst]:.3f}", workloads[worst].name, meaning]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,10 +15,9 @@ from bench.policies.runs import OPTIMAL, Case, Runs, optimum
 from bench.policies.workloads import Workload, poisson, workload_of
 from bench.tools.figures import table
 from carpool.simulate import capacity
-from carpool.simulate.arrival_processes import Scene
-from carpool.simulate.arrivals import arrivals_of
-from carpool.simulate.clairvoyant import clairvoyant_attainment
+from carpool.simulate.arrivals import Scene, arrivals_of
 from carpool.simulate.costs import cost_of
+from carpool.simulate.optimal import clairvoyant_attainment
 
 COSTS = ("fixed", "balanced", "item", "tile16", "sqrt", "knee")
 LOADS = (0.3, 0.6, 0.85)

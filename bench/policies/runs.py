@@ -31,14 +31,12 @@ from bench import CACHE
 from carpool.engine.core.batch import WarmUpBatch
 from carpool.engine.policy import Policy
 from carpool.simulate import capacity, run
-from carpool.simulate.arrival_processes import Poisson, Scene
-from carpool.simulate.arrivals import Closed, arrivals_of
+from carpool.simulate.arrivals import Closed, Poisson, Scene, Trace, arrivals_of
 from carpool.simulate.contestants import CONTESTANTS
 from carpool.simulate.coordinator import coordinator_of
 from carpool.simulate.costs import cost_of
 from carpool.simulate.optimal import Optimal, Optimum, optimal_mean_latency
 from carpool.simulate.policies import SIMULATED, policy_of
-from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
 
 SPECS = {

@@ -25,7 +25,7 @@ from bench.tools.docs import DOCS, write
 from bench.tools.figures import commit, table
 from carpool.simulate import Report, compare
 from carpool.simulate.arrivals import arrivals_of
-from carpool.simulate.plot_workers import draw_workers
+from carpool.simulate.plot import draw_workers
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic, arrivals_per_second
 

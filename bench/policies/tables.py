@@ -101,13 +101,13 @@ def summary_table(workloads: Sequence[Workload], policies: Sequence[str], result
     return table(header, rows, markdown=True)
 
 
-def figures_table(workloads: Sequence[Workload], policies: Sequence[str], results: Results) -> str:
-    """Each other policy beside ours: geometric means of its figures over ours."""
-    header = ["beside adaptive", "goodput", "better", "worse", "worst", "best", "at"]
+def figures_table(workloads: Sequence[Workload], policies: Sequence[str], results: Results, beside: str = OURS) -> str:
+    """Each policy beside one of them: geometric means of its figures over those of that one."""
+    header = [f"beside {beside}", "goodput", "better", "worse", "worst", "best", "at"]
     header += ["penalised mean", "p99", "worker-seconds per good answer"]
     rows = []
-    for other in (name for name in policies if name != OURS):
-        pairs = [(results[w.name, other], results[w.name, OURS], w.name) for w in workloads]
+    for other in (name for name in policies if name != beside):
+        pairs = [(results[w.name, other], results[w.name, beside], w.name) for w in workloads]
         goodput = [goodput_ratio(theirs.goodput, ours.goodput) for theirs, ours, _ in pairs]
         better, _, worse = _count(goodput)
         best = max(range(len(pairs)), key=goodput.__getitem__)

@@ -27,7 +27,9 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from random import Random
+from unittest.mock import ANY
 
 from bench import ROOT
 from bench.tools import options
@@ -95,12 +97,25 @@ def poisson_times(rate: float, seconds: float, seed: int) -> list[float]:
     return times
 
 
-def run(server: Server, *, rate: float, seconds: float, warm_up_s: float, slo_s: float, seed: int) -> Load:
-    """Load a server, from a process of its own."""
+def run(
+    server: Server,
+    *,
+    rate: float,
+    seconds: float,
+    warm_up_s: float,
+    slo_s: float,
+    seed: int,
+    bodies: Path | None = None,
+) -> Load:
+    """Load a server, from a process of its own, with the lines of a file in turn if it is given."""
     exchange = server.launch.exchange
     command = [sys.executable, "-m", "bench.reality.open_loop", str(server.port), "--rate", str(rate)]
     command += ["--seconds", str(seconds), "--warm-up", str(warm_up_s), "--slo", str(slo_s), "--seed", str(seed)]
-    command += ["--path", exchange.path, "--body", exchange.body.decode(), "--answer", json.dumps(exchange.answer)]
+    command += ["--path", exchange.path]
+    if bodies is None:
+        command += ["--body", exchange.body.decode(), "--answer", json.dumps(exchange.answer)]
+    else:
+        command += ["--bodies", str(bodies)]
     report = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     return Load(**json.loads(report))
 
@@ -138,11 +153,11 @@ class Timer:
 
 
 class Generator:
-    """Sends one request over and over.
+    """Sends one request over and over, or several in turn.
 
     Args:
         port: Of the server, on this machine.
-        request: The whole of it; answer: the JSON value of its right answer.
+        requests: The whole of each; answer: the JSON value of its right answer, ANY for all.
         times: When each leaves, in seconds from the begin.
         connections: How many to open before that.
 
@@ -151,9 +166,11 @@ class Generator:
             answer, or BROKEN.
     """
 
-    def __init__(self, port: int, request: bytes, answer: object, times: Sequence[float], connections: int) -> None:
+    def __init__(
+        self, port: int, requests: Sequence[bytes], answer: object, times: Sequence[float], connections: int
+    ) -> None:
         n = len(times)
-        self._port, self._request, self._answer = port, request, answer
+        self._port, self._requests, self._answer = port, requests, answer
         self._times = times
         self.sent = array("d", bytes(8 * n))
         self.finished = array("d", [-1.0]) * n
@@ -210,17 +227,18 @@ class Generator:
             self._links[fd] = link
             self.pipelined += 1
         link.under_way.append(i)
+        request = self._requests[i % len(self._requests)]
         if link.unsent:
-            link.unsent += self._request
+            link.unsent += request
             return
         try:
-            done = link.sock.send(self._request)
+            done = link.sock.send(request)
         except BlockingIOError:
             done = 0
         except OSError:
             return  # it is broken, which epoll will tell
-        if done < len(self._request):
-            link.unsent = self._request[done:]
+        if done < len(request):
+            link.unsent = request[done:]
             self._poll.modify(link.sock, select.EPOLLIN | select.EPOLLOUT)
 
     def _serve(self, fd: int, event: int) -> None:
@@ -359,12 +377,19 @@ def main() -> int:
     parser.add_argument("--path", default="/predict", help="default: %(default)s")
     parser.add_argument("--body", default='{"x": 1.5}', help="default: %(default)s")
     parser.add_argument("--answer", default='{"y": 3.0}', help="JSON; default: %(default)s")
+    parser.add_argument(
+        "--bodies", type=Path, help="a file with a body in each line, sent in turn; any answer is right"
+    )
     parser.add_argument("--connections", type=int, default=CONNECTIONS, help="default: %(default)s")
     given = parser.parse_args()
     head = f"POST {given.path} HTTP/1.1\r\nHost: {HOST}:{given.port}\r\nContent-Type: application/json\r\n"
-    request = f"{head}Accept: application/json\r\nContent-Length: {len(given.body)}\r\n\r\n{given.body}".encode()
+    bodies = [given.body] if given.bodies is None else given.bodies.read_text().splitlines()
+    answer = json.loads(given.answer) if given.bodies is None else ANY
+    requests = [
+        f"{head}Accept: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode() for body in bodies
+    ]
     times = departures(given.rate, given.seconds, given.warm_up, given.seed)
-    generator = Generator(given.port, request, json.loads(given.answer), times, given.connections)
+    generator = Generator(given.port, requests, answer, times, given.connections)
     gc.disable()  # a collection is a pause, and here is nothing to collect
     cpu_s = time.process_time()
     generator.run()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from carpool.client.aio import AsyncClient
     from carpool.client.sync import Client
     from carpool.engine.call.lock import Lock
-    from carpool.engine.call.padding import pad
+    from carpool.engine.call.merge import pad
     from carpool.http.asgi import lifespan
     from carpool.http.serve import serve
     from carpool.metrics import collector
@@ -125,7 +125,7 @@ _WHERE = {
     "batch": "carpool.batch_function.decorator",
     "collector": "carpool.metrics",
     "lifespan": "carpool.http.asgi",
-    "pad": "carpool.engine.call.padding",
+    "pad": "carpool.engine.call.merge",
     "serve": "carpool.http.serve",
 }
 _FOLDERS = frozenset({"http", "openai", "policy", "ray", "simulate", "wire"})

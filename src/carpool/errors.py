@@ -44,7 +44,7 @@ class CarpoolError(Exception):
         status: The HTTP status of the error.
         code: The error code in the HTTP response, for programs.
         retry_after_s: After how many seconds trying again makes sense; None if it is not known.
-        request_id: The id under which the server's log tells more; only of errors that a
+        request_id: The id under which the server's log has more; only of errors that a
             `carpool.Client` raises.
     """
 

@@ -2,7 +2,7 @@
 
 `Rows` runs any decoder with full attention for many streams at a time, each of its own length.
 Streams come and go between any two steps, and nothing is padded or copied for it but one row, which
-moves into the gap of one that is given back. docs/streaming.md has a whole model.
+moves into the gap of one that is given back. "Answers in parts" in the docs has a whole model.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Rows:
         self._takes_bools = config._attn_implementation == "sdpa"  # `eager` adds its mask
         parameters = inspect.signature(model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._takes_cache_as = "cache" if "cache" in parameters else "past_key_values"  # newer and older transformers
         self._try()
 
     @property
@@ -138,10 +139,10 @@ class Rows:
                 layer.window = window
             out = self._model(
                 input_ids=torch.tensor([list(each) for each in ids], device=device),
-                past_key_values=self._cache,
                 position_ids=at,
                 attention_mask=self._mask(at, seen),
                 use_cache=True,
+                **{self._takes_cache_as: self._cache},
                 **self._last_only,
             )
         for row in rows:
@@ -227,7 +228,7 @@ class _Layer(CacheLayerMixin):
         self._longest = longest
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Make the tensors, once it is known what they hold."""
+        """Make the tensors, once their contents are known."""
         self.keys, self.values = (
             each.new_zeros(self._n, each.shape[1], self._longest, each.shape[3]) for each in (key_states, value_states)
         )

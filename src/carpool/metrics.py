@@ -19,8 +19,7 @@ try:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import Collector
 
-    from carpool.engine.observe.function_metrics import function_metrics
-    from carpool.engine.observe.prometheus import service_metrics
+    from carpool.engine.observe.prometheus import function_metrics, service_metrics
 except ImportError as error:
     raise ImportError(
         "carpool.collector needs the package prometheus-client: pip install 'carpool[metrics]'"

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from carpool.engine.batch_hints import is_called_as_hinted, is_list, is_never_a_list, is_union
 from carpool.engine.foreign import text_of
 from carpool.engine.forms import (
     STEPS_HOOKS,
@@ -31,7 +30,7 @@ from carpool.engine.http_response import Response
 from carpool.engine.logger import logger
 from carpool.engine.rows import is_array_type
 from carpool.engine.turns import split_hint
-from carpool.engine.type_hints import hints_of, signature_of
+from carpool.engine.type_hints import hints_of, is_called_as_hinted, is_list, is_never_a_list, is_union, signature_of
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32
@@ -49,8 +48,8 @@ class Model:
     """Base class of models. Write plain, synchronous, single-process code.
 
     A stage makes one instance in each worker. A subclass defines `predict`, which returns the
-    answer or yields parts of it, or `start`, `step` and `stop` (docs/streaming.md). If it needs
-    them, it has besides:
+    answer or yields parts of it, or `start`, `step` and `stop`
+    ("Answers in parts" in the docs). If it needs them, it has besides:
 
     * `__init__(self, ...)`: a stage's `kwargs` go there.
     * `setup(self)`: runs once in each worker, before it is ready. Load weights here.

@@ -2,7 +2,7 @@
 
 A model whose items are `Completion` (or `Chat`) and that yields texts answers at `/v1/completions`
 (or `/v1/chat/completions`), whole and as a stream. A subclass with further fields takes further
-parameters: `class MyChat(carpool.openai.Chat): top_k: int = 0`. See docs/protocols.md.
+parameters: `class MyChat(carpool.openai.Chat): top_k: int = 0`. See "Protocols" in the docs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+
+__all__ = ["Chat", "Completion", "Delta", "Message", "Sampling"]
 
 _CHARACTERS_A_TOKEN: Final = 4  # a common estimate for English
 _DEFAULT_MAX_TOKENS: Final = 256

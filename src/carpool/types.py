@@ -2,7 +2,7 @@
 
 You need them only where you name such a type, as in `def show(stats: ServiceSnapshot) -> None`; the
 objects come from `stats()`, `story()` and `predict_stream(x)`. How streams of parts are read is in
-docs/streaming.md.
+"Answers in parts" in the docs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 from carpool.engine.core.journal import Entry
 from carpool.engine.drive.callers import AsyncParts, ThreadParts
 from carpool.engine.observe.function_stats import FunctionSnapshot
-from carpool.engine.observe.snapshot import ServiceSnapshot, StageSnapshot
-from carpool.engine.observe.stream_stats import StreamSnapshot
+from carpool.engine.observe.snapshot import ServiceSnapshot, StageSnapshot, StreamSnapshot
 
 __all__ = [
     "AsyncParts",

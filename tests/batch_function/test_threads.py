@@ -382,7 +382,7 @@ def test_cancelling_wakes_a_thread_that_waits(pool: ThreadPoolExecutor) -> None:
     function.entered.acquire()
     ticket = f.submit(1)
     waits = pool.submit(ticket.result)
-    wait_until(lambda: ticket._waiter.asleep)
+    wait_until(lambda: ticket._waiter.sleepers)
     ticket.cancel()
 
     assert isinstance(waits.exception(timeout=10), carpool.Unavailable)

@@ -21,7 +21,7 @@ pytest.importorskip("httpx", reason="clients need carpool[client]")
 
 import carpool
 from carpool import Service, Stage
-from carpool.client.budget import RetryBudget, is_retried, wait_s
+from carpool.client.waits import RetryBudget, is_retried, wait_s
 from carpool.http.app import App
 from tests.support.http import models
 from tests.support.http.net import RunningServer, serving

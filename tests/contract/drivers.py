@@ -25,8 +25,8 @@ from carpool.engine.request import Request
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable, ValidationError
 from carpool.http.admin import ScaleOrder
 from carpool.http.server import Server
-from carpool.testing.driver import AsyncContract, Contract, Driven, Start
 from tests.support import joining
+from tests.support.promises import AsyncContract, Contract, Driven, Start
 
 
 @contextlib.asynccontextmanager

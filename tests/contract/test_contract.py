@@ -1,4 +1,4 @@
-"""What every driver promises its callers, whichever way the model is run: `carpool.testing.driver` on all of ours."""
+"""What every driver promises its callers, whichever way the model is run: `tests.support.promises` on all of ours."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from carpool.errors import DeadlineExceeded
-from carpool.testing import DriverError, check_driver
-from carpool.testing.driver import PROMISES, Driven
 from tests.contract.drivers import DRIVERS, batched_tasks, virtual
 from tests.effort import slow_where
+from tests.support.promises import PROMISES, Driven, DriverError, check_driver
 
 CANNOT = {
     ("batched threads", "a_deadline_is_kept"): "a caller who leads is in the middle of the function",
@@ -135,7 +134,7 @@ class OneAtATime(Spoilt):
 )
 def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that breaks a promise is found, and the error names the promise."""
-    monkeypatch.setattr("carpool.testing.driver._SLOWER", (1,))
+    monkeypatch.setattr("tests.support.promises._SLOWER", (1,))
 
     @contextlib.asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[Driven]:
@@ -148,7 +147,7 @@ def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str, monkeypatch:
 
 def test_a_driver_that_leaves_a_worker_idle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that gives all batches to one of its two workers is late, so it is found."""
-    monkeypatch.setattr("carpool.testing.driver._SLOWER", (1,))
+    monkeypatch.setattr("tests.support.promises._SLOWER", (1,))
 
     def start(*, workers: int, **settings: Any) -> contextlib.AbstractAsyncContextManager[Driven]:
         return batched_tasks(workers=1, **settings)

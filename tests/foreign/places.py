@@ -252,7 +252,7 @@ PLACES: Final = (
     ),
     Place(
         "policies: `explain`",
-        "engine/observe/stage_stats.py",
+        "engine/observe/stats.py",
         "the statistics show the error",
     ),
     Place(
@@ -293,7 +293,7 @@ PLACES: Final = (
     ),
     Place(
         "modules of services that are added",
-        "http/service_list.py",
+        "http/admin.py",
         "the order is answered 400, the log has the traceback, and nothing changes",
     ),
     Place(

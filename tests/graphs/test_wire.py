@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from carpool import Done, Route, Service, Stage
 from carpool.engine.core.batch import DONE_EARLY, Batch
 from carpool.engine.core.graph import Node, Onward
-from carpool.engine.drive.replies import check_takers, errors_of, turns_of
+from carpool.engine.drive.batches import check_takers, errors_of, turns_of
 from carpool.engine.request import Request
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind
 from carpool.engine.wire.outcome import WAY, FailureReport, Outcome, pack_report

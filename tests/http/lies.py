@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from carpool import Model, Service, Stage
 from carpool.frames import Pandas, Polars
-from carpool.http.compressed import _zstd
+from carpool.http.compression import _zstd
 from carpool.openai import Chat, Completion
 from tests.http.bad_input import FORM, GZIP, NPY, npy_header, part, saved
 from tests.support.http.served import Anything, Double, Frame, Named, Pair, Rows, flip, shout

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.http.access import LOCAL_NAMES, Access, is_loopback, new_access
+from carpool.http.access import LOCAL_NAMES, Access, KeyRing, is_loopback, new_access
 from carpool.http.app import App
 from carpool.http.codec import Refusal
 from carpool.http.exchange import Head
-from carpool.http.keys import KeyRing
 from tests.support.http import models
 from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import get, post
@@ -314,7 +313,7 @@ def test_an_allowed_site_may_ask_and_read_the_answer(loop: object) -> None:
 def test_a_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key of the ring is compared, by `hmac.compare_digest`, whichever one is presented."""
     compared: list[tuple[bytes, bytes]] = []
-    monkeypatch.setattr("carpool.http.keys.hmac.compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+    monkeypatch.setattr("carpool.http.access.hmac.compare_digest", lambda a, b: compared.append((a, b)) or a == b)
     ring = KeyRing(None, "a:1\nb:2\nc:3")
     assert [ring.caller_of(key, 0.0) for key in (b"1", b"3", b"4")] == ["a", "c", None]
     assert len(compared) == 9

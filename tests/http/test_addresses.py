@@ -9,7 +9,7 @@ import pytest
 
 import carpool
 from carpool.http.app import App
-from carpool.http.overview import overview
+from carpool.http.openapi import overview
 from tests.support.http import models
 from tests.support.http.both_fronts import asked, behind
 from tests.support.http.front import get, post

@@ -21,9 +21,8 @@ from typing import Any
 import pytest
 
 from carpool.cli import operate_commands as operate
-from carpool.http import watch
-from carpool.http.admin import ReloadOrder, is_local
-from carpool.http.watch import SourceFiles
+from carpool.http import admin as admin_module
+from carpool.http.admin import ReloadOrder, SourceFiles, is_local
 from tests.effort import slow_where
 from tests.support.http.net import Client
 from tests.support.processes import children
@@ -325,7 +324,7 @@ def test_watching_does_not_go_in_circles(
     """What loading itself writes has the services loaded no more than three times in a row, and not at all if the files
     are new; an edit while they are being loaded counts, and so does the next one in any case.
     """
-    monkeypatch.setattr(watch, "_EVERY_S", 0.01)
+    monkeypatch.setattr(admin_module, "_EVERY_S", 0.01)
     admin = LoadingWrites(tmp_path, *writes)
     for name in ("program.py", "cache.py"):
         (tmp_path / name).write_text("as it was")
@@ -340,7 +339,7 @@ def test_watching_does_not_go_in_circles(
     async def test() -> None:
         files = SourceFiles(tmp_path)
         (tmp_path / "came_while_starting.py").touch()
-        watching = asyncio.create_task(watch.reload_on_change(admin, files))  # type: ignore[arg-type]
+        watching = asyncio.create_task(admin_module.reload_on_change(admin, files))  # type: ignore[arg-type]
         await asyncio.sleep(0.1)
         assert admin.loads == 0
         (tmp_path / "program.py").write_text("an edit")

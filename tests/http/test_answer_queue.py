@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from carpool.http.answer_queue import AnswerQueue
 from carpool.http.exchange import HttpResponse
+from carpool.http.http_exchange import AnswerQueue
 from carpool.http.server_state import Limits
 from tests.effort import examples
 from tests.support.http.front import Front, get, post
@@ -28,15 +28,15 @@ class Owed:
     response: HttpResponse | None = None
 
 
-def queue_of(*requests: Owed) -> AnswerQueue[Owed]:
+def queue_of(*requests: Owed) -> AnswerQueue:
     """A queue in which these requests wait."""
-    queue: AnswerQueue[Owed] = AnswerQueue(MOST)
+    queue: AnswerQueue = AnswerQueue(MOST)
     for request in requests:
         queue.add(request)
     return queue
 
 
-def give_all(queue: AnswerQueue[Owed]) -> list[Owed]:
+def give_all(queue: AnswerQueue) -> list[Owed]:
     """Give the app all requests that it may have, and return them."""
     given = []
     while (request := queue.next_to_give()) is not None:
@@ -109,7 +109,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: AnswerQueue[Owed] = AnswerQueue(MOST)
+        self.queue: AnswerQueue = AnswerQueue(MOST)
         self.owed: list[Owed] = []
         self.given = 0
         self.n = 0

@@ -12,7 +12,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from carpool.http import asgi_client
+from carpool.http import asgi
 from carpool.http.app import App
 from carpool.openai import Completion
 from tests.support.late import Late
@@ -135,7 +135,7 @@ class Reader:
 @on_a_loop
 async def test_a_client_that_takes_nothing_is_given_up(way: str, stalls_at: str, monkeypatch: Any) -> None:
     """The call ends once the client has taken nothing for the time that it has, and nothing runs for it any more."""
-    monkeypatch.setattr(asgi_client, "SEND_S", 0.05)
+    monkeypatch.setattr(asgi, "SEND_S", 0.05)
     running: list[int] = []
     async with app_of(way, running) as app, asyncio.timeout(PATIENCE_S):
         await Reader(way, stalls_at).ask(app)

@@ -16,8 +16,8 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from carpool.http.compressed import expanded, readable_codings
-from carpool.http.npy import array_in, as_npy
+from carpool.http.compression import expanded, readable_codings
+from carpool.http.converted import array_in, as_npy
 from tests.support.http.both_fronts import ask, both_fronts
 from tests.support.http.models import Echo
 from tests.support.http.served import Double, Rows, flip, shout

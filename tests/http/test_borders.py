@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 import carpool
 from carpool.http import codec
-from carpool.http.addresses import BULK_TYPES
 from carpool.http.app import App
-from carpool.http.endpoint import Endpoint
+from carpool.http.endpoint import BULK_TYPES, Endpoint
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol
 from carpool.http.protocols.vertex import HEALTH_ROUTE, PREDICT_ROUTE, Vertex

@@ -16,8 +16,8 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from carpool.http.bodies import Bodies
 from carpool.http.server_state import Limits
+from carpool.http.shares import Bodies
 from tests.effort import slow_where
 from tests.http.bulk_by_hand import Bulk, bulk, lines
 from tests.http.streamed import Reply

@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 
 from carpool.cli import top_command as top
-from carpool.engine.observe.durations import DURATION_BOUNDS
-from carpool.engine.observe.figures import in_words, problems
-from carpool.engine.observe.past_figures import PastFigures
+from carpool.engine.observe.figures import PastFigures, in_words, problems
+from carpool.engine.observe.snapshot import DURATION_BOUNDS
 from carpool.http.app import App
 from tests.effort import slow_where
 from tests.support import chromium, joining
@@ -124,7 +123,7 @@ def test_pages_load_their_own_files_only(port: int, page: str) -> None:
 def test_libraries_of_others_have_their_licences() -> None:
     """Next to each vendored library is its licence, and the list says version and origin."""
     listed = (PAGES / "VENDORED.md").read_text()
-    for name, licence in (("uPlot.esm.js", "uPlot.LICENSE"), ("swagger-ui-bundle.js", "swagger-ui.LICENSE")):
+    for name, licence in (("uPlot.iife.min.js", "uPlot.LICENSE"),):
         assert name in listed
         assert licence in listed
         assert (PAGES / licence).stat().st_size > 500
@@ -386,7 +385,15 @@ def test_a_browser_shows_what_can_be_asked(tmp_path: Path) -> None:
         tab.prepare(ERRORS)
         tab.open(f"http://127.0.0.1:{running.port}/docs")
         wait_until(lambda: "/predict" in tab.value("document.body.textContent"), 20.0)
-        assert tab.value("document.querySelectorAll('.opblock').length") >= 6
+        assert tab.value("document.querySelectorAll('.operation').length") >= 6
+        tab.value(
+            "(() => { const one = [...document.querySelectorAll('.operation')].find((each) =>"
+            " each.querySelector('code').textContent === '/predict'); one.open = true;"
+            " one.querySelector('textarea').value = '2.0'; one.querySelector('button').click(); })()"
+        )
+        wait_until(
+            lambda: "200 OK" in tab.value("document.querySelector('.operation[open] .status').textContent"), 20.0
+        )
         assert tab.value("window.__errors.join()") == ""
         hosts = tab.value(
             "[...new Set(performance.getEntriesByType('resource').map((e) => new URL(e.name).host))].join()"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool import Service
-from carpool.cli.health_command import health
+from carpool.cli.operate_commands import health
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.listener import UnixListener

@@ -16,7 +16,7 @@ from carpool.frames import Pandas
 from carpool.http.app import App
 from carpool.http.protocols.vertex import Vertex
 from carpool.http.serve import as_vertex_wants
-from carpool.service.settings import ServerSettings
+from carpool.service.settings import with_defaults
 from tests.support.http import models
 from tests.support.http.both_fronts import asked
 from tests.support.http.front import get
@@ -299,8 +299,8 @@ def test_vertex_is_there_only_if_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("AIP_PREDICT_ROUTE", raising=False)
     assert list(Vertex().routes([])) == []
     monkeypatch.setenv("AIP_HTTP_PORT", "9000")
-    usual = ServerSettings()
-    assert Vertex.address(usual.host, usual.port) == ("0.0.0.0", 9000)
+    usual = with_defaults({})
+    assert Vertex.address(usual["host"], usual["port"]) == ("0.0.0.0", 9000)
     assert Vertex.address("127.0.0.1", 8000) == ("127.0.0.1", 8000)  # who says so wants it
     assert Vertex.address("::1", 7000) == ("::1", 7000)
     monkeypatch.setenv("AIP_HTTP_PORT", "soon")
@@ -312,16 +312,16 @@ def test_vertex_chooses_address_and_paths_if_it_is_there(monkeypatch: pytest.Mon
     """With `--vertex`, or where its variables are set, the server listens as Vertex AI wants it."""
     for name in ("AIP_PREDICT_ROUTE", "AIP_HTTP_PORT"):
         monkeypatch.delenv(name, raising=False)
-    plain = ServerSettings()
+    plain = with_defaults({})
     assert as_vertex_wants(plain) == (plain, None)
-    none = ServerSettings(protocol=("none",))
+    none = with_defaults({"protocol": ("none",)})
     assert as_vertex_wants(none) == (none, [])
-    settings, chosen = as_vertex_wants(ServerSettings(protocol=("oip",), vertex=True))
-    assert (settings.host, settings.port) == ("0.0.0.0", 8080) and chosen is not None
+    settings, chosen = as_vertex_wants(with_defaults({"protocol": ("oip",), "vertex": True}))
+    assert (settings["host"], settings["port"]) == ("0.0.0.0", 8080) and chosen is not None
     assert isinstance(chosen[0], Vertex) and chosen[0].is_wanted and chosen[1:] == ["oip"]
     monkeypatch.setenv("AIP_PREDICT_ROUTE", "/predict")
-    assert as_vertex_wants(plain)[0].port == 8080
-    assert as_vertex_wants(ServerSettings(protocol=("oip",)))[0].port == 8000
+    assert as_vertex_wants(plain)[0]["port"] == 8080
+    assert as_vertex_wants(with_defaults({"protocol": ("oip",)}))[0]["port"] == 8000
 
 
 def test_protocols_know_that_a_service_starts_or_stops() -> None:

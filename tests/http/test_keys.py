@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.http.keys import KeyRing, new_key, read_keys
+from carpool.http.access import KeyRing, new_key, read_keys
 
 HASHED = hashlib.sha256(b"secret").hexdigest()
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.http.app import App
-from carpool.http.compressed import readable_codings
+from carpool.http.compression import readable_codings
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.vertex import Vertex
 from tests.http.lies import CONTENT_TYPES, LIES, MODELS, MOST_BYTES, SOUND, Lie, codings, services

@@ -17,9 +17,9 @@ import pytest
 from carpool.cli import top_command as top
 from carpool.engine.drive.gate import Gate
 from carpool.engine.worker.address import parse_address
-from carpool.http import systemd
 from carpool.http.listener import InheritedListener, PortListener, UnixListener, listener_at
 from carpool.http.serve import new_server
+from carpool.http.server import notify_systemd, watchdog_s
 from carpool.service.settings import ServerSettings
 from tests.support.http import models
 from tests.support.http.front import get, post
@@ -247,16 +247,16 @@ def test_systemd_hears_when_we_are_up_and_alive(tmp_path: Path, monkeypatch: pyt
     """Where systemd waits for it, it is told; elsewhere nothing happens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        systemd.notify("READY=1")
+        notify_systemd("READY=1")
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        systemd.notify("READY=1")
+        notify_systemd("READY=1")
         assert manager.recv(100) == b"READY=1"
-    systemd.notify("READY=1")  # it has gone
-    assert systemd.watchdog_s() is None
+    notify_systemd("READY=1")  # it has gone
+    assert watchdog_s() is None
     monkeypatch.setenv("WATCHDOG_USEC", "3000000")
-    assert systemd.watchdog_s() == 1.5
+    assert watchdog_s() == 1.5
     monkeypatch.setenv("WATCHDOG_PID", "1")
-    assert systemd.watchdog_s() is None
+    assert watchdog_s() is None
 
 
 def test_a_server_takes_port_0() -> None:

@@ -17,11 +17,10 @@ from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
 from carpool.engine.core.levels import BY_LENGTH
 from carpool.engine.core.queue import Queue
-from carpool.engine.observe.durations import DURATION_BOUNDS, Durations
-from carpool.engine.observe.outcomes import OUTCOMES, outcome_of
 from carpool.engine.observe.prometheus import render
-from carpool.engine.observe.stage_stats import REASONS
-from carpool.engine.observe.stats import Stats
+from carpool.engine.observe.refusals import OUTCOMES, outcome_of
+from carpool.engine.observe.snapshot import DURATION_BOUNDS, Durations
+from carpool.engine.observe.stats import REASONS, Stats
 from carpool.engine.policy import Greedy
 from carpool.errors import OVERLOAD_REASONS, CarpoolError, InvalidRequest
 from carpool.http.app import App

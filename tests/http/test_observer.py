@@ -13,11 +13,10 @@ import httpx
 import pytest
 
 from carpool.engine.observe.log import JsonLines
-from carpool.http.addresses import predict_path
 from carpool.http.app import App
 from carpool.http.compression import Compression
-from carpool.http.exchange import HttpResponse
-from carpool.http.notes import InStage, Notes
+from carpool.http.endpoint import predict_path
+from carpool.http.exchange import HttpResponse, InStage, Notes
 from carpool.http.observer import server_timing
 from tests.support.http import models
 from tests.support.http.both_fronts import asked, both_fronts

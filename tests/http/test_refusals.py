@@ -11,7 +11,7 @@ import pytest
 
 import carpool
 from carpool import HTTPError, Service
-from carpool.engine.observe.outcomes import outcome_of
+from carpool.engine.observe.refusals import outcome_of
 from carpool.engine.wire.outcome import FailureReport, Outcome, pack_report, unpack_error
 from carpool.http.app import App
 from carpool.http.codec import error_response

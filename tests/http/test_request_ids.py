@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from carpool.http.exchange import Head
-from carpool.http.request_ids import RequestIds
+from carpool.http.exchange import Head, RequestIds
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 

@@ -157,9 +157,9 @@ def test_wrong_settings_and_places_are_refused() -> None:
 def test_the_settings_are_those_of_the_command() -> None:
     """`serve` in its three forms has the settings of one schema."""
     parameters = inspect.signature(cli.serve).parameters.values()
-    assert ["ServerSettings" in str(each.annotation) for each in parameters if each.name == "settings"] == [True]
+    assert ["ServerOptions" in str(each.annotation) for each in parameters if each.name == "settings"] == [True]
     for function in (carpool.serve, carpool.Service.serve):
         (settings,) = [
             each for each in inspect.signature(function).parameters.values() if each.kind is each.VAR_KEYWORD
         ]
-        assert settings.annotation == "Unpack[SettingsByName]"
+        assert settings.annotation == "Unpack[ServerSettings]"

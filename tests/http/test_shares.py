@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from carpool.http.bodies import Bodies
 from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import Limits
-from carpool.http.shares import ConnectionShares, guaranteed_of
+from carpool.http.shares import Bodies, ConnectionShares, guaranteed_of
 from carpool.service.overrides import changed
 from tests.effort import examples
 from tests.support.http import models

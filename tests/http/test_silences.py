@@ -123,7 +123,7 @@ def read_through(port: int, asks: tuple[str, str, str, bytes]) -> tuple[int, byt
 @pytest.mark.parametrize("way", WAYS)
 def test_a_silence_is_filled_whatever_is_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head comes before the model gives anything, with what readers skip; then comes the answer as ever."""
-    for module in ("part_writer", "asgi"):
+    for module in ("answer_writer", "asgi"):
         monkeypatch.setattr(f"carpool.http.{module}.SILENCE_S", 0.05)
     model, asks, end = WAYS[way]
     sign = b" " if asks[2] == "application/x-ndjson" else b": alive\n\n"
@@ -162,7 +162,7 @@ def test_a_quick_answer_has_no_sign_of_life(way: str) -> None:
 @pytest.mark.parametrize("how", ["predict_many", "predict_stream"])
 def test_our_own_client_skips_signs_of_life(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results, and errors among them, are what they are without the silence before them."""
-    monkeypatch.setattr("carpool.http.part_writer.SILENCE_S", 0.02)
+    monkeypatch.setattr("carpool.http.answer_writer.SILENCE_S", 0.02)
     release = threading.Timer(0.2, HEARD.set)
 
     def odd(x: int) -> int:

@@ -17,8 +17,8 @@ from carpool.engine.core.roster import PlaceState, Roster
 from carpool.engine.core.running_set import Order
 from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.virtual import StepCosts, VirtualStepWorker
+from carpool.engine.observe.snapshot import StreamStats
 from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.stream_stats import StreamStats
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.server_state import Limits, ServerState

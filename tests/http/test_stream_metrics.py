@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from carpool import Service, Stage
-from carpool.engine.observe.stream_stats import ENDS
+from carpool.engine.observe.snapshot import ENDS
 from carpool.http.app import App
 from tests.http.streamed import asked, message, request
 from tests.support.http.metrics import scrape, value

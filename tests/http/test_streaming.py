@@ -257,7 +257,7 @@ def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that hears nothing for a while gets the head, and a comment now and then; what fails
     after that is an event.
     """
-    for module in ("part_writer", "asgi"):
+    for module in ("answer_writer", "asgi"):
         monkeypatch.setattr(f"carpool.http.{module}.SILENCE_S", 0.1)
     with counting() as (ports, _):
         for port in ports.values():

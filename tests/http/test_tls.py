@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from carpool.http.app import App
+from carpool.http.listener import Certificates, TlsServer
 from carpool.http.server import Server
 from carpool.http.server_state import Limits
-from carpool.http.tls import Certificates, TlsServer
 from tests.support.certificates import OPENSSL, Pair, self_signed
 from tests.support.http import models
 from tests.support.http.front import get, post
@@ -157,7 +157,7 @@ def test_connections_that_do_not_shake_hands_keep_nobody_out(tmp_path: Path, mon
     """There may be as many as connections; who comes later takes the place of the oldest, and those that are
     connected stay.
     """
-    monkeypatch.setattr("carpool.http.tls._SURE_S", 0.05)
+    monkeypatch.setattr("carpool.http.listener._SURE_S", 0.05)
     pair = self_signed(tmp_path, "one")
     running = RunningServer(App(models.scale))
     running.server = Server(running.app, port=0, tls=Certificates(pair.cert, pair.key), limits=Limits(connections=4))

@@ -22,11 +22,11 @@ import pytest
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, StartupError, Unavailable
 from carpool.engine.observe.figures import figures
-from carpool.testing.driver import PROMISES, Contract, Driven
 from tests.on_ray.models import Place
 from tests.support import joining, models, parts
 from tests.support.pressing import Callers
 from tests.support.processes import alive
+from tests.support.promises import PROMISES, Contract, Driven
 from tests.support.serving import serve
 from tests.support.waiting import wait_until
 

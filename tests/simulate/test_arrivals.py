@@ -10,9 +10,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from carpool.simulate.arrival_processes import MMPP, Bursts, Flash, Gamma, Open, Poisson, Scene, Sine
-from carpool.simulate.arrivals import Closed, arrivals_of
-from carpool.simulate.replay import Trace
+from carpool.simulate.arrivals import MMPP, Bursts, Closed, Flash, Gamma, Open, Poisson, Scene, Sine, Trace, arrivals_of
 
 SCENE = Scene(duration_s=200.0, capacity=100.0)
 OPEN: list[Open] = [

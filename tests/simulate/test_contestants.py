@@ -33,6 +33,7 @@ MADE: list[MakePolicy] = [
     Triton,
     functools.partial(Triton, preferred_batch_sizes=(2, 3)),
     functools.partial(Symphony, cost_s=line),
+    functools.partial(Symphony, cost_s=line, learns=True),
     functools.partial(Clockwork, cost_s=line),
     functools.partial(SelfTuned, cost_s=line, slo_s=0.06),
     lambda limit, delay_s: Tuned(limit, 0.5, 0.25, cost_s=line, slo_s=0.06),

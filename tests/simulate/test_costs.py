@@ -23,7 +23,7 @@ from carpool.simulate import (
     capacity,
 )
 from carpool.simulate.costs import BatchShape, Cost, cost_of
-from carpool.simulate.weights import weights_of
+from carpool.simulate.features import weights_of
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 
 from carpool import ForEach, Parallel, Route, Service, Stage
 from carpool.simulate import run
-from carpool.simulate.command import simulate
-from carpool.simulate.cost_file import StageCosts, costs_by_stage, given_costs, write_costs
+from carpool.simulate.command import Options, simulate
+from carpool.simulate.costs import StageCosts, costs_by_stage, given_costs, write_costs
 from carpool.simulate.graphs import graph_of
-from carpool.simulate.options import Options
 from carpool.simulate.report import Report
 from carpool.simulate.servers import Servers
 

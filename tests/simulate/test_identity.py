@@ -30,7 +30,7 @@ from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.virtual import TICK_S, VirtualDriver
 from carpool.engine.observe.stats import Stats
 from carpool.engine.request import Lane, Request
-from carpool.simulate.arrival_processes import Bursts, Flash, Open, Poisson, Scene
+from carpool.simulate.arrivals import Bursts, Flash, Open, Poisson, Scene
 from carpool.simulate.policies import policy_of
 from tests.effort import slow_where
 

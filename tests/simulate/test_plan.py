@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from carpool.simulate.command import simulate
-from carpool.simulate.cost_file import StageCosts, given_costs, read_costs, write_costs
-from carpool.simulate.options import Options
-from carpool.simulate.plan import best, staffings, workers_of
-from carpool.simulate.plan_command import plan
+from carpool.simulate.command import Options, simulate
+from carpool.simulate.costs import StageCosts, given_costs, read_costs, write_costs
+from carpool.simulate.plan import best, plan, staffings, workers_of
 
 COST = "table:1=12ms,4=20ms,16=50ms,64=160ms"
 FAST: dict[str, Any] = {"duration": "3s", "seeds": 1, "jobs": 1}

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.simulate import Report, run
-from carpool.simulate.command import simulate
-from carpool.simulate.options import Options
+from carpool.simulate.command import Options, simulate
 from carpool.simulate.scaling import Busy, Load, Ongoing, rule_of
 from carpool.simulate.servers import Servers, WorkerRange
 

@@ -8,8 +8,7 @@ from typing import Optional
 import pytest
 
 from carpool.simulate import specs
-from carpool.simulate.arrival_processes import MMPP, Flash, Poisson
-from carpool.simulate.arrivals import Closed, arrivals_of
+from carpool.simulate.arrivals import MMPP, Closed, Flash, Poisson, arrivals_of
 from carpool.simulate.costs import Affine, Drifting, Knee, Noisy, Tile, cost_of
 from carpool.simulate.policies import policy_of
 

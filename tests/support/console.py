@@ -135,3 +135,11 @@ def _free_port() -> str:
     """The number of a port that is free."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return str(listener.getsockname()[1])
+
+
+def shown_programs(text: str) -> list[tuple[str, str, str]]:
+    """The programs of a page that are followed by their output: their file names, texts and outputs."""
+    found: list[tuple[str, str, str]] = re.findall(
+        r"```python\n# (\w+\.py)\n(.*?)```\n+```text\n(.*?)```", text, re.DOTALL
+    )
+    return found

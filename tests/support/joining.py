@@ -18,7 +18,7 @@ from carpool.engine.worker import remote
 from carpool.engine.worker.address import parse_address
 from carpool.service.join import token_of
 from carpool.service.work import work
-from carpool.testing.contract import Contract
+from tests.support.contract import Contract
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

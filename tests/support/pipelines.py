@@ -66,6 +66,14 @@ def lot(items: Sequence[Any], deadline: float = inf, *, nbytes: int = 0, patient
     return together(requests)
 
 
+def expire(queue: Queue, now: float) -> list[Request]:
+    """Remove and return every request whose deadline has passed."""
+    expired = queue.expired(now)
+    for request in expired:
+        queue.remove(request)
+    return expired
+
+
 def items(requests: Sequence[Request]) -> list[Any]:
     """The items of the requests."""
     return [request.item for request in requests]

@@ -84,11 +84,12 @@ def imports(tree: ast.AST, with_types: bool = False) -> list[str]:
 
 
 def _imports(tree: ast.AST, with_types: bool) -> Iterator[str]:
-    for node in ast.iter_child_nodes(tree):
+    left = [tree]
+    while left:
+        node = left.pop()
         match node:
             case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")) if not with_types:
-                for other in node.orelse:
-                    yield from _imports(ast.Module([other], []), with_types)
+                left += reversed(node.orelse)
             case ast.Import():
                 yield from [alias.name for alias in node.names]
             case ast.ImportFrom(module=str(module), level=0):
@@ -100,4 +101,4 @@ def _imports(tree: ast.AST, with_types: bool) -> Iterator[str]:
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module)), *_]):
                 yield module
             case _:
-                yield from _imports(node, with_types)
+                left += reversed(list(ast.iter_child_nodes(node)))

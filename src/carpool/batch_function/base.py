@@ -2,6 +2,9 @@
 
 These are their settings, how they behave as methods, copies and pickles, and how they call the
 user's function.
+
+A call of a function over a `def` from a thread that runs an event loop is warned of. It holds up
+the loop, so none of its other tasks can join the batch: the function works, and batches nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, cast
+from math import inf
+from typing import Any, Final, NamedTuple, Self, cast
 
 from carpool.engine.call import chunks
 from carpool.engine.call import merge as merging
 from carpool.engine.call.invoke import Invoker
-from carpool.engine.call.merge import Merge, RowMerger, Split
+from carpool.engine.call.merge import Merge, Pad, RowMerger, Split
 from carpool.engine.call.oom import OomErrors, names_of
-from carpool.engine.call.padding import Pad
 from carpool.engine.call.retry import Retrier
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.levels import BY_KEY, BY_LENGTH
@@ -34,6 +37,7 @@ from carpool.engine.request import Lane
 from carpool.errors import Unavailable
 from carpool.model import AnyModel, Model, check_takes_a_list, is_model_object, name_of, traits_of, types_of
 from carpool.service.checks import (
+    Key,
     at_least,
     check_callable,
     check_length,
@@ -41,6 +45,7 @@ from carpool.service.checks import (
     check_policy,
     check_room,
     flag,
+    header_of,
     lone_wait_s,
     optional_delay,
     optional_finite_seconds,
@@ -48,7 +53,6 @@ from carpool.service.checks import (
     valid_priority,
     why_never_held_back,
 )
-from carpool.service.key import Key, header_of
 from carpool.service.weigh import field_of, units, valid_key
 
 _ROW_MERGER = RowMerger()
@@ -307,7 +311,7 @@ def _check_run_in(run_in: Any) -> None:
 
 
 class CallersSignature:
-    """The signature that callers see, of one item: what `inspect.signature` tells, and `help`."""
+    """The signature that callers see, of one item: as `inspect.signature` and `help` show it."""
 
     def __get__(self, batched: Bindable | None, owner: type) -> inspect.Signature:
         if batched is None:  # the class has none but that of its constructor
@@ -501,3 +505,50 @@ def invoker_of(
     else:
         check_takes_a_list(read_off, "called in batches")
     return Invoker(function, {}, traits, retrier, batched=True)
+
+
+_EVERY_S: Final = 0.05  # seconds; a check makes a system call, which would slow down each lone call
+
+_TEXT: Final = (
+    "{name} was called on a thread whose event loop runs: the loop stands still until the call returns, so no other"
+    ' task can share its batch. Batch it with run_in="thread" and await {name}(x), or leave it as it is and await'
+    " `asyncio.to_thread({name}, x)`"
+)
+
+
+class LoopCheck:
+    """Checks, now and then, whether a function's callers are on a thread whose event loop runs.
+
+    Args:
+        name: The function's, for the warning.
+        depth: How many functions of ours lie between the caller and the method that checks.
+
+    Attributes:
+        due: When the next check is due, by the driver's clock; infinity once the warning was given.
+    """
+
+    __slots__ = ("_depth", "_name", "due")
+
+    def __init__(self, name: str, depth: int = 0) -> None:
+        self._name = name
+        self._depth = depth
+        self.due = 0.0
+
+    def check(self, now: float) -> None:
+        """Warn the caller of the method that calls this, once, if its thread's event loop runs.
+
+        Code at the top of a module or of a notebook's cell is left alone: it runs on the notebook's
+        own loop, on which no other call could join.
+
+        Args:
+            now: The time by the driver's clock.
+        """
+        self.due = now + _EVERY_S
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if sys._getframe(2 + self._depth).f_code.co_name == "<module>":
+            return
+        self.due = inf  # before the warning, which may be raised as an error
+        warnings.warn(_TEXT.format(name=self._name), RuntimeWarning, stacklevel=3 + self._depth)

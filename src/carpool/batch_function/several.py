@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from carpool.batch_function.base import Settings, as_written
-from carpool.batch_function.loop_check import LoopCheck
+from carpool.batch_function.base import LoopCheck, Settings, as_written
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch, Ticket
 from carpool.engine.type_hints import signature_of
@@ -21,7 +20,7 @@ from carpool.model import is_model_object, item_types_of, name_of
 B = TypeVar("B")
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_OURS = ("lead", "priority")  # what callers tell us, and not the function
+_OURS = ("lead", "priority")  # for carpool, and not for the function
 
 
 class Arguments:
@@ -43,7 +42,7 @@ class Arguments:
         """Read the parameters off a function; None if it takes a single list, as models do.
 
         Raises:
-            TypeError: There are several, and they cannot be told one by one or are named like
+            TypeError: There are several, and they cannot be matched one by one or are named like
                 settings of a call.
         """
         if isinstance(function, type) or is_model_object(function):

@@ -31,7 +31,7 @@ from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import as_model_error
 from carpool.engine.logger import logger
 from carpool.engine.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
-from carpool.engine.observe.stage_stats import explained
+from carpool.engine.observe.stats import explained
 from carpool.engine.request import Request
 from carpool.errors import Unavailable
 
@@ -170,7 +170,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         driver = self._drivers.latest
         # Most calls come from the loop of the last one, so what has to be
         # known is whether that loop is running in this thread, now. Only the loop's own private
-        # record says so: `is_running` tells of any thread, a thread that we had noted could run
+        # record says so: `is_running` is about any thread, a thread that we had noted could run
         # another loop meanwhile, and `asyncio.get_running_loop` makes a system call in Python 3.11.
         # Loops without the record take the slow path.
         if driver is None or driver.loop._thread_id != get_ident():  # type: ignore[attr-defined]

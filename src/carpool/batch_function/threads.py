@@ -10,8 +10,7 @@ from itertools import chain
 from math import inf
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-from carpool.batch_function.base import Bindable, Settings, ThisProcess, invoker_of, live_functions
-from carpool.batch_function.loop_check import LoopCheck
+from carpool.batch_function.base import Bindable, LoopCheck, Settings, ThisProcess, invoker_of, live_functions
 from carpool.engine.call import merge as merging
 from carpool.engine.call.invoke import Invoker
 from carpool.engine.call.lock import execution_lock

@@ -22,16 +22,11 @@ except ImportError:
 
 import carpool
 from carpool.cli.config_command import show_config
-from carpool.cli.exits import fail
 from carpool.cli.graph_command import graph
-from carpool.cli.health_command import health
-from carpool.cli.mistakes import in_words
-from carpool.cli.operate_commands import reload, scale, services
+from carpool.cli.operate_commands import health, reload, scale, services
 from carpool.cli.score_command import score
 from carpool.cli.serve_command import serve
-from carpool.cli.server_keys import server_key, server_url
-from carpool.cli.sources import sources
-from carpool.cli.targets import add_current_folder
+from carpool.cli.sources import add_current_folder, fail, in_words, server_key, server_url, sources
 from carpool.cli.worker_command import worker
 from carpool.engine.observe import log
 
@@ -76,7 +71,7 @@ def key(name: str, /, *, expires: str = "") -> None:
     expires:
         The day, or the moment, from which it is no longer good, such as 2027-01-31.
     """
-    from carpool.http.keys import new_key
+    from carpool.http.access import new_key
 
     try:
         made, line = new_key(name, expires)
@@ -133,7 +128,7 @@ def add_simulator() -> None:
     """
     from carpool.cli.profile_command import profile
     from carpool.simulate.command import simulate
-    from carpool.simulate.plan_command import plan
+    from carpool.simulate.plan import plan
 
     for command in (profile, plan, simulate):
         cli.command(command)

@@ -8,18 +8,15 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from carpool.cli.exits import fail
-from carpool.cli.settings_file import values
-from carpool.cli.sources import sources
-from carpool.cli.targets import find_service
+from carpool.cli.sources import chosen_by, fail, find_service, sources, values
 from carpool.engine.policy.base import name_of
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, as_written, changed
-from carpool.service.settings import NAMES, ServerSettings
+from carpool.service.settings import NAMES, ServerOptions
 
 
 def show_config(
     *targets: str,
-    settings: Annotated[ServerSettings | None, Parameter(name="*")] = None,
+    settings: Annotated[ServerOptions | None, Parameter(name="*")] = None,
     config: str | None = None,
     changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> None:
@@ -36,7 +33,7 @@ def show_config(
     changes:
         See carpool serve.
     """
-    chosen = settings or ServerSettings()
+    values_of: dict[str, Any] = {**chosen_by(settings)}
     found = sources.read(config, changes)
     try:
         services = changed([find_service(name) for name in targets], values(found.services), values(found.stages))
@@ -44,7 +41,7 @@ def show_config(
         if targets:
             fail(sources.placed(found, error))
         services = []
-    rows = [(name, getattr(chosen, name), sources.of(name)) for name in NAMES]
+    rows = [(name, values_of[name], sources.of(name)) for name in NAMES]
     for kind, changes_of, names in (
         ("services", found.services, {service.name: service for service in services}),
         ("stages", found.stages, {stage.name: stage for service in services for stage in service.stages}),

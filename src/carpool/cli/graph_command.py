@@ -8,10 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from carpool.cli.exits import FAILED, fail
-from carpool.cli.plain_request import NoAnswer, send
-from carpool.cli.server_keys import server_key, server_url
-from carpool.cli.targets import find_service
+from carpool.cli.sources import FAILED, NoAnswer, fail, find_service, send, server_key, server_url
 from carpool.service.drawing import as_mermaid, as_svg
 
 _OK = 200

@@ -13,13 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from carpool.cli import profiling as profiling
-from carpool.cli.exits import FAILED, fail
-from carpool.cli.targets import find_service
+from carpool.cli import profiling
+from carpool.cli.sources import FAILED, fail, find_service
 from carpool.engine.observe import log
 from carpool.errors import CarpoolError
 from carpool.service.service import Service
-from carpool.simulate.cost_file import StageCosts, costs_as_json, write_costs
+from carpool.simulate.costs import StageCosts, costs_as_json, write_costs
 
 _COLUMNS = (TextColumn("measuring stage {task.description}"), BarColumn(), MofNCompleteColumn())
 

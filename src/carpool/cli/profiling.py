@@ -20,7 +20,7 @@ from carpool.service.graph import ForEach, Line, Parallel, Route
 from carpool.service.overrides import changed
 from carpool.service.service import Service
 from carpool.service.stage import Stage
-from carpool.simulate.cost_file import StageCosts
+from carpool.simulate.costs import StageCosts
 
 _LEAST_RUNS = 3
 _THREADS = "OMP_NUM_THREADS"

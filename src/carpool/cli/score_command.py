@@ -8,10 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 import carpool
-from carpool.cli.exits import FAILED, fail
-from carpool.cli.settings_file import values
-from carpool.cli.sources import sources
-from carpool.cli.targets import find_service
+from carpool.cli.sources import FAILED, fail, find_service, sources, values
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import CarpoolError
@@ -70,9 +67,8 @@ def score(
         The least important log lines that are shown; see `carpool serve`.
     """
     log.set_up("text", log.level_of(log_level))
-    from carpool.client.score.command import Job
-    from carpool.client.score.command import score as run_job
-    from carpool.client.score.run import Scorer, ServerScorer, ServiceScorer
+    from carpool.client.score.run import Job, Scorer, ServerScorer, ServiceScorer
+    from carpool.client.score.run import score as run_job
 
     try:
         scorer: Scorer

@@ -1,4 +1,7 @@
-"""`carpool serve`: serves services over HTTP until it is told to end."""
+"""`carpool serve`: serves services over HTTP until a signal ends it.
+
+It begins with a summary, for a person in the terminal or for a program in the log.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from rich.console import Console
 
 import carpool
-from carpool.cli.exits import FAILED, fail
-from carpool.cli.settings_file import Config, values
-from carpool.cli.sources import sources
-from carpool.cli.summary import summarize
-from carpool.cli.targets import find_service
+from carpool.cli.sources import FAILED, Config, chosen_by, fail, find_service, sources, values
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import StartupError, Unavailable
 from carpool.service.overrides import changed
 from carpool.service.service import Service
-from carpool.service.settings import ServerSettings
+from carpool.service.settings import ServerOptions, ServerSettings
+from carpool.service.stage import Stage
+from carpool.version import __version__
 
 if TYPE_CHECKING:
+    from carpool.http.app import App
     from carpool.http.server import Server
 
 
@@ -29,7 +32,7 @@ def serve(
     target: str,
     /,
     *more: str,
-    settings: Annotated[ServerSettings | None, Parameter(name="*")] = None,
+    settings: Annotated[ServerOptions | None, Parameter(name="*")] = None,
     config: str | None = None,
     changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> None:
@@ -42,7 +45,7 @@ def serve(
     Then: curl --json '21.0' localhost:8000/predict
 
     Each option may also stand in the environment, as CARPOOL_PORT, and in carpool.toml or
-    [tool.carpool] of pyproject.toml, as port; docs/configuration.md tells more.
+    [tool.carpool] of pyproject.toml, as port; see "Settings" in the docs.
 
     SIGHUP has it load the models anew: new code and weights, without losing a request.
 
@@ -63,10 +66,10 @@ def serve(
         stages.Digits.workers=4 or services.digits.slo_s=0.1; with --on ray also what differs for a
         stage on the cluster, such as Digits.num_gpus=0.5. It may be given several times.
     """
-    chosen = settings or ServerSettings()
-    log.set_up(chosen.log, log.level_of(chosen.log_level))
+    chosen = chosen_by(settings)
+    log.set_up(chosen["log"], log.level_of(chosen["log_level"]))
     services = [find_service(name) for name in (target, *more)]
-    of_cluster = [change for change in changes if chosen.on and not change.startswith(("stages.", "services."))]
+    of_cluster = [change for change in changes if chosen["on"] and not change.startswith(("stages.", "services."))]
     found = sources.read(config, tuple(change for change in changes if change not in of_cluster))
     for doubt in found.doubts:
         logger.warning("%s", doubt)
@@ -94,8 +97,8 @@ def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Conf
         from carpool.http.serve import check_port, new_server
 
         services = changed(services, values(found.services), values(found.stages))
-        check_port(chosen.port, sources.place("port"))
-        return new_server(services, chosen, _cluster(of_cluster) if chosen.on else None)
+        check_port(chosen["port"], sources.place("port"))
+        return new_server(services, chosen, _cluster(of_cluster) if chosen["on"] else None)
     except ImportError as error:
         if error.name == "ray":
             fail("--on ray needs Ray: pip install 'carpool[ray]'")
@@ -137,3 +140,57 @@ def _cluster(settings: list[str]) -> Any:
         except ValueError:
             stages.setdefault(stage, {})[key] = value  # text needs no quotes
     return carpool.ray.Cluster(stages=stages)
+
+
+def summarize(server: Server, settings: ServerSettings) -> None:
+    """Tell a person, or a program, what is about to be served."""
+    if settings["log"] == "text":
+        print_summary(server, settings)
+    else:
+        _log_summary(server.app, server.address)
+
+
+def print_summary(server: Server, settings: ServerSettings) -> None:
+    """Print for a person what is about to be served."""
+    app = server.app
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold]carpool {__version__}[/] on [bold]{server.address}[/]")
+    for service, path in zip(app.services, _paths(app), strict=True):
+        paths = ", ".join([path, *[route.path for route in service.routes]])
+        console.print(f"  [bold]{service.name}[/]  POST {paths}")
+        for stage in service.stages:
+            console.print(f"    stage {stage.name}: {in_short(stage)}")
+    if server.admin_listener is not None:
+        console.print(f"  metrics and dashboard on [bold]{server.admin_listener.address}[/]")
+    if settings["insecure"] and not server.listener.is_private and (app.access is None or app.access.keys is None):
+        console.print("  [yellow]reachable from other machines; there is no authentication[/]")
+
+
+def _log_summary(app: App, address: str) -> None:
+    """Log for a program what is about to be served, since loading the models may take minutes."""
+    serves = [
+        {"model": service.name, "path": path, "stages": {stage.name: in_short(stage) for stage in service.stages}}
+        for service, path in zip(app.services, _paths(app), strict=True)
+    ]
+    names = ", ".join(service.name for service in app.services)
+    about = {"address": address, "serves": serves}
+    logger.info("carpool %s starts %s on %s", __version__, names, address, extra=about)
+
+
+def _paths(app: App) -> list[str]:
+    """Return the first address of each service."""
+    from carpool.http.endpoint import predict_path
+
+    return ["/predict", *[predict_path(service.name) for service in app.services[1:]]]
+
+
+def in_short(stage: Stage) -> str:
+    """Describe a stage's batches, workers, cores and policy in one line."""
+    batches = "single items"
+    if stage.max_batch_size:
+        batches = f"batches of up to {stage.max_batch_size}{' in size' if stage.size is not None else ''}"
+    cores = ""
+    if stage.cpus is not None:
+        cores = " on cores " + " | ".join(",".join(map(str, sorted(each))) for each in stage.cpus)
+    policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
+    return f"{batches}, {stage.workers_in_short}{cores}{policy}"

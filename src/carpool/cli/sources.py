@@ -1,18 +1,40 @@
-"""Where commands have their settings from: flags, the environment and the file with settings."""
+"""The parts that commands share: where their input is from, and how they end.
+
+Settings come from flags, the environment and a file in TOML, a service from the name
+module:attribute, and the address and key of a server from the settings that it would have here. A
+command that cannot be carried out ends with one line and an exit status.
+
+A flag counts before the environment, the environment before the file, and the file before what the
+code says.
+"""
 
 from __future__ import annotations
 
+import http.client
+import importlib
+import json
 import os
+import re
+import socket
+import sys
+import tomllib
+import traceback
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 from cyclopts import App as Cli
-from cyclopts import Token
+from cyclopts import CycloptsError, Token, UnknownOptionError
 from cyclopts.argument import ArgumentCollection
 
-from carpool.cli.exits import fail
-from carpool.cli.settings_file import Config, as_texts, placed, read
-from carpool.service.settings import LISTS, NAMES
+from carpool.engine.logger import logger
+from carpool.engine.observe import log
+from carpool.service import named
+from carpool.service.named import BrokenModule, NotFound, service_named
+from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, nearest
+from carpool.service.service import Service
+from carpool.service.settings import LISTS, MAY_BE_EMPTY, NAMES, ServerSettings, with_defaults
 
 WITH_SETTINGS: Final = ("serve", "config")
 """The commands that have the settings of a server, of its services and of their stages."""
@@ -69,5 +91,365 @@ class Sources:
         return f"{self._places[name]}: {text}" if name in self._places else text
 
 
+def chosen_by(options: Any) -> ServerSettings:
+    """Return the settings of a server, of its flags as a `ServerOptions`; None for no flag."""
+    return with_defaults(cast(ServerSettings, {} if options is None else vars(options)))
+
+
 sources = Sources()
 """Those of this process, whose command line is read once."""
+
+FAILED: Final = 1
+USAGE_ERROR: Final = 2
+
+
+def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoReturn:
+    """Exit with an error in one line, for a command that cannot be carried out.
+
+    Where the log is JSON, the line is, too, with the traceback in it.
+
+    Args:
+        text: What is wrong, and what to change.
+        status: The exit status.
+        traceback: That of the user's code, if it has raised; it is shown before the text.
+    """
+    if log.is_json():
+        told = f"{text}\n{traceback}".rstrip()
+        logger.critical("%s", told, extra={"code": "startup_failed"})
+    log.flush()  # lines that are still on their way come first
+    if not log.is_json():
+        print(f"{traceback}carpool: {text}", file=sys.stderr)
+    raise SystemExit(status) from None
+
+
+def in_words(error: CycloptsError) -> str:
+    """Return what is wrong, and what to write instead."""
+    return " ".join(_as_setting(error)) or " ".join(str(error).split())
+
+
+def _as_setting(error: CycloptsError) -> tuple[str, ...]:
+    """Return what an option is that is a setting of a stage or service, and how to write it.
+
+    Who comes from another server looks for `--workers`. For any other mistake it is empty.
+    """
+    if not isinstance(error, UnknownOptionError) or (error.command_chain or ("",))[0] not in WITH_SETTINGS:
+        return ()
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    setting = option.removeprefix("--").replace("-", "_")
+    for name in (setting, f"{setting}_s"):
+        if name in OF_A_STAGE:
+            return f"{option} is a setting of a stage; write", f"--set stages.NAME.{name}=VALUE"
+        if name in OF_A_SERVICE:
+            return f"{option} is a setting of a service; write", f"--set services.NAME.{name}=VALUE"
+    return ()
+
+
+def find_service(target: str) -> Service:
+    """Return the service at `module:attribute`, or exit with an error that says what is there."""
+    add_current_folder()
+    try:
+        return service_named(target)
+    except BrokenModule as error:
+        fail(str(error), FAILED, traceback=_from_module_on(error.error))
+    except NotFound as error:
+        fail(str(error))
+
+
+def _from_module_on(error: BaseException) -> str:
+    """Return the traceback of an import, without the frames that are not the user's."""
+    ours = (named.__file__, importlib.__file__, "<frozen importlib")
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(error.with_traceback(frames)))
+
+
+def add_current_folder() -> None:
+    """Let modules be found in the current folder, as `python -m` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+_ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # to listen on, and to ask
+
+
+def server_key(key_file: Path | None) -> str:
+    """Return the key in a file, or the one in CARPOOL_KEY; empty without either. Raises OSError."""
+    return os.environ.get("CARPOOL_KEY", "") if key_file is None else key_file.read_text().strip()
+
+
+def server_url(url: str | None, *, admin: bool = True) -> str:
+    """Return the address of the server to ask; by default the one that the settings here give it.
+
+    Args:
+        url: What the command was given; None for nothing.
+        admin: Whether to prefer its address for orders and pages of its operators.
+    """
+    if url is not None:
+        return url
+    found = {name: each.value for name, each in sources.read(None, ()).settings.items()}
+    if admin and (address := found.get("admin_address")):
+        return str(address) if str(address).startswith("unix:") else f"http://{address}"
+    if path := found.get("socket"):
+        return f"unix:{path}"
+    host = str(found.get("host", "")).strip("[]")
+    host = _ANY.get(host, host)
+    scheme = "https" if found.get("tls_cert") else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{found.get('port', 8000)}"
+
+
+_UNIX = "unix:"
+
+
+class NoAnswer(Exception):
+    """No server answers there; the text says why."""
+
+
+class PlainAnswer(NamedTuple):
+    """What a server has answered.
+
+    Attributes:
+        status: Of the response.
+        body: Of the response.
+    """
+
+    status: int
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON. Raises ValueError if it is none."""
+        return json.loads(self.body)
+
+
+def send(
+    url: str, method: str, path: str, *, key: str = "", order: dict[str, Any] | None = None, timeout_s: float
+) -> PlainAnswer:
+    """Send a request, and return its answer.
+
+    Args:
+        url: Where the server is, such as `http://127.0.0.1:8000` or `unix:PATH`.
+        method: Of the request.
+        path: Below the URL.
+        key: An API key; empty if the server needs none.
+        order: What is sent as JSON; None for nothing.
+        timeout_s: For how long the server may be silent.
+
+    Raises:
+        NoAnswer: The URL makes no sense, or no server answers there.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    body = None if order is None else json.dumps(order)
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    connection, root = _connection(url, timeout_s)
+    try:
+        connection.request(method, root + path, body, headers)
+        answer = connection.getresponse()
+        return PlainAnswer(answer.status, answer.read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise NoAnswer(str(error) or type(error).__name__) from None
+    finally:
+        connection.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a server that listens on a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket. Raises OSError."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """Return a connection to a server, and what stands before the paths there. Raises NoAnswer."""
+    if url.startswith(_UNIX):
+        return _UnixConnection(url.removeprefix(_UNIX), timeout_s), ""
+    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    try:
+        return kind(parts.hostname or "", parts.port, timeout=timeout_s), parts.path.rstrip("/")
+    except ValueError as error:
+        raise NoAnswer(f"that is no address of a server: {error}") from None
+
+
+FILE = "carpool.toml"
+_PROJECT = "pyproject.toml"
+_PREFIX = "CARPOOL_"
+_TABLES = ("services", "stages")
+_NOT_SETTINGS = frozenset({"api_keys", "worker", "workers", "config", "set", "key", "metrics_folder"})
+_NEXT_CHANGE = re.compile(r"(?<!\s)\s++(?=(?:services|stages)\.[^=]{1,200}=)")
+_LINKS = ("service_", "port_")  # variables that Kubernetes sets for each service, one of which may be called carpool
+
+
+class Found(NamedTuple):
+    """A value of a setting.
+
+    Attributes:
+        value: As it is in TOML, or text.
+        place: How the user has written the setting there, for errors.
+        source: Where it is from.
+    """
+
+    value: Any
+    place: str
+    source: str
+
+
+class Config(NamedTuple):
+    """What the environment and the file say.
+
+    Attributes:
+        settings: Values of the server's settings.
+        services: Values by setting, by the name of a service.
+        stages: Values by setting, by the name of a stage.
+        doubts: Variables of the environment that mean nothing, in words.
+    """
+
+    settings: dict[str, Found]
+    services: dict[str, dict[str, Found]]
+    stages: dict[str, dict[str, Found]]
+    doubts: list[str]
+
+
+def read(environ: Mapping[str, str], folder: Path, path: str | None = None, sets: Iterable[str] = ()) -> Config:
+    """Read the settings of the environment and the file.
+
+    Args:
+        environ: The environment.
+        folder: Where a file is looked for.
+        path: The file, if it is named.
+        sets: Changes of services and stages that were given as flags, such as
+            `stages.Digits.workers=4`.
+
+    Raises:
+        ValueError: Something cannot be understood; the text names the place.
+    """
+    config = Config({}, {}, {}, [])
+    _read_file(config, folder, path or environ.get(f"{_PREFIX}CONFIG"))
+    _read_environment(config, environ)
+    in_environment = [text for text in _NEXT_CHANGE.split(environ.get(f"{_PREFIX}SET", "").strip()) if text]
+    for source, texts in ((f"{_PREFIX}SET", in_environment), ("--set", sets)):
+        for text in texts:
+            _read_set(config, text, source)
+    return config
+
+
+def placed(config: Config, text: str) -> str:
+    """Return an error about a service or stage with where the user has written the setting."""
+    for kind in _TABLES:
+        for name, of_one in getattr(config, kind).items():
+            for setting, found in of_one.items():
+                begin = f"{kind}.{name}.{setting}: "
+                if text.startswith(begin):
+                    return f"{found.place}: {text.removeprefix(begin)}"
+    return text
+
+
+def values(found: Mapping[str, Mapping[str, Found]]) -> dict[str, dict[str, Any]]:
+    """Return the values of services or stages, without where they are from."""
+    return {name: {setting: each.value for setting, each in of_one.items()} for name, of_one in found.items()}
+
+
+def _read_file(config: Config, folder: Path, path: str | None) -> None:
+    """Read `carpool.toml`, or the table `tool.carpool` of `pyproject.toml`. Raises ValueError."""
+    file, table = _table(folder, path)
+    if file is None:
+        return
+    for key, value in table.items():
+        if key in _TABLES:
+            _read_tables(config, key, value, file)
+            continue
+        name = key.replace("-", "_")
+        if name not in NAMES:
+            raise ValueError(f"{file} has {key!r}, which is no setting{nearest(name, {*NAMES, *_TABLES})}")
+        config.settings[name] = Found(value, f"{key} in {file}", file)
+
+
+def _table(folder: Path, path: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Return the name and the settings of the file, if there is one. Raises ValueError."""
+    if path is not None:
+        whole = _parsed(Path(path))
+        return path, whole.get("tool", {}).get("carpool", {}) if Path(path).name == _PROJECT else whole
+    if (folder / FILE).exists():
+        return FILE, _parsed(folder / FILE)
+    if (folder / _PROJECT).exists():
+        table = _parsed(folder / _PROJECT).get("tool", {}).get("carpool")
+        if table is not None:
+            return f"[tool.carpool] of {_PROJECT}", table
+    return None, {}
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    """Return a file of TOML. Raises ValueError."""
+    try:
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no TOML: {error}") from None
+
+
+def _read_tables(config: Config, kind: str, tables: Any, file: str) -> None:
+    """Read the settings of services or stages. Raises ValueError."""
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise ValueError(f"{kind} in {file} must be tables, such as [{kind}.NAME]")
+    for name, table in tables.items():
+        for key, value in table.items():
+            found = Found(value, f"{kind}.{name}.{key} in {file}", file)
+            getattr(config, kind).setdefault(name, {})[key.replace("-", "_")] = found
+
+
+def _read_environment(config: Config, environ: Mapping[str, str]) -> None:
+    """Read the variables that begin with CARPOOL_. Raises ValueError."""
+    for variable, value in sorted(environ.items()):
+        name = variable.removeprefix(_PREFIX).lower()
+        if not variable.startswith(_PREFIX) or name in _NOT_SETTINGS:
+            continue
+        if name == "api_keys_file":
+            name = "api_keys"
+        if name.startswith(_LINKS) or (name == "port" and value.startswith("tcp://")):
+            continue
+        if name not in NAMES:
+            config.doubts.append(f"{variable} in the environment is no setting{nearest(name, set(NAMES))}")
+        elif not value and name not in MAY_BE_EMPTY:
+            raise ValueError(f"{variable} is empty: give it a value, or remove it from the environment")
+        else:
+            config.settings[name] = Found(value, variable, "environment")
+
+
+def _read_set(config: Config, text: str, source: str) -> None:
+    """Read one change of a service or stage. Raises ValueError."""
+    name, equals, value = text.partition("=")
+    parts = name.split(".")
+    if not equals or len(parts) < len(("kind", "name", "setting")) or parts[0] not in _TABLES:
+        raise ValueError(f"{source} has {text!r}: write stages.NAME.SETTING=VALUE or services.NAME.SETTING=VALUE")
+    kind, of, setting = parts[0], ".".join(parts[1:-1]), parts[-1].replace("-", "_")
+    getattr(config, kind).setdefault(of, {})[setting] = Found(_as_toml(value), f"{source} {name}", source)
+
+
+def _as_toml(text: str) -> Any:
+    """Return the value that a text is in TOML; the text itself if it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def as_texts(value: Any) -> Iterator[str]:
+    """Yield a value of the file, or each of a list, as it would be written behind a flag.
+
+    In the environment the entries of a list have commas between them.
+    """
+    if isinstance(value, list):
+        yield from map(str, value)
+    elif isinstance(value, bool):
+        yield str(value).lower()
+    else:
+        yield str(value)

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from carpool.cli.plain_request import NoAnswer, send
+from carpool.cli.sources import NoAnswer, send
 
 _EVERY_S = 1.0
 _TIMEOUT_S = 5.0
@@ -47,7 +47,7 @@ def run(url: str, key: str, console: Console, times: int | None = None) -> None:
 
 
 def fetched(url: str, key: str) -> dict[str, Any]:
-    """Return the figures and problems that a server tells now. Raises NoFigures."""
+    """Return the present figures and problems of a server. Raises NoFigures."""
     try:
         answer = send(url, "GET", "/dashboard/data", key=key, timeout_s=_TIMEOUT_S)
         if answer.status == _OK:

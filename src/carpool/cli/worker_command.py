@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from carpool.cli.exits import FAILED, fail
-from carpool.cli.targets import find_service
+from carpool.cli.sources import FAILED, fail, find_service
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import StartupError

@@ -17,7 +17,6 @@ import httpx
 import sniffio  # noqa: F401 # as httpcore; where it is missing each request looks for it several times
 
 from carpool.client.app_transport import AppTransport
-from carpool.client.budget import RetryBudget, is_retried, retry_after_s, wait_s
 from carpool.client.bunches import InputFailed, ThreadInput, in_bunches
 from carpool.client.duplex import Duplex, Target
 from carpool.client.messages import (
@@ -38,7 +37,7 @@ from carpool.client.messages import (
     readiness_address_of,
     result_in,
 )
-from carpool.client.waits import Wait, Waits
+from carpool.client.waits import RetryBudget, Wait, Waits, is_retried, retry_after_s, wait_s
 from carpool.engine.clock import monotonic
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, StartupError, Unavailable
 from carpool.service.checks import optional_seconds, valid_priority
@@ -171,8 +170,8 @@ class AsyncClient:
     async def _readiness(self) -> httpx.Response:
         """Ask whether the model can answer.
 
-        Older servers only tell it of the whole server. They differ from one that has no such model
-        in what GET gets where the model is asked: 405, and not 404.
+        Older servers only report it of the whole server. They differ from one that has no such
+        model in what GET gets where the model is asked: 405, and not 404.
         """
         http = self._connected()
         answer = await http.get(self._readiness_path)
@@ -536,7 +535,7 @@ class _SentItems:
 
 
 async def _check(answer: httpx.Response) -> None:
-    """Raise the error that an answer tells, if it is no good one."""
+    """Raise the error of an answer, if it is no good one."""
     if answer.status_code >= 300:
         body = await answer.aread()
         await answer.aclose()

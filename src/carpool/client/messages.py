@@ -59,7 +59,7 @@ def address_of(model: str | None) -> str:
 
 
 def readiness_address_of(model: str | None) -> str:
-    """Return the path that tells whether a model would answer; None for whether any would."""
+    """Return the path of a model's readiness; of that of any model for None."""
     return SERVER_READINESS if model is None else f"/models/{quote(model, safe='')}/ready"
 
 
@@ -112,7 +112,7 @@ def read(body: bytes, kind: Any, *, is_json: bool) -> Any:
 
 
 def error_in(status: int, headers: Mapping[str, str], body: bytes) -> CarpoolError:
-    """Return the error that an answer tells, of the class that a Python caller would get.
+    """Return the error of an answer, in the class that a Python caller would get.
 
     Args:
         status: Of the answer.

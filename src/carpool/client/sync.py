@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
 
 from carpool.client.aio import AsyncClient, ClientOptions
-from carpool.client.budget import RetryBudget
 from carpool.client.bunches import InputFailed, ThreadInput
-from carpool.client.waits import closed
+from carpool.client.waits import RetryBudget, closed
 from carpool.engine.clock import monotonic
 from carpool.engine.drive.loop_thread import LoopThread
 from carpool.errors import CarpoolError, Unavailable

@@ -12,7 +12,7 @@ monotonic: Clock = time.monotonic
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to: the time of tests and of the simulator."""
+    """A clock that moves only when it is set: the time of tests and of the simulator."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

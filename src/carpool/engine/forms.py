@@ -18,9 +18,9 @@ import typing
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from carpool.engine.batch_hints import is_union
 from carpool.engine.http_response import Response
 from carpool.engine.parts import End, Last
+from carpool.engine.type_hints import is_union
 
 STEPS_HOOKS = ("start", "step", "stop", "resume", "collect")
 """The methods of a model of steps; the first three are needed, the others may be left out."""

@@ -105,7 +105,7 @@ class HTTPError(CarpoolError):
     too.
 
     Args:
-        message: What the client and the log are told.
+        message: The text for the client and the log.
         status: 400 to 599.
         code: The error code in the response, for programs: letters, digits and `_`.
         headers: By name, or as pairs if a name occurs several times; `Retry-After`, for example.

@@ -55,7 +55,7 @@ class Caller(Protocol):
 
 
 class PartTaker(Caller, Protocol):
-    """A caller that takes the answer part by part; `answered` tells it the end."""
+    """A caller that takes the answer part by part; `answered` is called at the end."""
 
     def take_part(self, request: Request, part: object) -> None:
         """Take the next part of the answer. Must not raise."""
@@ -65,7 +65,7 @@ class Stream:
     """How far the answer of a request has come that is made step by step.
 
     Whoever makes the request sets the first three. The last four belong to
-    `observe/stream_stats.py`, and all else to `core/stepper.py`.
+    `observe/snapshot.py`, and all else to `core/stepper.py`.
 
     Attributes:
         length: Units of work before the first part.
@@ -85,11 +85,11 @@ class Stream:
         first_step: How many steps the worker had made when it followed the order by which the
             stream joined, and those since in which the stream has rested; -1 until then.
         first_parts: How many parts had been handed on when it joined.
-        redo: How many steps it had lost when its worker was lost last, as no part told of them.
+        redo: How many steps it had lost when its worker was lost last, that no part came from.
         probation: How many steps it is to make alone after that.
         heard: When its last part came; before that, when it was admitted.
         is_paused: Whether its caller has asked for no more parts for now.
-        is_resting: Whether its worker has been told not to step it.
+        is_resting: Whether its worker has the order not to step it.
         rests_since: How many steps the worker had made when it followed that; -1 if it has not, or
             steps the stream again.
         first_at: When its first part came, put off by its pauses since; infinity before.
@@ -157,7 +157,7 @@ class Request:
         deadline: Absolute time after which nobody waits for the answer any more.
         due: Absolute time by which the request should be answered: by its SLO, or by its deadline
             where that is earlier.
-        caller: Is told the answer; None if it has gone, or where the request takes its answer
+        caller: Gets the answer; None if it has gone, or where the request takes its answer
             itself.
         nbytes: How many bytes it holds in memory while it is queued.
         size: How much of a batch it takes up.

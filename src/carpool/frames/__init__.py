@@ -15,7 +15,7 @@ class Pandas(TableModel, library=PandasLibrary()):
     """The base class of models that get all rows of a batch as one pandas frame.
 
     `predict(self, frame)` returns one answer for each row, as a series, an array, a list or a
-    frame. See docs/tables.md.
+    frame. See "Tables" in the docs.
     """
 
 

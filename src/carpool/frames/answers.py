@@ -19,7 +19,7 @@ from carpool.engine.hints import schema
 from carpool.engine.hints.plain import to_builtins
 from carpool.engine.logger import logger
 from carpool.engine.observe.log import printable
-from carpool.engine.observe.outcomes import MODEL_MESSAGES, text_for_clients
+from carpool.engine.observe.refusals import MODEL_MESSAGES, text_for_clients
 from carpool.errors import CarpoolError, ModelError
 
 CSV: Final = "text/csv"
@@ -123,7 +123,7 @@ def _as_list(write: Callable[[Any], bytes], result: Any) -> bytes:
 
 
 def _told_of(error: CarpoolError) -> dict[str, Any]:
-    """Return what a client is told of a row's error."""
+    """Return the text for clients of a row's error."""
     message = text_for_clients(error) or MODEL_MESSAGES.get(error.code, MODEL_MESSAGES["model_error"])
     return {"code": error.code, "message": message, "status": error.status}
 

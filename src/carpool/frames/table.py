@@ -24,8 +24,7 @@ from carpool.engine.http_request import HTTPRequest
 from carpool.engine.worker.own import own
 from carpool.errors import CarpoolError, ModelError, ValidationError
 from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of, with_error, with_errors
-from carpool.frames.arrow import table_in
-from carpool.frames.libraries import Columns, Library, lacking, type_text
+from carpool.frames.libraries import Columns, Library, lacking, table_in, type_text
 from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, bad_cell, check_size, without_mark
 from carpool.model import Model
 

@@ -11,14 +11,22 @@ browser cannot send that to another origin without being allowed to.
 Of the first two all members but `workers` may be left out, and so may `stage` where the service has
 one. Without `service` all of them are reloaded, and the only one is scaled. The answer comes when
 it is done.
+
+A service is added once its workers are ready, and is removed once the requests inside are answered.
+If anything fails before, the app stays as it was. With
+`carpool serve --watch` the services are reloaded when a source file changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import ipaddress
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+import itertools
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,7 +38,8 @@ from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailab
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
-from carpool.http.service_list import ServiceList
+from carpool.service.named import BrokenModule, NotFound, service_named
+from carpool.service.service import Service
 
 RELOAD = b"/admin/reload"
 SCALE = b"/admin/scale"
@@ -43,7 +52,7 @@ class ReloadOrder(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         service: The name of a service; None for all.
-        rolling: Whether one worker is replaced at a time; None for what the server was told.
+        rolling: Whether one worker is replaced at a time; None for the server's setting.
         grace_s: How long answers in parts may go on in old workers, in seconds.
     """
 
@@ -207,7 +216,7 @@ class Admin:
             self._begin(self._answer(exchange, change(order)))
 
     async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, None]) -> None:
-        """Wait for a change, and tell the operator what came of it."""
+        """Wait for a change, and answer the operator with its outcome."""
         try:
             await change
         except (StartupError, Unavailable) as error:
@@ -288,3 +297,243 @@ def is_local(host: str | None) -> bool:
         return not host  # that of a client on a Unix socket
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
+
+
+class ChangingApp(Protocol):
+    """The app whose services change.
+
+    Attributes:
+        endpoints: The services as the app serves them, in order.
+        coming: Those that are being started, and are not served yet.
+        refusing: Why requests are refused now; None while the services run.
+    """
+
+    endpoints: list[Endpoint]
+    coming: list[Endpoint]
+    refusing: CarpoolError | None
+
+    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
+        """Make an endpoint of a service. Raises ValueError if the app cannot serve it."""
+
+    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None:
+        """Raise ValueError if two of these services have one address."""
+
+    def serve_at(self, endpoints: Sequence[Endpoint]) -> None:
+        """Answer at the addresses of these services from now on, and of no others."""
+
+
+class ServiceList:
+    """Changes which services an app has.
+
+    Args:
+        app: The app.
+    """
+
+    def __init__(self, app: ChangingApp) -> None:
+        self._app = app
+
+    async def add(self, target: str) -> Endpoint:
+        """Load a service and start it, then serve it; it answers at /predict if no other one does.
+
+        Args:
+            target: The service, as module:attribute.
+
+        Raises:
+            ValueError: There is no such service, or it cannot be served beside the others.
+            TypeError: JSON and msgpack cannot express a type hint of it.
+            CarpoolError: It does not start, or the app is starting or draining.
+        """
+        app = self._app
+        self._check_running()
+        service = await asyncio.to_thread(_imported, target)
+        self._check_running()  # importing takes its time
+        known = [*app.endpoints, *app.coming]
+        check_services((*(endpoint.service for endpoint in known), service))
+        is_first = not any(endpoint.is_first for endpoint in known)
+        endpoint = app.new_endpoint(service, is_first=is_first)
+        app.check_addresses([*known, endpoint])
+        app.coming.append(endpoint)
+        logger.info("service %s is being added", endpoint.name, extra={"model": endpoint.name})
+        try:
+            await endpoint.start()
+            self._check_running()
+            app.serve_at([*_staying(app.endpoints), endpoint])
+            app.endpoints.append(endpoint)
+        except BaseException:
+            await endpoint.stop(drain=False)
+            raise
+        finally:
+            app.coming.remove(endpoint)
+        logger.info("service %s was added", endpoint.name, extra={"model": endpoint.name})
+        return endpoint
+
+    async def remove(self, name: str) -> None:
+        """Serve a service no more, and end it once the requests inside are answered.
+
+        Raises:
+            ValueError: There is no such service, or no other one.
+            CarpoolError: The app is starting or draining.
+        """
+        app = self._app
+        self._check_running()
+        staying = _staying(app.endpoints)
+        endpoint = next((each for each in staying if each.name == name), None)
+        if endpoint is None:
+            raise ValueError(f"there is no service {name!r}; there is {', '.join(each.name for each in staying)}")
+        if len(staying) == 1:
+            raise ValueError(f"{name} is the only service: add another one first, or stop the server")
+        app.serve_at([each for each in staying if each is not endpoint])
+        endpoint.is_leaving = True
+        logger.info("service %s is being removed", name, extra={"model": name})
+        try:
+            await endpoint.stop(drain=True)
+        finally:
+            app.endpoints.remove(endpoint)
+        logger.info("service %s was removed", name, extra={"model": name})
+
+    def _check_running(self) -> None:
+        if self._app.refusing is not None:
+            raise copy.copy(self._app.refusing)
+
+
+def _staying(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    return [endpoint for endpoint in endpoints if not endpoint.is_leaving]
+
+
+def _imported(target: str) -> Service:
+    """Return a service, whose module may raise anything. Raises ValueError."""
+    try:
+        return service_named(target)
+    except NotFound:
+        raise
+    except BaseException as error:
+        cause = error.error if isinstance(error, BrokenModule) else error
+        logger.error("%s could not be imported:\n%s", printable(repr(target)), printable(traceback_of(cause)))
+        module = target.partition(":")[0]
+        raise ValueError(f"module {module!r} cannot be imported: {type(cause).__name__}: {text_of(cause)}") from None
+
+
+def check_services(services: tuple[Service, ...]) -> None:
+    """Raise ValueError or TypeError unless the services have different names, no stage in common,
+    and items for HTTP.
+    """
+    if not services:
+        raise ValueError("App needs at least one service")
+    for service in services:
+        if not hasattr(service, "stages"):
+            raise TypeError(f"App takes services, not {service!r}: wrap a model as App(Service(model))")
+    names = [service.name for service in services]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"two services are called {twice.pop()!r}: give one of them another name with name=")
+    for service in services:
+        _check_types(service)
+    for a, b in itertools.combinations(services, 2):
+        for stage in a.stages:
+            if any(stage is other for other in b.stages):
+                raise ValueError(
+                    f"services {a.name} and {b.name} share stage {stage.name}, and a stage cannot belong to several"
+                    " services yet: give each of them a Stage object of its own"
+                )
+
+
+def _check_types(service: Service) -> None:
+    """Raise TypeError if JSON cannot express the items, and the model names no format for them."""
+    first, last = service.takes, service.gives
+    if not first.accepts:
+        _check_hint(f"{first.name} takes", first.input_type, schema.why_unreadable(first.input_type), "accepts")
+    if not last.produces:
+        _check_hint(f"{last.name} returns", last.output_type, schema.why_unwritable(last.output_type), "produces")
+
+
+def _check_hint(use: str, hint: Any, problem: str | None, attribute: str) -> None:
+    if problem is not None:
+        raise TypeError(
+            f"model {use} {schema.type_name(hint)} by its hint, which cannot be checked over HTTP: {problem}. Give a"
+            " hint that can be (of a union only one such type, or msgspec.Structs with tags), leave the hint out, or"
+            f" name a format of the model's own with {attribute}. Python callers need none of this"
+        )
+
+
+_EVERY_S = 0.5
+_MOST_LOADS = 3
+_SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
+
+
+class SourceFiles:
+    """The Python files below a folder, as they were when they were last looked at.
+
+    Args:
+        folder: The folder; hidden ones in it, and those of installed packages, are left out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._times = self._look()
+
+    def changed(self) -> list[str]:
+        """Return the files that have changed, come or gone since the last look, by their names."""
+        before, self._times = self._times, self._look()
+        return self._unlike(before, before.keys() | self._times.keys())
+
+    def rewritten(self) -> list[str]:
+        """Return the files that were there at the last look, and have changed since."""
+        before, self._times = self._times, self._look()
+        return self._unlike(before, before.keys() & self._times.keys())
+
+    def _unlike(self, before: dict[str, int], paths: Iterable[str]) -> list[str]:
+        """Return those of some files that are not as they were before, by their names."""
+        return sorted(
+            os.path.relpath(path, self._folder) for path in paths if before.get(path) != self._times.get(path)
+        )
+
+    def _look(self) -> dict[str, int]:
+        """Return when each file was written."""
+        return dict(_written(str(self._folder)))
+
+
+async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
+    """Reload all services whenever source files have changed and stay as they are for a moment.
+
+    What models write while they load is no reason: neither files that come or go meanwhile (kernels
+    that are generated, code that is fetched), nor one that changes in three loads in a row.
+
+    Args:
+        admin: Reloads them.
+        files: As they were before the services were started.
+    """
+    changed = await asyncio.to_thread(files.rewritten)
+    loads = dict.fromkeys(changed, 1)  # by file: in how many loads in a row it has changed
+    while True:
+        await asyncio.sleep(_EVERY_S)
+        more = await asyncio.to_thread(files.changed)
+        if more:
+            changed = [*changed, *more]
+        elif changed:
+            logger.info("changed: %s", ", ".join(dict.fromkeys(changed)))
+            try:
+                await admin.reload(ReloadOrder())
+            except CarpoolError:
+                logger.info("the next change is waited for")  # why it failed has been logged
+            loads = {name: loads.get(name, 0) + 1 for name in await asyncio.to_thread(files.rewritten)}
+            changed = [name for name, n in loads.items() if n < _MOST_LOADS]
+            if by_loading := [name for name, n in loads.items() if n >= _MOST_LOADS]:
+                logger.info("no reason to reload, as loading itself writes it: %s", ", ".join(by_loading))
+
+
+def _written(folder: str) -> Iterator[tuple[str, int]]:
+    """Yield the Python files below a folder, each with the time when it was written."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:  # it has just gone, or may not be read
+        return
+    for entry in entries:
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                is_installed = os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+                if not entry.name.startswith(".") and entry.name not in _SKIPPED and not is_installed:
+                    yield from _written(entry.path)
+            elif entry.name.endswith(".py"):
+                yield entry.path, entry.stat().st_mtime_ns
+        except OSError:  # it has just gone
+            continue

@@ -1,4 +1,7 @@
-"""The ASGI front: serves the app under uvicorn and the like, or mounted in FastAPI or Starlette."""
+"""The ASGI front: serves the app under uvicorn and the like, or mounted in FastAPI or Starlette.
+
+Its client is known as far as the server's `receive` and `send` show it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,19 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 from carpool.engine.clock import monotonic
 from carpool.engine.logger import logger
 from carpool.errors import CarpoolError, StartupError
 from carpool.http.access import SINGLE, Access
-from carpool.http.asgi_client import ClientStalled, Receive, Send, disconnected, within_limits
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, as_routes_are, too_large
-from carpool.http.exchange import Exchange, Head, HttpResponse
+from carpool.http.exchange import Exchange, Head, HttpResponse, RequestIds
 from carpool.http.observer import Observer
-from carpool.http.request_ids import RequestIds
 from carpool.http.streaming import SILENCE_S, Delivery
 
 Scope = MutableMapping[str, Any]
@@ -299,7 +300,7 @@ async def _answer_in_parts(
     Raises:
         BaseException: The server's `receive` or `send` raised it.
         ClientStalled: The client takes nothing.
-        BrokenAnswer: The answer is broken off, which the server tells its client by closing.
+        BrokenAnswer: The answer is broken off; the server closes the connection.
     """
     sending = asyncio.ensure_future(_send_parts(exchange, send))
     try:
@@ -362,8 +363,8 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
 
 
 async def _wait_for_part(exchange: AsgiExchange, delivery: Delivery, alive: bytes) -> None:
-    """Wait for a part, the end or an ordinary response; tell a client of a long silence that the
-    connection is alive.
+    """Wait for a part, the end or an ordinary response; after a long silence show the client that
+    the connection is alive.
     """
     while not (delivery.held or exchange.has_ended or exchange.ordinary):
         exchange.news.clear()
@@ -447,3 +448,62 @@ async def send_response(
     ]
     await send({"type": "http.response.start", "status": response.status, "headers": all_headers})
     await send({"type": "http.response.body", "body": b"" if head_only else bytes(response.body)})
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+SEND_S: Final = 30.0
+"""Seconds for which a server may wait until its client takes one piece of an answer."""
+
+_PIECE: Final = 64 * 1024  # a client that reads slowly, but steadily, takes so much in that time
+
+
+class ClientStalled(Exception):
+    """A client has taken nothing of its answer for `SEND_S`: the request is given up."""
+
+
+def within_limits(send: Send) -> Send:
+    """Return a `send` that passes bodies on in pieces, and gives each of them `SEND_S`.
+
+    It raises `ClientStalled` once the time is up, and what the server's `send` raises as it came.
+    """
+
+    async def limited(message: Message) -> None:
+        body = message.get("body", b"")
+        if len(body) <= _PIECE:
+            await _sent(send, message)
+            return
+        last = (len(body) - 1) // _PIECE * _PIECE
+        for at in range(0, last, _PIECE):
+            await _sent(send, {**message, "body": body[at : at + _PIECE], "more_body": True})
+        await _sent(send, {**message, "body": body[last:]})
+
+    return limited
+
+
+async def _sent(send: Send, message: Message) -> None:
+    try:
+        async with asyncio.timeout(SEND_S) as limit:
+            await send(message)
+    except TimeoutError:
+        if not limit.expired():  # the server has raised it
+            raise
+        raise ClientStalled(f"the client took nothing for {SEND_S:g} s") from None
+
+
+async def disconnected(receive: Receive) -> BaseException | None:
+    """Wait until the client leaves.
+
+    Whatever the server's `receive` raises is returned, since a task that raises KeyboardInterrupt
+    or SystemExit would end the loop.
+    """
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return error
+    return None

@@ -18,7 +18,7 @@ from carpool.engine.details import Detail, sanitized
 from carpool.engine.foreign import text_of
 from carpool.engine.http_request import pack_head
 from carpool.engine.http_response import HTTPError
-from carpool.engine.observe.outcomes import MODEL_MESSAGES, reason_of, text_for_clients
+from carpool.engine.observe.refusals import MODEL_MESSAGES, reason_of, text_for_clients
 from carpool.engine.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 from carpool.errors import (
     CarpoolError,
@@ -31,6 +31,7 @@ from carpool.errors import (
 from carpool.http.exchange import REQUEST_ID, Head, HttpResponse
 from carpool.http.streaming import BY_TYPE, PLAIN, Framing
 from carpool.model import Traits
+from carpool.version import page
 
 _JSON = b"application/json"
 _MSGPACK = b"application/msgpack"
@@ -85,7 +86,7 @@ MESSAGES = {
     "internal_error": "Something went wrong in the server; it has been logged.",
     "metrics_unavailable": "Metrics need the package prometheus-client: pip install 'carpool[serve]'.",
 }
-"""What clients are told, by error code. User exceptions are shown only in debug mode."""
+"""The texts for clients, by error code. User exceptions are shown only in debug mode."""
 
 
 _OVERLOADED = {
@@ -95,7 +96,7 @@ _OVERLOADED = {
     "priority": "The queue is full, and requests of a higher priority go first; try again later.",
     "uploads": "Too many bytes of requests are being received; try again later.",
 }
-"""What clients are told of an overload, by its reason; of others, what `MESSAGES` says."""
+"""The texts for clients of an overload, by its reason; others have that of `MESSAGES`."""
 
 
 class Refusal(CarpoolError):
@@ -105,7 +106,7 @@ class Refusal(CarpoolError):
         status: Of the response.
         code: One of `MESSAGES`.
         headers: That the response has beside the usual ones.
-        text: What the client is told in the place of what `MESSAGES` says of the code.
+        text: For the client, in the place of the text that `MESSAGES` has for the code.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class _Error(msgspec.Struct):
     reason: str | msgspec.UnsetType = msgspec.UNSET  # why a request was refused with 429
     details: list[Detail] | msgspec.UnsetType = msgspec.UNSET  # what is wrong with an invalid item
     models: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # what keeps each one from answering
+    help: str | msgspec.UnsetType = msgspec.UNSET  # the code's place in the documentation, once it has an address
 
 
 class _ErrorBody(msgspec.Struct):
@@ -189,7 +191,8 @@ def error_response(
     if isinstance(error, ValidationError):
         details = sanitized(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
     models = error.models if isinstance(error, NotReady) and error.models else msgspec.UNSET
-    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, reason, details, models)))
+    help_at = msgspec.UNSET if isinstance(error, HTTPError) else page(f"errors.html#{code}") or msgspec.UNSET
+    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, reason, details, models, help_at)))
     return HttpResponse(status, body, headers=tuple(headers))
 
 
@@ -198,7 +201,7 @@ class Formats:
 
     A model whose own `decode` reads a format that carpool reads, too, has replaced carpool's
     reading: `decode` gets all that is sent, and what it cannot get is refused. So it is with
-    `encode` and what is written. A format of the model's own that carpool does not know comes
+    `encode` and what is written. A format of the model's own comes
     beside JSON and msgpack.
 
     Args:

@@ -1,7 +1,6 @@
 """The HTTP/1.1 front: one client connection, its order and flow.
 
-`reader.py` reads for it. What it writes is in its base classes: whole answers in `answer_writer.py`
-and answers in parts in `part_writer.py`.
+`reader.py` reads for it. `answer_writer.py`, its base class, writes the answers.
 
 * Answers leave in the order of their requests; while too many are owed, nothing more is read.
 * A request that is refused before its body was read is answered, and then the connection is closed.
@@ -29,6 +28,9 @@ Time is not among them: see `timers.py`.
 
 A client that has closed its side may still wait for its answer, or be gone: an interim `100
 Continue` finds out (`probe`).
+
+A `LargeBody` takes its place at the transport while a large body is received straight into its
+memory.
 """
 
 from __future__ import annotations
@@ -37,13 +39,11 @@ import asyncio
 from typing import cast
 
 from carpool.errors import InvalidRequest
-from carpool.http.answer_writer import CONTINUE
+from carpool.http.answer_writer import CONTINUE, AnswerWriter
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.http_exchange import HttpExchange
-from carpool.http.large_body import LargeBody
-from carpool.http.part_writer import PartWriter
 from carpool.http.reader import MOST_AT_ONCE, RequestReader
 from carpool.http.server_state import HttpHead, ServerState
 from carpool.http.timers import Timers
@@ -52,7 +52,7 @@ _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many req
 _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that says "ok" has not
 
 
-class Connection(PartWriter):
+class Connection(AnswerWriter):
     """One client.
 
     Args:
@@ -61,7 +61,7 @@ class Connection(PartWriter):
     Attributes:
         app: Answers the requests.
         ignoring_input: Whether everything that still comes is thrown away.
-        is_reading_paused: Whether the transport has been told not to read.
+        is_reading_paused: Whether the reading of the transport is paused.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -127,7 +127,7 @@ class Connection(PartWriter):
         if is_owed:
             self._timers.probe()
             self._probe_client_of_parts()
-        return is_owed and self._transport.can_write_eof()  # TLS knows no half-closed connections
+        return is_owed and self._transport.can_write_eof()  # TLS has no half-closed connections
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
@@ -257,7 +257,7 @@ class Connection(PartWriter):
         feed_bulk(exchange, self.app.refuse(exchange.head, Refusal(408, "request_timeout")))
 
     def leave_body_unread(self) -> None:
-        """Read no further: the rest of the bulk request cannot be told from what follows it."""
+        """Read no further: the end of the bulk request cannot be found."""
         if self._bulk is not None:
             self._bulk.head.keep_alive = False
             self._bulk.head.is_cut_short = True
@@ -444,3 +444,45 @@ class Connection(PartWriter):
         """Let other clients have their turn after a long page, which takes milliseconds."""
         if exchange.response is not None and len(exchange.response.body) >= _LONG_PAGE:
             self._state.note_long_page()
+
+
+_NOTHING = memoryview(b"")
+
+
+class LargeBody(asyncio.BufferedProtocol):
+    """Stands in for a connection while a large body is received into place.
+
+    Args:
+        connection: The connection on which the body comes.
+        rest: The memory that is still to be filled.
+    """
+
+    def __init__(self, connection: Connection, rest: memoryview) -> None:
+        self._connection = connection
+        self._rest = rest
+
+    def let_go(self) -> None:
+        """Let go of the memory, since uvloop keeps its last buffered protocol.
+
+        Even an empty part of the memory would keep all of it.
+        """
+        self._rest = _NOTHING
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._rest = self._rest[nbytes:]
+        self._connection.large_body_received(nbytes, is_full=not self._rest)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.connection_lost(error)
+
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()

@@ -91,7 +91,7 @@ def of_error(error: Mapping[str, Any], format: int = JSON) -> bytes:
     """Return an error as it is written among results.
 
     Args:
-        error: What is told of it.
+        error: Its text.
         format: JSON or MSGPACK.
     """
     return _encode[format]({_ERROR: error})

@@ -13,11 +13,9 @@ from carpool.engine.foreign import text_of, traceback_of
 from carpool.engine.logger import logger
 from carpool.engine.observe.log import printable
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
-from carpool.http.asgi import Scope, send_response
-from carpool.http.asgi_client import ClientStalled, Receive, Send, within_limits
+from carpool.http.asgi import ClientStalled, Receive, Scope, Send, send_response, within_limits
 from carpool.http.codec import error_response
-from carpool.http.exchange import HttpResponse
-from carpool.http.request_ids import RequestIds
+from carpool.http.exchange import HttpResponse, RequestIds
 from carpool.service.checks import flag
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
@@ -100,7 +98,8 @@ def install_error_handlers(app: HasErrorHandlers, *, timeout_status: int = 504, 
     if not hasattr(app, "add_exception_handler"):
         raise TypeError(
             f"install_error_handlers is for FastAPI and Starlette apps, and this is a {type(app).__name__}:"
-            " in Flask register a handler for carpool.CarpoolError, as docs/http.md shows (errors in your own routes)"
+            ' in Flask register a handler for carpool.CarpoolError, as "HTTP" in the docs shows'
+            " (errors in your own routes)"
         )
     answers = ErrorAnswers(timeout_status, debug)
 

@@ -18,14 +18,12 @@ from carpool.engine.core.transit import asked
 from carpool.engine.logger import GuardedLogger
 from carpool.engine.observe.log import printable
 from carpool.http.compression import Compression
-from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse
-from carpool.http.notes import InStage, Notes
-from carpool.http.request_ids import RequestIds
+from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse, InStage, Notes, RequestIds
 
 if TYPE_CHECKING:
     from carpool.engine.core.batch import Batch
     from carpool.engine.drive.aio import Driver
-    from carpool.engine.observe.stage_stats import StageStats
+    from carpool.engine.observe.stats import StageStats
 
 access_logger = GuardedLogger(logging.getLogger("carpool.access"), {})
 """Writes the access log."""
@@ -306,7 +304,7 @@ def new_observer(
 
 
 def server_timing(notes: Notes, now: float) -> bytes:
-    """Return the header that tells a browser, or a person, where the time went."""
+    """Return the `Server-Timing` header, which browsers show."""
     parts = []
     for each, until in notes.with_ends(now):
         about = f'desc="{_token(each.stage)}"'

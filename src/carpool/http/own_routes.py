@@ -15,7 +15,7 @@ from carpool.engine.foreign import as_model_error
 from carpool.engine.hints.schema import json_writer
 from carpool.engine.wire.payload import JSON
 from carpool.errors import CarpoolError
-from carpool.http.asgi_client import ClientStalled, disconnected, within_limits
+from carpool.http.asgi import ClientStalled, disconnected, within_limits
 from carpool.http.codec import wishes
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import error_entry
@@ -36,14 +36,15 @@ async def stream_response(
     timeout_status: int = 504,
     debug: bool = False,
 ) -> StreamingResponse:
-    """Return a response that tells parts as `carpool serve` does, once the first of them is there.
+    """Return a response that streams parts as `carpool serve` does, once the first of them is
+    there.
 
     What fails before the first part is raised here, so that it has a status of its own, see
     `install_error_handlers`; a plain `StreamingResponse` has answered 200 by then. What fails later
-    is told as an error in the place of the end, so a client can always tell a whole answer from a
-    broken one. A silence of 15 seconds begins the response without a part, and is filled. A client
-    that leaves ends the request, before the first part only where `request` is given. So does one
-    that takes nothing for 30 seconds.
+    is sent as an error in the place of the end, so a client can always distinguish a whole answer
+    from a broken one. A silence of 15 seconds begins the response without a part, and is filled. A
+    client that leaves ends the request, before the first part only where `request` is given. So
+    does one that takes nothing for 30 seconds.
 
         @app.post("/generate")
         async def generate(prompt: Prompt, request: Request) -> StreamingResponse:
@@ -93,7 +94,7 @@ async def stream_response(
 
 
 class _Reading:
-    """Takes one part after the other, and tells silences.
+    """Takes one part after the other, and reports silences.
 
     Args:
         parts: Where they come from.

@@ -17,8 +17,9 @@ from carpool.http.bulk import BulkItems, feed_bulk
 from carpool.http.codec import format_of_entries
 from carpool.http.converted import submission_of
 from carpool.http.endpoint import Endpoint
-from carpool.http.exchange import Ask, ErrorResponder, Exchange, Head, HttpResponse
+from carpool.http.exchange import Ask, ErrorResponder, Exchange, Head, HttpResponse, ServedModel
 from carpool.http.many import ItemList, split
+from carpool.http.observer import Observer
 from carpool.http.protocol_routes import ProtocolRoutes
 from carpool.http.streaming import Delivery
 from carpool.service.weigh import Weigher
@@ -28,14 +29,23 @@ _LINES_INSIDE = 1024
 T = TypeVar("T")
 
 
-class RefusingApp(ErrorResponder, Protocol):
-    """What these routes ask of an app.
+class AdmittingApp(ErrorResponder, Protocol):
+    """The app to which requests are admitted.
 
     Attributes:
         max_body_bytes: Size of the largest request body.
+        accepts_compressed: Whether compressed request bodies are read.
+        observer: Watches requests and their answers; None if nothing asks for it.
+        root_path: What a proxy puts before each path.
     """
 
     max_body_bytes: int
+    accepts_compressed: bool
+    observer: Observer | None
+    root_path: str
+
+    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
+        """Return why a request to a model is refused now; None if it is not."""
 
     def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
         """Return the response to a request that is broken off after its admission, and count it."""
@@ -50,7 +60,7 @@ class PredictRoutes:
         is_patient: Whether requests wait while the queue is full.
     """
 
-    def __init__(self, app: RefusingApp, protocols: ProtocolRoutes, is_patient: bool) -> None:
+    def __init__(self, app: AdmittingApp, protocols: ProtocolRoutes, is_patient: bool) -> None:
         self._app = app
         self._protocols = protocols
         self._is_patient = is_patient
@@ -153,7 +163,7 @@ class PredictRoutes:
 
 
 def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
-    """Have an answer told in parts; that of a model which makes none is a single one."""
+    """Have an answer sent in parts; that of a model which makes none is a single one."""
     exchange.fix_id(ask.responder.request_ids)
     exchange.stream = Stream(until=now + ask.stream_s)
     exchange.delivery = Delivery(now)

@@ -9,7 +9,7 @@ parser:
 3. When the memory is full, the reader calls `Receiver.request_received`, as for any other request.
 
 A request that is refused before its body was read ends the reading, since what follows it on the
-connection cannot be told from its body.
+connection cannot be distinguished from its body.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class RequestReader:
 
     Args:
         state: Has the app, the limits and the memory that connections share.
-        receiver: The connection, which is told of every request.
+        receiver: The connection, which gets every request.
 
     Attributes:
         at_request_start: Whether the next byte is the first of a request, so that a known head may
@@ -143,7 +143,7 @@ class RequestReader:
         self._large_body: memoryview | None = None  # the memory of a large body
         self._is_bulk = False  # the present body is handed on as it comes
         self._skips_body = False  # the parser does, which takes it for another protocol
-        self._is_resumed = False  # another parser is told a head that we know
+        self._is_resumed = False  # another parser gets a head that was read already
 
     @property
     def service(self) -> ServedModel | None:

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,17 +21,16 @@ from carpool.engine.worker.own_metrics import FOLDER_VARIABLE
 from carpool.http.access import LOCAL_NAMES, Access, new_access
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
-from carpool.http.listener import InheritedListener, Listener, PortListener, UnixListener, listener_at
+from carpool.http.listener import Certificates, InheritedListener, Listener, PortListener, UnixListener, listener_at
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol
 from carpool.http.protocols.vertex import Vertex
 from carpool.http.server_state import Limits
-from carpool.http.tls import Certificates
 from carpool.service.checks import at_least, nonnegative_seconds, positive, seconds
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
-from carpool.service.settings import ServerSettings, SettingsByName, UsualNumber
+from carpool.service.settings import ServerSettings, UsualNumber, with_defaults
 
 try:
     from carpool.http.server import Server
@@ -58,7 +56,7 @@ _NOT_MAIN = (
 )
 
 
-def serve(*services: Service, **settings: Unpack[SettingsByName]) -> None:
+def serve(*services: Service, **settings: Unpack[ServerSettings]) -> None:
     """Serve services over HTTP until SIGTERM or Ctrl-C, as the command `carpool serve` does.
 
     The first signal lets the requests inside finish, and then `serve` returns. A second one ends
@@ -71,7 +69,7 @@ def serve(*services: Service, **settings: Unpack[SettingsByName]) -> None:
         services: What to serve. The first one answers at /predict, and each at
             /models/NAME/predict.
         settings: Those of `carpool serve`, such as `host="0.0.0.0"`, `port=8000` and
-            `api_keys="keys.txt"`; docs/configuration.md lists them. `log` and `log_level` do
+            `api_keys="keys.txt"`; "Settings" in the docs has them all. `log` and `log_level` do
             nothing in a program that has set up logging already. The environment and
             `carpool.toml` are not read, but for keys in CARPOOL_API_KEYS.
 
@@ -91,14 +89,14 @@ def serve(*services: Service, **settings: Unpack[SettingsByName]) -> None:
         raise RuntimeError(_LOOP_RUNS)
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(_NOT_MAIN)
-    chosen = ServerSettings(**settings)
-    check_port(chosen.port, "port=")
-    if chosen.log not in ("text", "json"):
-        raise ValueError(f"log must be 'text' or 'json', not {chosen.log!r}")
-    if chosen.reload not in ("beside", "rolling"):
-        raise ValueError(f"reload must be 'beside' or 'rolling', not {chosen.reload!r}")
+    chosen = with_defaults(settings)
+    check_port(chosen["port"], "port=")
+    if chosen["log"] not in ("text", "json"):
+        raise ValueError(f"log must be 'text' or 'json', not {chosen['log']!r}")
+    if chosen["reload"] not in ("beside", "rolling"):
+        raise ValueError(f"reload must be 'beside' or 'rolling', not {chosen['reload']!r}")
     if not logging.getLogger("carpool").hasHandlers():
-        log_lines.set_up(chosen.log, log_lines.level_of(chosen.log_level))
+        log_lines.set_up(chosen["log"], log_lines.level_of(chosen["log_level"]))
     server = new_server(services, chosen)
     try:
         server.bind()
@@ -112,7 +110,7 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
 
     Args:
         services: What it serves.
-        settings: Its own.
+        settings: Its own; those that are left out have their defaults.
         on: Where worker processes run; None for what the settings say.
 
     Raises:
@@ -120,19 +118,19 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
         TypeError: JSON and msgpack cannot express a type hint of a service.
         OSError: A file that a setting names cannot be read.
     """
-    settings, protocols = as_vertex_wants(settings)
+    settings, protocols = as_vertex_wants(with_defaults(settings))
     listener = _listener(settings)
-    admin_listener = None if settings.admin_address is None else listener_at(settings.admin_address)
+    admin_listener = None if settings["admin_address"] is None else listener_at(settings["admin_address"])
     tls = _certificates(settings)
     app = _new_app(services, settings, protocols, on, listener)
     admin = None if admin_listener is None else (admin_listener, _new_admin_app(app, settings, admin_listener))
-    _check_not_open(listener, app.access, tls is not None and settings.tls_client_ca is not None, settings)
+    _check_not_open(listener, app.access, tls is not None and settings["tls_client_ca"] is not None, settings)
     if admin is not None:
         _check_not_open(admin[0], admin[1].access, False, settings)
-    app.admin.rolling = settings.reload == "rolling"
+    app.admin.rolling = settings["reload"] == "rolling"
     server = Server(app, limits=_limits(settings), listener=listener, tls=tls, admin=admin)
-    server.watched = Path.cwd() if settings.watch else None
-    server.drain_delay_s = min(nonnegative_seconds("drain_delay_s", settings.drain_delay_s), _LONGEST_S)
+    server.watched = Path.cwd() if settings["watch"] else None
+    server.drain_delay_s = min(nonnegative_seconds("drain_delay_s", settings["drain_delay_s"]), _LONGEST_S)
     return server
 
 
@@ -146,61 +144,61 @@ def _new_app(
     """Make the app that some settings describe. Raises as `new_server` does."""
     return App(
         *services,
-        when_full=settings.when_full,
-        timeout_status=settings.timeout_status,
-        max_body_bytes=max(1, int(positive("max_body_mb", settings.max_body_mb) * 2**20)),
-        debug=settings.debug,
+        when_full=settings["when_full"],
+        timeout_status=settings["timeout_status"],
+        max_body_bytes=max(1, int(positive("max_body_mb", settings["max_body_mb"]) * 2**20)),
+        debug=settings["debug"],
         protocols=protocols,
-        accept_compressed=settings.accept_compressed,
+        accept_compressed=settings["accept_compressed"],
         join=_join(settings),
-        on=on or settings.on,
+        on=on or settings["on"],
         output=log_lines.worker_line,
-        api_keys=settings.api_keys,
-        allow_host=settings.allow_host or _usual_names(listener),
-        cors_origin=settings.cors_origin,
-        open_readyz=settings.open_readyz,
-        root_path=settings.root_path,
-        has_admin_address=settings.admin_address is not None,
-        access_log=settings.access_log,
-        access_log_slow_ms=settings.access_log_slow_ms,
-        server_timing=settings.server_timing,
-        trace=settings.trace,
-        compress=settings.compress,
-        compress_from_bytes=settings.compress_from_bytes,
+        api_keys=settings["api_keys"],
+        allow_host=settings["allow_host"] or _usual_names(listener),
+        cors_origin=settings["cors_origin"],
+        open_readyz=settings["open_readyz"],
+        root_path=settings["root_path"],
+        has_admin_address=settings["admin_address"] is not None,
+        access_log=settings["access_log"],
+        access_log_slow_ms=settings["access_log_slow_ms"],
+        server_timing=settings["server_timing"],
+        trace=settings["trace"],
+        compress=settings["compress"],
+        compress_from_bytes=settings["compress_from_bytes"],
     )
 
 
 def _new_admin_app(app: App, settings: ServerSettings, listener: Listener) -> AdminApp:
     """Make the app for those who run the server. Raises as `new_server` does."""
-    names = settings.allow_host or _usual_names(listener)
-    access = new_access(settings.api_keys, names, settings.cors_origin, open_readyz=settings.open_readyz)
+    names = settings["allow_host"] or _usual_names(listener)
+    access = new_access(settings["api_keys"], names, settings["cors_origin"], open_readyz=settings["open_readyz"])
     return AdminApp(app, access)
 
 
 def _listener(settings: ServerSettings) -> Listener:
     """Return where to listen. Raises ValueError or OSError."""
-    if settings.socket is not None and settings.fd is not None:
+    if settings["socket"] is not None and settings["fd"] is not None:
         raise ValueError("socket and fd are two places to listen: choose one")
-    if settings.socket is not None:
-        return UnixListener(Path(settings.socket), _mode(settings.socket_mode))
-    if settings.fd is not None:
-        return InheritedListener(settings.fd)
-    return PortListener(settings.host, settings.port)
+    if settings["socket"] is not None:
+        return UnixListener(Path(settings["socket"]), _mode(settings["socket_mode"]))
+    if settings["fd"] is not None:
+        return InheritedListener(settings["fd"])
+    return PortListener(settings["host"], settings["port"])
 
 
 def _join(settings: ServerSettings) -> Join | None:
     """Return where workers join; None if none can. Raises ValueError or OSError."""
     token, certificate, key, authority = (
-        settings.join_token,
-        settings.join_cert,
-        settings.join_key,
-        settings.join_ca,
+        settings["join_token"],
+        settings["join_cert"],
+        settings["join_key"],
+        settings["join_ca"],
     )
-    if settings.join is None:
+    if settings["join"] is None:
         if token or certificate or key or authority:
             raise ValueError("join_token, join_cert, join_key and join_ca go with join: say where workers connect")
         return None
-    return Join(settings.join, token_file=token, certificate=certificate, key=key, authority=authority)
+    return Join(settings["join"], token_file=token, certificate=certificate, key=key, authority=authority)
 
 
 def _mode(text: str) -> int:
@@ -212,14 +210,14 @@ def _mode(text: str) -> int:
 
 def _certificates(settings: ServerSettings) -> Certificates | None:
     """Return what TLS needs; None where it is not spoken. Raises ValueError or OSError."""
-    if settings.tls_cert is None:
+    if settings["tls_cert"] is None:
         for name in ("tls_key", "tls_client_ca"):
-            if getattr(settings, name) is not None:
+            if settings.get(name) is not None:
                 raise ValueError(f"{name} does nothing without tls_cert, the server's certificate: give it, too")
         return None
-    key, roots = settings.tls_key, settings.tls_client_ca
+    key, roots = settings["tls_key"], settings["tls_client_ca"]
     return Certificates(
-        Path(settings.tls_cert), None if key is None else Path(key), None if roots is None else Path(roots)
+        Path(settings["tls_cert"]), None if key is None else Path(key), None if roots is None else Path(roots)
     )
 
 
@@ -235,7 +233,7 @@ def _usual_names(listener: Listener) -> tuple[str, ...]:
 
 def _check_not_open(listener: Listener, access: Access | None, has_client_ca: bool, settings: ServerSettings) -> None:
     """Raise ValueError if everybody could ask at a public address, and nobody has said so."""
-    if listener.is_private or has_client_ca or settings.insecure or (access is not None and access.keys is not None):
+    if listener.is_private or has_client_ca or settings["insecure"] or (access is not None and access.keys is not None):
         return
     raise ValueError(
         f"everybody who reaches {listener.address} could ask: let clients send a key (carpool key NAME makes one, and"
@@ -246,14 +244,14 @@ def _check_not_open(listener: Listener, access: Access | None, has_client_ca: bo
 def _limits(settings: ServerSettings) -> Limits:
     """Return how much one client may take up. Raises ValueError."""
     return Limits(
-        connections=at_least("max_connections", settings.max_connections, 1),
-        header_bytes=at_least("max_header_bytes", settings.max_header_bytes, 256),
-        header_fields=at_least("max_headers", settings.max_headers, 1),
-        pipelined=at_least("max_pipelined", settings.max_pipelined, 1),
-        header_s=min(seconds("header_timeout_s", settings.header_timeout_s), _LONGEST_S),
-        body_s=min(seconds("body_timeout_s", settings.body_timeout_s), _LONGEST_S),
-        idle_s=min(seconds("idle_timeout_s", settings.idle_timeout_s), _LONGEST_S),
-        write_s=min(seconds("write_timeout_s", settings.write_timeout_s), _LONGEST_S),
+        connections=at_least("max_connections", settings["max_connections"], 1),
+        header_bytes=at_least("max_header_bytes", settings["max_header_bytes"], 256),
+        header_fields=at_least("max_headers", settings["max_headers"], 1),
+        pipelined=at_least("max_pipelined", settings["max_pipelined"], 1),
+        header_s=min(seconds("header_timeout_s", settings["header_timeout_s"]), _LONGEST_S),
+        body_s=min(seconds("body_timeout_s", settings["body_timeout_s"]), _LONGEST_S),
+        idle_s=min(seconds("idle_timeout_s", settings["idle_timeout_s"]), _LONGEST_S),
+        write_s=min(seconds("write_timeout_s", settings["write_timeout_s"]), _LONGEST_S),
     )
 
 
@@ -263,14 +261,14 @@ def as_vertex_wants(settings: ServerSettings) -> tuple[ServerSettings, list[str 
     Raises:
         ValueError: The variable of the port holds none.
     """
-    named: list[str | HttpProtocol] | None = [each for each in settings.protocol if each != "none"]
-    if not settings.protocol:
+    named: list[str | HttpProtocol] | None = [each for each in settings["protocol"] if each != "none"]
+    if not settings["protocol"]:
         named = None
-    if settings.vertex:
+    if settings["vertex"]:
         named = [Vertex(always=True), *[each for each in named or BUILT_IN if each != Vertex.name]]
-    if settings.vertex or (Vertex().is_wanted and (named is None or Vertex.name in named)):
-        host, port = Vertex.address(settings.host, settings.port)
-        settings = replace(settings, host=host, port=port)
+    if settings["vertex"] or (Vertex().is_wanted and (named is None or Vertex.name in named)):
+        host, port = Vertex.address(settings["host"], settings["port"])
+        settings = {**settings, "host": host, "port": port}
     return settings, named
 
 
@@ -298,8 +296,8 @@ def why_not_bound(error: OSError, settings: ServerSettings, named: Callable[[str
         settings: Of the server.
         named: Returns how the user writes a setting.
     """
-    host, port = settings.host, settings.port
-    if settings.socket is not None or settings.fd is not None:
+    host, port = settings["host"], settings["port"]
+    if settings["socket"] is not None or settings["fd"] is not None:
         return f"cannot listen: {error.strerror or error}"
     if error.errno == errno.EADDRINUSE:
         return f"port {port} is in use on {host}: stop what listens there, or choose another one with {named('port')}"

@@ -1,4 +1,7 @@
-"""Our own server around an app: it binds, starts the services, serves, and stops on a signal."""
+"""Our own server around an app: it binds, starts the services, serves, and stops on a signal.
+
+Where systemd asks for it, it sends `sd_notify` messages: up, going down, still alive.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,12 @@ from typing import Any
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import CarpoolError, Unavailable
-from carpool.http import systemd
-from carpool.http.admin import ReloadOrder
+from carpool.http.admin import ReloadOrder, SourceFiles, reload_on_change
 from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.connection import Connection
-from carpool.http.listener import BACKLOG, InheritedListener, Listener, PortListener
+from carpool.http.listener import BACKLOG, Certificates, InheritedListener, Listener, PortListener, TlsServer
 from carpool.http.server_state import Limits, ServerState
-from carpool.http.tls import Certificates, TlsServer
-from carpool.http.watch import SourceFiles, reload_on_change
 
 _LAST_ANSWERS_S = 5.0
 _LAST_HEADS_S = 1.0  # who has connected at last, and has asked for nothing by then, is not waited for
@@ -198,7 +198,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where the server listens, as people are told it."""
+        """The address of the server, for people."""
         address = self.listener.address
         return address if ":/" in address else f"http{'s' if self._tls is not None else ''}://{address}"
 
@@ -267,17 +267,17 @@ class Server:
             starting = asyncio.ensure_future(self.app.start())
             if await _done_first(starting, stopped):
                 starting.result()
-                self._take_signals(stopping)  # again: Ray's own handler would tell of a stop as of a crash
+                self._take_signals(stopping)  # again: Ray's own handler would log a stop as a crash
                 ready()
-                systemd.notify("READY=1")
-                beating = asyncio.ensure_future(systemd.keep_alive())
+                notify_systemd("READY=1")
+                beating = asyncio.ensure_future(keep_systemd_awake())
                 if files is not None:
                     self._beside.append(loop.create_task(reload_on_change(self.app.admin, files)))
                 if await _done_first(asyncio.ensure_future(self.app.failed()), stopped):
                     raise Unavailable("no service can answer any more", code="stage_failed")
                 await self._serve_on()
         finally:
-            systemd.notify("STOPPING=1")
+            notify_systemd("STOPPING=1")
             for task in self._beside:
                 task.cancel()
             await self.stop()
@@ -340,7 +340,7 @@ class Server:
         for served in self._addresses:
             if served.state is not None:
                 served.state.announce_end()
-        systemd.notify("STOPPING=1")
+        notify_systemd("STOPPING=1")
 
     async def _serve_on(self) -> None:
         """Go on serving until the delay is over, if there is one."""
@@ -366,3 +366,33 @@ async def _done_first(work: asyncio.Future[None], stopped: asyncio.Future[Any]) 
     work.cancel()
     await asyncio.wait([work])
     return False
+
+
+_MICROSECONDS = 1e6
+
+
+def notify_systemd(state: str) -> None:
+    """Send systemd a state, such as `READY=1`; do nothing without it, or if it has gone."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # a name in the abstract name space
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.sendto(state.encode(), address)
+
+
+def watchdog_s() -> float | None:
+    """Return the seconds between two signs of life for systemd; None for none."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    text = os.environ.get("WATCHDOG_USEC", "")
+    return int(text) / _MICROSECONDS / 2 if text.isdigit() and int(text) else None
+
+
+async def keep_systemd_awake() -> None:
+    """Send systemd signs of life as long as this loop turns, until cancelled."""
+    every_s = watchdog_s()
+    while every_s is not None:
+        notify_systemd("WATCHDOG=1")
+        await asyncio.sleep(every_s)

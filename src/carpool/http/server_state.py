@@ -18,10 +18,9 @@ from carpool.engine.drive.failures import RefusalLog
 from carpool.engine.http_request import Field
 from carpool.engine.observe.refusals import Refusals
 from carpool.engine.wire.payload import Memory
-from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length, too_many_connections
 from carpool.http.exchange import REQUEST_ID, Head
-from carpool.http.shares import ConnectionShares
+from carpool.http.shares import Bodies, ConnectionShares
 
 if TYPE_CHECKING:
     from carpool.http.admin_address import AdminApp
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOST_KNOWN_HEADS = 1024
 FRAMING_HEADERS: Final = frozenset({b"host", b"expect", b"transfer-encoding"})
-"""The headers that tell the reader how a request is sent, and none of which may come twice."""
+"""The headers that decide how a request is read; none of them may come twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Limits:
 
 
 class HttpHead(Head):
-    """A head with what our own HTTP/1.1 front needs to know of it.
+    """A head with the facts that our own HTTP/1.1 front needs.
 
     Attributes:
         length: Of the body in bytes, if the head says it; 0 otherwise.
@@ -205,11 +204,11 @@ class ServerState:
         self.bodies.divide(self.app.shares)
 
     def forget_heads(self) -> None:
-        """Forget all known heads: what was let in before may not be any more."""
+        """Forget all known heads: some that were let in may not be any more."""
         self.heads.clear()
 
     def may_ask_for_page(self, connection: ConnectedClient) -> bool:
-        """Report whether a connection may ask for a page now; if not, tell it when it may."""
+        """Report whether a connection may ask for a page now; if not, call it when it may."""
         if self.long_page_written:
             self._waiting_for_page[connection] = None
         return not self.long_page_written

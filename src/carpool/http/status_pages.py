@@ -1,4 +1,4 @@
-"""The pages that tell of a server: its health, metrics, models and their description in OpenAPI."""
+"""The pages about a server: its health, metrics, models and their description in OpenAPI."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from carpool.engine.clock import monotonic
 from carpool.engine.observe.stats import Stats
 from carpool.http import openapi
 from carpool.http.access import Access
+from carpool.http.admission import Handler, Routes
 from carpool.http.codec import NotReady, Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import ErrorResponder, Exchange, HttpResponse
-from carpool.http.overview import overview
+from carpool.http.openapi import overview
 from carpool.http.protocol_lists import ShownRoute
-from carpool.http.routes import Handler, Routes
 from carpool.http.shares import ConnectionShares
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _TEXT_TYPE = b"text/plain; charset=utf-8"
 
 
 class DescribedApp(ErrorResponder, Protocol):
-    """The app of which the pages tell.
+    """The app as the pages describe it.
 
     Attributes:
         endpoints: The services as the app serves them, in order.
@@ -74,7 +74,7 @@ class DescribedApp(ErrorResponder, Protocol):
 
 
 class StatusPages:
-    """The pages that tell of one app.
+    """The pages about one app.
 
     Args:
         app: The app.
@@ -104,7 +104,7 @@ class StatusPages:
         self._find_problems(self._app.served, partial(self._respond_readiness, exchange))
 
     def ready_page(self, endpoint: Endpoint) -> Handler:
-        """Return the page that tells whether requests to one model would be answered."""
+        """Return the page of the readiness of one model."""
         return lambda exchange: self._find_problems([endpoint], partial(self._respond_model, exchange, endpoint.name))
 
     def _find_problems(self, endpoints: Sequence[Endpoint], tell: Callable[[dict[str, str]], None]) -> None:
@@ -152,7 +152,7 @@ class StatusPages:
         exchange.respond(self._app.error(exchange.head, told))
 
     def _may_be_told_models(self, exchange: Exchange) -> bool:
-        """Report whether a prober may know what is served here: it has a key, or none is needed."""
+        """Report whether a prober may see the names of models: it has a key, or none is needed."""
         return not self._needs_key or exchange.head.caller != ""
 
     def metrics(self, exchange: Exchange) -> None:

@@ -1,6 +1,7 @@
 """Answers in parts over HTTP: how parts, ends and failures are written. Sans-IO.
 
-A client asks for parts by its `Accept` header. It can always tell a whole answer from a broken one:
+A client asks for parts by its `Accept` header. It can always distinguish a whole answer from a
+broken one:
 
 * `text/event-stream` (server-sent events): `data: PART` for each part, then `event: end` with
   `data: {"parts": N}`; or `event: error` with `data: {"error": {...}}` and no end;
@@ -10,10 +11,10 @@ A client asks for parts by its `Accept` header. It can always tell a whole answe
   breaks the body off, so the chunked coding does not end.
 
 What fails before the first part is answered as for any request, with a status. So the head is
-written with the first part, or once a client has heard nothing for `SILENCE_S`. From then on it
+written with the first part, or once a client has received nothing for `SILENCE_S`. From then on it
 gets something in each such silence that its reader skips: a comment among events, and before a line
 the space that JSON allows there. Silence is measured where bytes go: of a part for which nothing is
-written the client knows nothing.
+written the client has received nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from carpool.engine.drive.callers import Unread
 from carpool.engine.wire.payload import JSON, RAW
 
 SILENCE_S: Final = 15.0
-"""After how many seconds without a byte a client is told that the connection is alive."""
+"""After how many seconds without a byte a client gets a keep-alive."""
 
 
 class Framing(NamedTuple):
@@ -37,8 +38,8 @@ class Framing(NamedTuple):
         part: What a part looks like; `%b` is the part.
         end: What a whole answer ends with; `%d` is the number of parts.
         error: What a broken one ends with; `%b` is the body of an error response, with its status.
-            Empty if only breaking off can tell.
-        alive: What tells that the connection is alive; empty if nothing can.
+            Empty if only breaking off can show it.
+        alive: The keep-alive; empty if there is none.
         headers: What the response has besides.
     """
 
@@ -87,7 +88,7 @@ class Delivery:
         asked_at: When the request was made.
 
     Attributes:
-        has_begun: Whether a part has been told, or the head written: no status can tell of a
+        has_begun: Whether a part has been sent, or the head written: no status can report a
             failure any more.
         is_head_written: Whether the response has begun on the connection.
         held: What waits for the answers before it, or for a slow client.

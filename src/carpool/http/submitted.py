@@ -1,4 +1,4 @@
-"""The items that a protocol has submitted: gathered into one response, or told in parts."""
+"""The items that a protocol has submitted: gathered into one response, or sent in parts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class SubmittedItems(ExchangeItems):
             raise _failure_of(error, "a protocol that makes an answer of results") from error
 
     def _result_of(self, item: ExchangeItem, is_partial: bool, head: Head) -> Any:
-        """Return an item's result, or what its client is told of its error.
+        """Return an item's result, or the text of its error for clients.
 
         Raises:
             CarpoolError: The item has failed, and that fails the whole.
@@ -114,7 +114,7 @@ class SubmittedItems(ExchangeItems):
 
 
 class SubmittedStreams(SubmittedItems):
-    """The items of a submission whose answers are told in parts, as they come."""
+    """The items of a submission whose answers are sent in parts, as they come."""
 
     def __init__(self, exchange: Exchange, submission: Submission, terms: SubmissionTerms) -> None:
         super().__init__(exchange, submission, terms)

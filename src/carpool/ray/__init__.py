@@ -1,7 +1,8 @@
-"""Services on a Ray cluster: `service.run(on="ray")`, `carpool serve --on ray`; see docs/ray.md.
+"""Services on a Ray cluster: `service.run(on="ray")`, `carpool serve --on ray`.
 
-Ray places the workers, as actors; this process keeps queue, policy and batches and talks to each
-worker over a connection of its own. It needs `pip install 'carpool[ray]'`.
+See "Ray" in the docs. Ray places the workers, as actors; this process keeps queue, policy and
+batches and talks to each worker over a connection of its own. It needs
+`pip install 'carpool[ray]'`.
 
 No batch passes through Ray, and the core has no notion of it: `Launch.hire` makes the worker. All
 calls that may block run in the thread of `Session`, so the loop never waits for a cluster that has

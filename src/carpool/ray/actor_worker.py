@@ -5,11 +5,11 @@ Its life:
 1. An actor is asked for, in the thread for errands, since that may block. While the cluster has no
    room for it, it is pending: that is the demand by which Ray's autoscaler adds nodes. If there
    is room and it does not come, Ray may have placed it on a node that is silent, which Ray finds
-   out after a minute; then another one is asked for, on nodes that have been heard from.
+   out after a minute; then another one is asked for, on nodes from which messages came.
 2. The actor connects to the gate with a token of its own. From then on the worker is a
    `JoinedWorker`, and is lost when its connection ends.
 3. Ray's word that the actor, or its node, has died ends it as well, whichever comes first. A node
-   from which nothing is heard is a suspect (`suspects.py`).
+   that sends nothing is a suspect (`session.py`).
 
 The handle of the actor and the reference of its call are kept until then: an actor dies with its
 last handle.
@@ -44,7 +44,7 @@ _LOOK_EVERY_S = 30.0
 _PATIENCE_S, _MOST_PATIENCE_S = 8.0, 120.0  # with an actor that does not come though there is room
 _TIMES_THE_FASTEST = 4  # so much longer than the fastest may it take
 _LAST_WORDS_S = 1.0  # for an actor that hangs, before it is killed
-_DEATH_S = 2.0  # within which Ray tells that an actor was killed, if its node is well
+_DEATH_S = 2.0  # within which Ray reports that an actor was killed, if its node is well
 _TOKEN_BYTES = 32
 _LONGEST_TEXT = 1000
 
@@ -111,7 +111,7 @@ class ActorWorker:
 
     @property
     def fell_silent(self) -> bool:
-        """Whether it was lost since nothing was heard of its node."""
+        """Whether it was lost since its node fell silent."""
         return self._joined is not None and self._joined.fell_silent
 
     @property
@@ -141,7 +141,8 @@ class ActorWorker:
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
         """End a worker that hangs: it may write down where for a second, then its actor is killed.
 
-        If Ray does not tell then that the actor is dead, its whole node may hang, and is a suspect.
+        If Ray does not report then that the actor is dead, its whole node may hang, and is a
+        suspect.
 
         Args:
             why: For the log.
@@ -203,7 +204,7 @@ class ActorWorker:
     def _look(self) -> None:
         """See to an actor that has not connected yet.
 
-        It is told what is missing. And another one is asked for if there is room for it, or if it
+        The log says what is missing. And another one is asked for if there is room for it, or if it
         must not be placed on nodes that were suspects and are none any more.
         """
         if self._joined is not None or self._ended.done():
@@ -275,7 +276,7 @@ class ActorWorker:
         self._end(why)
 
     def _died(self, ticket: str, future: Any) -> None:
-        """Take note that the actor's call has ended, which Ray tells."""
+        """Take note that the actor's call has ended, which Ray reports."""
         if ticket != self._ticket or self._ended.done():
             return
         error = None if future.cancelled() else future.exception()

@@ -170,5 +170,5 @@ def _values(column: Any) -> list[Any]:
 
 
 def _told(rows: Rows, errors: str, n: int) -> list[str]:
-    """Return for each row the error that an earlier stage has told; empty if there is none."""
+    """Return for each row the error of an earlier stage; empty if there is none."""
     return list(map(str, rows[errors])) if errors in rows else [""] * n

@@ -1,6 +1,6 @@
 """The numbers of a service in Ray's own metrics (`ray.util.metrics`).
 
-Every few seconds a snapshot is told. No request and no batch is counted there by itself, since that
+Every few seconds a snapshot is sent. No request and no batch is counted there by itself, since that
 takes about 2 µs a value.
 """
 
@@ -17,7 +17,7 @@ from carpool.engine.observe.stats import Stats
 from carpool.engine.wire.handshake import Hello
 
 TELL_EVERY_S: Final = 5.0
-"""How often a snapshot is told."""
+"""How often a snapshot is sent."""
 
 _STAGE = ("model", "stage")
 _WORKER = (*_STAGE, "worker", "host", "node", "actor", "device")

@@ -37,7 +37,7 @@ def app(target: str, *, on: Cluster | None = None, replicas: int | None = None, 
         ValueError: `target` does not name a service.
     """
     service, cluster = service_at(target), on or Cluster()
-    cluster.moved(service)  # what cannot be is told now
+    cluster.moved(service)  # raises now where it cannot be
 
     def build() -> App:
         """Make the app in the replica, since it belongs to the process in which it runs."""

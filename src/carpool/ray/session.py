@@ -3,6 +3,10 @@
 Calls of Ray that may block (asking for an actor, killing one, asking what the cluster has) are
 errands: a thread of its own does them one after the other, so that the loop never waits for a
 cluster of which the head is gone.
+
+`Suspects` lists the nodes that fell silent. Ray takes a minute to notice that a node is gone, and
+would place the successor of a lost worker on the same node until then. So for a while no worker is
+placed there.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ class ActorOrder(NamedTuple):
         place: The worker's position in its stage.
         ticket: By which it says who it is.
         token: With which it proves that, once.
-        goes_to_the_well: Whether it is to be on a node from which workers have been heard.
+        goes_to_the_well: Whether it is to be on a node whose workers have answered.
     """
 
     launch: Launch
@@ -203,7 +207,7 @@ class Session:
             self._loop.call_soon_threadsafe(act, *arguments)
 
     def suspect(self, node: str) -> None:
-        """Place no worker on a node for a while, since nothing is heard of it."""
+        """Place no worker on a node for a while, since it is silent."""
         text = "nothing is heard of node %s: no worker is placed there for %g s if there is another node"
         logger.warning(text, node, SUSPECT_S, extra={"model": self.service})
         self._suspects.add(self.clock(), node)

@@ -1,4 +1,4 @@
-"""Which nodes of a cluster fell silent, and which have been heard from. Sans-IO.
+"""Which nodes of a cluster fell silent, and which have been heard from. Sans-IO, and without Ray.
 
 Ray takes a minute to notice that a node is gone, and would place the successor of a lost worker on
 the same node until then. So for a while no worker is placed there.
@@ -33,7 +33,8 @@ class Suspects:
         self._workers[node] += 1
 
     def disconnected(self, now: float, node: str) -> None:
-        """Note that the connection of a worker has ended; `add` tells if that was by silence."""
+        """Note that the connection of a worker has ended; after a silence `add` is called as
+        well."""
         self._workers[node] -= 1
         self._heard[node] = now
 

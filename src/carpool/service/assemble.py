@@ -32,8 +32,8 @@ from carpool.engine.drive.steps import StepPool
 from carpool.engine.drive.worker import Launch, WarmUpShape
 from carpool.engine.drive.worker_pool import WorkerPool, new_roster
 from carpool.engine.logger import logger
+from carpool.engine.observe.snapshot import StreamStats
 from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.stream_stats import StreamStats
 from carpool.engine.policy import OneByOne
 from carpool.engine.wire.payload import size_of
 from carpool.engine.worker import program

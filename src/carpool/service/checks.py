@@ -10,11 +10,12 @@ import inspect
 import operator
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from numbers import Real
 from typing import Any
 
+from carpool.engine.call.oom import names_of
 from carpool.engine.forms import Form
 from carpool.engine.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
 from carpool.engine.policy.adapted import is_former
@@ -34,6 +35,11 @@ def at_least(name: str, value: Any, least: int) -> int:
     if whole is None or whole < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     return whole
+
+
+def positive_count(name: str, value: Any) -> int:
+    """Return a whole number from 1 on. Raises ValueError."""
+    return at_least(name, value, 1)
 
 
 def optional_count(name: str, value: Any) -> int | None:
@@ -143,6 +149,11 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def optional_flag(name: str, value: Any) -> bool | None:
+    """Return True or False, or None if none is given. Raises TypeError."""
+    return None if value is None else flag(name, value)
+
+
 def optional_text(name: str, value: Any) -> str | None:
     """Return a text that is not empty, or None if none is given. Raises TypeError or ValueError."""
     if value is None:
@@ -239,26 +250,32 @@ def valid_priority(priority: Any) -> int:
     return whole
 
 
-def optional_rising(name: str, values: Any, example: str) -> tuple[int, ...] | None:
-    """Return whole numbers that rise from one to the next, or None if none are given.
+def rising(example: str) -> Callable[[str, Any], tuple[int, ...] | None]:
+    """Return a check for whole numbers that rise from one to the next; None if none are given.
+
+    It raises ValueError where there are none, they do not rise, or one is not a whole number from 1
+    on, and TypeError where they are not a list.
 
     Args:
-        name: The setting.
-        values: What was given.
-        example: What would be right, for the error text.
-
-    Raises:
-        ValueError: There are none, or they do not rise, or one is not a whole number from 1 on.
-        TypeError: It is not a list.
+        example: Numbers that would be right, for the error text.
     """
-    if values is None:
-        return None
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list of numbers, such as {example}, not {values!r}")
-    numbers = [at_least(f"each of {name}", value, 1) for value in values]
-    if not numbers or numbers != sorted(set(numbers)):
-        raise ValueError(f"{name} must rise from one to the next, such as {example}, not {numbers!r}")
-    return tuple(numbers)
+
+    def check(name: str, values: Any) -> tuple[int, ...] | None:
+        if values is None:
+            return None
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise TypeError(f"{name} must be a list of numbers, such as {example}, not {values!r}")
+        numbers = [at_least(f"each of {name}", value, 1) for value in values]
+        if not numbers or numbers != sorted(set(numbers)):
+            raise ValueError(f"{name} must rise from one to the next, such as {example}, not {numbers!r}")
+        return tuple(numbers)
+
+    return check
+
+
+def exceptions(name: str, value: Any) -> tuple[str, ...] | None:
+    """Return the full names of exception classes, or None if None is given. Raises TypeError."""
+    return None if value is None else names_of(value)
 
 
 def check_length(length: Any, max_padded_size: Any, allowed_lengths: Any, *, has_size: bool) -> None:
@@ -316,7 +333,7 @@ def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None
         if has_settings and name in BY_NAME:
             raise ValueError(
                 f"policy {policy!r} is how carpool simulate has it: here write policy={name!r} with max_queue_delay_s="
-                f" of its own, or carpool.{BY_NAME[name].__name__}(...) for its other settings"
+                f" of its own, or carpool.{type(BY_NAME[name]()).__name__}(...) for its other settings"
             )
         raise ValueError(f"there is no policy {policy!r}; choose one of {known}, or give a Policy object")
     if isinstance(policy, StepPolicy) and not in_parts:
@@ -343,7 +360,7 @@ def warn_if_former(policy: object) -> None:
         f"{kind.__name__}.decide takes (now, queue, free, busy), which will not work in the next version: a policy has"
         " decide(view) now, and learn(now, done), see carpool.Policy"
     )
-    registry = vars(sys.modules[kind.__module__]).setdefault("__warningregistry__", {})  # so that it is told once
+    registry = vars(sys.modules[kind.__module__]).setdefault("__warningregistry__", {})  # so that it is warned of once
     warnings.warn_explicit(text, DeprecationWarning, code.co_filename, code.co_firstlineno, kind.__module__, registry)
 
 
@@ -468,3 +485,30 @@ def _number(value: Any) -> float | None:
         return float(value)
     except Exception:  # a whole number beyond the largest float
         return None
+
+
+Key = Callable[[Any], Any] | str
+"""What requests must have in common to share a batch: a function of an item, the name of a field of
+it, or `header:` and the name of an HTTP header."""
+
+_HEADER = "header:"
+
+
+def header_of(key: Any) -> bytes | None:
+    """Return the name, in lower case, of the header that a `key=` reads; None if it reads none."""
+    if not isinstance(key, str) or not key.startswith(_HEADER):
+        return None
+    return key.removeprefix(_HEADER).strip().lower().encode("latin-1")
+
+
+def check_key(key: Any, max_batch_size: int | None, traits: Traits) -> None:
+    """Check what requests must have in common. Raises ValueError or TypeError."""
+    if not isinstance(key, str):
+        check_callable("key", key, "an item")
+    elif not key.removeprefix(_HEADER):
+        raise ValueError(f'key must name a field of the items, or a header as in "header:X-Adapter", not {key!r}')
+    elif header_of(key) is not None:
+        if max_batch_size is None or traits.in_parts:
+            raise ValueError("key is for stages that take whole batches: give max_batch_size, or leave it out")
+        return
+    check_is_for_batches("key", max_batch_size, traits)

@@ -41,7 +41,7 @@ class Elsewhere(Protocol):
 
 PLACES: dict[str, Callable[[], Elsewhere]] = {}
 """What makes the place that a name stands for. `carpool/__init__.py` fills it in, since services do
-not know the modules that build on them."""
+not import the modules that build on them."""
 
 
 def elsewhere_of(on: Any) -> Elsewhere | None:

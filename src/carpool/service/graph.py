@@ -18,9 +18,8 @@ from carpool.engine.rows import is_array_type
 from carpool.engine.type_hints import hints_of
 from carpool.engine.wire.outcome import MOST_WAYS
 from carpool.model import AnyModel, Traits
-from carpool.service.checks import at_least, check_callable
+from carpool.service.checks import at_least, check_callable, header_of
 from carpool.service.fits import may_fit
-from carpool.service.key import header_of
 from carpool.service.stage import Stage
 
 MOST_ITEMS = 1024
@@ -328,8 +327,8 @@ def check_graph(line: Line) -> None:
     Raises:
         ValueError: There is no stage, two have the same name, a queue is too small for what may
             come to it, a stage that answers in parts is not the last one, a format of a model's own
-            would be gone past, a `Route` has nothing that names branches, or a stage names some and
-            no `Route` follows.
+            would be gone past, a `Route` has nothing that names branches, or what names them has
+            none.
         TypeError: By the hints, what one stage gives is not what the next one takes.
     """
     stages = stages_in(line)
@@ -502,9 +501,8 @@ def _check_named(line: Line) -> None:
 
 
 def _followed(line: Line, then: Stage | Block | None) -> Iterator[tuple[Stage, Stage | Block | None]]:
-    """Yield each stage of a line with the element directly behind it; `then` is behind the line."""
-    for i, element in enumerate(line):
-        after = line[i + 1] if i + 1 < len(line) else then
+    """Yield each stage of a line with the element right behind it; `then` follows the line."""
+    for element, after in zip(line, (*line[1:], then), strict=False):  # an empty line has neither
         if isinstance(element, Stage):
             yield element, after
         for branch in branches_of(element):

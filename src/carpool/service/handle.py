@@ -1,15 +1,17 @@
 """The handle of a running service for the tasks of its loop; that for threads has one of these.
 
 Handles turn Python objects into requests and wait for the answers; the driver does the rest. A
-handle belongs to the process that started it. `Handle` is in `thread_handle.py`.
+handle belongs to the process that started it. `Handle` is in `thread_handle.py`. `RunSettings` are
+those that `run`, `run_async` and `start` of `Service` take.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from carpool.engine.clock import monotonic
 from carpool.engine.core.journal import Entry, Journal
@@ -19,28 +21,33 @@ from carpool.engine.drive.batches import BatchPool
 from carpool.engine.drive.callers import AsyncParts, TaskCaller, request_for, result_of
 from carpool.engine.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.engine.drive.lending import Lending
+from carpool.engine.drive.output import LineSink, print_line
 from carpool.engine.drive.streams import AsyncStream, StreamWindow
 from carpool.engine.logger import logger
 from carpool.engine.observe.shown import counted
 from carpool.engine.observe.snapshot import ServiceSnapshot
+from carpool.engine.policy.one_by_one import MOST_IN_A_HOP
 from carpool.engine.request import Lane, Request, Stream
 from carpool.engine.wire.payload import Memory
 from carpool.engine.worker import program
 from carpool.errors import Unavailable
 from carpool.service.assemble import Assembly, assemble
 from carpool.service.checks import (
+    at_least,
+    check_callable,
     check_range,
     flag,
     numbers_of_workers,
     optional_seconds,
     seconds,
     valid_priority,
+    when_full_waits,
 )
 from carpool.service.declaration import Declaration
-from carpool.service.join import open_gate
-from carpool.service.run_settings import RunSettings
+from carpool.service.elsewhere import Elsewhere, elsewhere_of
+from carpool.service.join import Join, join_of, open_gate
 from carpool.service.running import Running
-from carpool.service.stream_window import window_of
+from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
 
 _HOW_TO_CLOSE = "call close(), or use a block, `with service.run() as s:`"
@@ -489,3 +496,84 @@ class AsyncHandle:
                 "this service was started on another event loop: call it there, or start one on this loop"
             )
         return True
+
+
+_BATCHES_IN_FLIGHT = 3  # batches of a stream per worker: one at work, one on its way, one forming
+_SMALL_BATCHES_IN_FLIGHT = 2 * _BATCHES_IN_FLIGHT  # with small items, so that threads wake one another less often
+_LEAST_IN_FLIGHT = 64
+
+
+def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> StreamWindow:
+    """Return how many items of a stream may be inside at a time.
+
+    Args:
+        stages: Those of the service.
+        max_in_flight: What the user says; None for what keeps every worker busy.
+
+    Raises:
+        ValueError: `max_in_flight` is not a whole number of at least 1.
+    """
+    if max_in_flight is not None:
+        max_in_flight = at_least("max_in_flight", max_in_flight, 1)
+        return StreamWindow(max_in_flight, max_in_flight)
+    least = sum(_BATCHES_IN_FLIGHT * max(1, stage.most_workers) * _most_items(stage, 1) for stage in stages)
+    small = _SMALL_BATCHES_IN_FLIGHT
+    most = sum(small * max(1, stage.most_workers) * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
+    return StreamWindow(least, max(_LEAST_IN_FLIGHT, most))
+
+
+def _most_items(stage: Stage, single: int) -> int:
+    """Return how many items one batch of a stage may hold; `single` if the stage has no batches."""
+    return min(stage.max_batch_size or single, stage.max_queue_size)
+
+
+class RunSettingsByName(TypedDict, total=False):
+    """The settings as users write them; `Service.run_async` says what each is."""
+
+    journal_size: int
+    output: LineSink
+    when_full: Literal["wait", "refuse"]
+    join: str | Join | None
+    on: Literal["ray"] | Elsewhere | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The settings once they have been checked.
+
+    Attributes:
+        journal_size: How many events are remembered for `story`.
+        output: Called with each line that a worker prints.
+        waits: Whether requests wait while the queue is full, instead of being refused.
+        join: Where workers join that come by themselves; None if none can.
+        on: Where worker processes run; None for this machine.
+    """
+
+    journal_size: int
+    output: LineSink
+    waits: bool
+    join: Join | None
+    on: Elsewhere | None
+
+
+def run_settings_of(service: Declaration, settings: RunSettingsByName) -> RunSettings:
+    """Check the settings of a run of a service, and fill in those that were left out.
+
+    Raises:
+        ValueError: One of them is out of range, or does not fit the service.
+        TypeError: One of them is of the wrong kind, or there is no such setting.
+        ImportError: `on="ray"`, and Ray is not installed.
+    """
+    known = RunSettingsByName.__optional_keys__
+    for name in settings:
+        if name not in known:
+            raise TypeError(f"a run of a service has no setting {name!r}; there are {', '.join(sorted(known))}")
+    output = settings.get("output", print_line)
+    check_callable("output", output, "a worker's name, whether it is an error, and a line")
+    return RunSettings(
+        output=output,
+        waits=when_full_waits(settings.get("when_full", "wait")),
+        join=join_of(service, settings.get("join")),
+        on=elsewhere_of(settings.get("on")),
+        journal_size=at_least("journal_size", settings.get("journal_size", 0), 0),
+    )

@@ -76,7 +76,7 @@ class Join:
         for field, value in values.items():
             object.__setattr__(self, field, value)
         if tls is not None:
-            tls.for_service()  # a bad file is told now
+            tls.for_service()  # a bad file raises now
 
     def __repr__(self) -> str:
         return f"<Join {self.address}>"

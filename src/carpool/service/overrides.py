@@ -13,24 +13,10 @@ from typing import Any
 
 from carpool.service.graph import with_stages
 from carpool.service.service import Service
+from carpool.service.setting import from_outside
 from carpool.service.stage import Stage
 
-OF_A_STAGE = (
-    "workers",
-    "cpus",
-    "devices",
-    "env",
-    "max_batch_size",
-    "max_rows",
-    "allowed_batch_sizes",
-    "policy",
-    "max_queue_delay_s",
-    "max_queue_size",
-    "max_queue_bytes",
-    "max_batch_time_s",
-    "idempotent",
-    "isolate_errors",
-)
+OF_A_STAGE = from_outside(Stage)
 """The settings of a stage that can be changed from outside; the others need code."""
 
 _MADE = frozenset({"graph", "stages", "takes", "gives", "routes"})

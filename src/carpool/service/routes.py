@@ -14,8 +14,7 @@ from carpool.engine.http_request import HTTPRequest
 from carpool.engine.type_hints import signature_of
 from carpool.engine.wire.payload import MOST_ADAPTERS
 from carpool.model import Adapter, types_of
-from carpool.service.checks import mapping
-from carpool.service.key import header_of
+from carpool.service.checks import header_of, mapping
 from carpool.service.stage import Stage
 
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+")

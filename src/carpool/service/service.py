@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Unpack
 from carpool.service.declaration import Declaration
 
 if TYPE_CHECKING:
-    from carpool.service.handle import AsyncHandle
-    from carpool.service.run_settings import RunSettingsByName
-    from carpool.service.settings import SettingsByName
+    from carpool.service.handle import AsyncHandle, RunSettingsByName
+    from carpool.service.settings import ServerSettings
     from carpool.service.thread_handle import Handle
 
 FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
 """What imports the function that serves services over a protocol, at its first use: Python callers
-need no HTTP. `carpool/__init__.py` fills it in, since services do not know the modules that build
+need no HTTP. `carpool/__init__.py` fills it in, since services do not import the modules that build
 on them."""
 
 
@@ -50,7 +49,7 @@ class Service(Declaration):
             to those that are served, at the cost of some goodput.
         share: What is guaranteed to this service where a server has several: half of its
             connections, and of the memory for bodies that are being received, is divided among them
-            in proportion to their shares (docs/operating.md).
+            in proportion to their shares ("Operating" in the docs).
         cpus: The core, or cores, that the coordinator is tied to while the service runs.
         max_parallel_starts: How many workers, of all stages together, may load their models at the
             same time, at the start and after deaths. Defaults to the number of cores available to
@@ -98,8 +97,7 @@ class Service(Declaration):
             TypeError: `output` cannot be called, or there is no such setting.
             ImportError: `on="ray"`, and Ray is not installed.
         """
-        from carpool.service.handle import AsyncHandle
-        from carpool.service.run_settings import run_settings_of
+        from carpool.service.handle import AsyncHandle, run_settings_of
 
         return AsyncHandle(self, run_settings_of(self, settings))
 
@@ -117,7 +115,7 @@ class Service(Declaration):
             TypeError: See `run_async`.
             ImportError: See `run_async`.
         """
-        from carpool.service.run_settings import run_settings_of
+        from carpool.service.handle import run_settings_of
         from carpool.service.thread_handle import Handle
 
         return Handle(self, run_settings_of(self, settings))
@@ -138,7 +136,7 @@ class Service(Declaration):
         """
         return self.run(**settings).start()
 
-    def serve(self, **settings: Unpack[SettingsByName]) -> None:
+    def serve(self, **settings: Unpack[ServerSettings]) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.
 
         It is `carpool.serve` for one service; see there for the settings and for what is raised. It

@@ -1,13 +1,11 @@
 """The settings of a server: one schema for the command line, the environment, the file and Python.
 
-Their meaning is said here only; `carpool serve --help` shows it. What they do to each other is
-checked in `http/serve.py`.
+`carpool serve --help` shows their docstring. `http/serve.py` checks them.
 """
+# without the import of annotations, which would make texts of the defaults
 
-from __future__ import annotations
-
-from dataclasses import dataclass, fields
-from typing import Literal, TypedDict
+from dataclasses import field, make_dataclass
+from typing import Annotated, Any, Final, Literal, TypedDict, get_args
 
 
 class UsualText(str):
@@ -18,9 +16,10 @@ class UsualNumber(int):
     """A number of this kind."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
+class ServerSettings(TypedDict, total=False):
     """How a server listens, whom it lets in, what a client may take up, and what is written down.
+
+    Each may be left out; its default stands behind its type.
 
     Attributes:
         host: The address to listen on. 0.0.0.0 makes the services reachable from other machines,
@@ -79,130 +78,106 @@ class ServerSettings:
         watch: Reload when a Python file below the current folder changes. For development.
         protocol: A protocol of other servers to speak besides carpool's own addresses: oip,
             kserve-v1, sagemaker, openai, rerank, vertex, or module:attribute for one of yours. It
-            may be given several times; without it all of them are spoken, and none stands for none.
+            may be given several times; all are enabled by default, and none disables them.
         vertex: Listen and answer as Vertex AI wants it: on all addresses, at port AIP_HTTP_PORT
-            (8080), and at AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE. This is done in any case where
-            these are set.
+            (8080), and at AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE. Enabled automatically where
+            these variables are set.
         accept_compressed: Read compressed request bodies (Content-Encoding: gzip, deflate, zstd),
             which count expanded for the size of the largest body.
         debug: Show the texts of exceptions in error responses. Not for production.
         log: Write log lines for people, or one JSON object per line.
         log_level: The least important lines that are shown, also of your models' own loggers: debug
-            says now and then why batches go when they do, info tells of starts and ends, warning of
+            says now and then why batches go when they do, info logs starts and ends, warning of
             requests that are refused or late, error of lost workers and of what models raise. What
             models print is always shown.
         access_log: The share of requests that get a line in the log: 1 for all, 0.01 for one in a
             hundred, 0 for none. Errors always get one, probes that are answered 200 never.
         access_log_slow_ms: A request that takes longer gets a line whatever the share.
-        server_timing: Tell each client in Server-Timing how long its request waited and was
+        server_timing: Send each client in Server-Timing how long its request waited and was
             computed.
         trace: Make spans of requests and batches, and send them where OpenTelemetry's own variables
             say (OTEL_EXPORTER_OTLP_ENDPOINT). It needs carpool[otel].
     """
 
-    host: str = UsualText("127.0.0.1")
-    port: int = UsualNumber(8000)
-    socket: str | None = None
-    socket_mode: str = "600"
-    fd: int | None = None
-    api_keys: str | None = None
-    open_readyz: bool = False
-    insecure: bool = False
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
-    allow_host: tuple[str, ...] = ()
-    cors_origin: tuple[str, ...] = ()
-    root_path: str = ""
-    compress: str = ""
-    compress_from_bytes: int = 1024
-    admin_address: str | None = None
-    when_full: Literal["refuse", "wait"] = "refuse"
-    timeout_status: Literal[504, 408] = 504
-    max_body_mb: float = 16.0
-    max_connections: int = 1024
-    max_header_bytes: int = 32 * 1024
-    max_headers: int = 64
-    max_pipelined: int = 16
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    idle_timeout_s: float = 75.0
-    write_timeout_s: float = 30.0
-    drain_delay_s: float = 0.0
-    join: str | None = None
-    join_token: str | None = None
-    join_cert: str | None = None
-    join_key: str | None = None
-    join_ca: str | None = None
-    on: Literal["ray"] | None = None
-    reload: Literal["beside", "rolling"] = "beside"
-    watch: bool = False
-    protocol: tuple[str, ...] = ()
-    vertex: bool = False
-    accept_compressed: bool = False
-    debug: bool = False
-    log: Literal["text", "json"] = "text"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    access_log: float = 0.0
-    access_log_slow_ms: float | None = None
-    server_timing: bool = False
-    trace: bool = False
+    host: Annotated[str, UsualText("127.0.0.1")]
+    port: Annotated[int, UsualNumber(8000)]
+    socket: Annotated[str | None, None]
+    socket_mode: Annotated[str, "600"]
+    fd: Annotated[int | None, None]
+    api_keys: Annotated[str | None, None]
+    open_readyz: Annotated[bool, False]
+    insecure: Annotated[bool, False]
+    tls_cert: Annotated[str | None, None]
+    tls_key: Annotated[str | None, None]
+    tls_client_ca: Annotated[str | None, None]
+    allow_host: Annotated[tuple[str, ...], ()]
+    cors_origin: Annotated[tuple[str, ...], ()]
+    root_path: Annotated[str, ""]
+    compress: Annotated[str, ""]
+    compress_from_bytes: Annotated[int, 1024]
+    admin_address: Annotated[str | None, None]
+    when_full: Annotated[Literal["refuse", "wait"], "refuse"]
+    timeout_status: Annotated[Literal[504, 408], 504]
+    max_body_mb: Annotated[float, 16.0]
+    max_connections: Annotated[int, 1024]
+    max_header_bytes: Annotated[int, 32 * 1024]
+    max_headers: Annotated[int, 64]
+    max_pipelined: Annotated[int, 16]
+    header_timeout_s: Annotated[float, 10.0]
+    body_timeout_s: Annotated[float, 30.0]
+    idle_timeout_s: Annotated[float, 75.0]
+    write_timeout_s: Annotated[float, 30.0]
+    drain_delay_s: Annotated[float, 0.0]
+    join: Annotated[str | None, None]
+    join_token: Annotated[str | None, None]
+    join_cert: Annotated[str | None, None]
+    join_key: Annotated[str | None, None]
+    join_ca: Annotated[str | None, None]
+    on: Annotated[Literal["ray"] | None, None]
+    reload: Annotated[Literal["beside", "rolling"], "beside"]
+    watch: Annotated[bool, False]
+    protocol: Annotated[tuple[str, ...], ()]
+    vertex: Annotated[bool, False]
+    accept_compressed: Annotated[bool, False]
+    debug: Annotated[bool, False]
+    log: Annotated[Literal["text", "json"], "text"]
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], "info"]
+    access_log: Annotated[float, 0.0]
+    access_log_slow_ms: Annotated[float | None, None]
+    server_timing: Annotated[bool, False]
+    trace: Annotated[bool, False]
 
 
-class SettingsByName(TypedDict, total=False):
-    """The same settings as arguments of `serve`; see `ServerSettings` for what each means."""
+_TYPES: Final = {name: get_args(hint)[0] for name, hint in ServerSettings.__annotations__.items()}
+_DEFAULTS: Final = {name: get_args(hint)[1] for name, hint in ServerSettings.__annotations__.items()}
 
-    host: str
-    port: int
-    socket: str | None
-    socket_mode: str
-    fd: int | None
-    api_keys: str | None
-    open_readyz: bool
-    insecure: bool
-    tls_cert: str | None
-    tls_key: str | None
-    tls_client_ca: str | None
-    allow_host: tuple[str, ...]
-    cors_origin: tuple[str, ...]
-    root_path: str
-    compress: str
-    compress_from_bytes: int
-    admin_address: str | None
-    when_full: Literal["refuse", "wait"]
-    timeout_status: Literal[504, 408]
-    max_body_mb: float
-    max_connections: int
-    max_header_bytes: int
-    max_headers: int
-    max_pipelined: int
-    header_timeout_s: float
-    body_timeout_s: float
-    idle_timeout_s: float
-    write_timeout_s: float
-    drain_delay_s: float
-    join: str | None
-    join_token: str | None
-    join_cert: str | None
-    join_key: str | None
-    join_ca: str | None
-    on: Literal["ray"] | None
-    reload: Literal["beside", "rolling"]
-    watch: bool
-    protocol: tuple[str, ...]
-    vertex: bool
-    accept_compressed: bool
-    debug: bool
-    log: Literal["text", "json"]
-    log_level: Literal["debug", "info", "warning", "error"]
-    access_log: float
-    access_log_slow_ms: float | None
-    server_timing: bool
-    trace: bool
-
-
-NAMES = tuple(field.name for field in fields(ServerSettings))
+NAMES: Final = tuple(_DEFAULTS)
 """The names of all settings, in order."""
 
-LISTS = frozenset({"allow_host", "cors_origin", "protocol"})
+LISTS: Final = frozenset(name for name, default in _DEFAULTS.items() if isinstance(default, tuple))
 """Those that may have several values."""
+
+MAY_BE_EMPTY: Final = LISTS | {name for name, default in _DEFAULTS.items() if default == ""}
+"""Those of which nothing at all is a value."""
+
+ServerOptions: Any = make_dataclass(
+    "ServerOptions",
+    [(name, _TYPES[name], field(default=default)) for name, default in _DEFAULTS.items()],
+    frozen=True,
+    kw_only=True,
+    namespace={"__doc__": ServerSettings.__doc__, "__module__": __name__},
+)
+"""The settings as a dataclass, of which the command line makes its flags."""
+
+
+def with_defaults(given: ServerSettings) -> ServerSettings:
+    """Return all settings: those that are given, and the defaults of the others.
+
+    Raises:
+        TypeError: There is no such setting.
+    """
+    for name in given:
+        if name not in _DEFAULTS:
+            raise TypeError(f"a server has no setting {name!r}; there are {', '.join(NAMES)}")
+    settings: Any = {**_DEFAULTS, **given}
+    return settings  # type: ignore[no-any-return]

@@ -7,16 +7,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from carpool.engine.batch_hints import HintWarning
-from carpool.engine.call.oom import OomErrors, names_of
+from carpool.engine.call.oom import OomErrors
 from carpool.engine.forms import Form
 from carpool.engine.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
 from carpool.engine.policy.base import name_of as name_of_policy
+from carpool.engine.type_hints import HintWarning
 from carpool.engine.worker.place import VISIBLE_DEVICES, Cores, Devices, parse_cpus, parse_devices, share_devices
 from carpool.model import AnyModel, Traits, check_kwargs, check_takes_a_list, doubt_about_an_item, traits_of
 from carpool.service.checks import (
-    at_least,
+    Key,
     check_is_for_batches,
+    check_key,
     check_length,
     check_parts,
     check_policy,
@@ -24,18 +25,21 @@ from carpool.service.checks import (
     check_room,
     cluster_needs,
     environments,
+    exceptions,
     flag,
     mapping,
     numbers_of_workers,
     optional_count,
     optional_delay,
     optional_finite_seconds,
+    optional_flag,
     optional_mib,
-    optional_rising,
     optional_seconds,
     optional_text,
+    positive_count,
+    rising,
 )
-from carpool.service.key import Key, check_key
+from carpool.service.setting import Setting, keep, keep_checked, setting, shown_as_given
 from carpool.service.stage_checks import (
     check_allowed_sizes,
     check_fits_frame,
@@ -47,7 +51,8 @@ from carpool.service.stage_checks import (
 RunIn = Literal["process", "thread", "loop"]
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@shown_as_given
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One step of a service: a model and the workers that run it.
 
@@ -55,16 +60,17 @@ class Stage:
         model: A `Model` subclass or any callable. With `max_batch_size`, `predict` takes a list of
             items and returns a sequence of as many results; without it, `predict` takes one item
             and returns one result. A model whose `predict` yields, or that has `start`, `step` and
-            `stop` instead, answers in parts (docs/streaming.md).
+            `stop` instead, answers in parts ("Answers in parts" in the docs).
         name: The name in errors, logs and metrics. Defaults to the name of the class or function.
         workers: How many workers the stage has, which is also how many batches it can run in
             parallel. Each has a model of its own. Defaults to one for each entry of `cpus`, of an
             `env` that is a list, or of `devices`, or 1. A pair such as (1, 8) stands for the fewest
-            and the most: the stage begins with the fewest, and follows the load (docs/changes.md).
-            With `join` it may be 0.
+            and the most: the stage begins with the fewest, and follows the load
+            ("Changes while it runs" in the docs). With `join` it may be 0.
         join: Whether further workers may join the stage by themselves (`carpool worker`), from
             other containers, virtual environments or machines. They come and go while the service
-            runs, and have their own cores, environment and devices. See docs/join.md.
+            runs, and have their own cores, environment and devices. See "Workers that join"
+            in the docs.
         cpus: For each worker the core, or set of cores, that it is tied to. Unless you set
             `OMP_NUM_THREADS` yourself, the worker also gets as many BLAS threads as cores.
         run_in: "process" for worker processes; "thread" for threads of this process, for models
@@ -85,7 +91,7 @@ class Stage:
         needs: What a worker needs on a Ray cluster, in Ray's own words: `{"num_gpus": 0.5}`. It may
             have `num_cpus` (1 if you do not say), `num_gpus`, `memory`, `accelerator_type`,
             `resources`, `label_selector` and `scheduling_strategy`. On one machine it has no
-            effect. See docs/ray.md.
+            effect. See "Ray" in the docs.
         max_batch_size: The largest number of items in one call of `predict`; with `size`, the
             largest sum of their sizes. An item that is larger by itself goes alone. None for calls
             with single items. Of a model that answers in parts it is how many streams a worker
@@ -103,8 +109,8 @@ class Stage:
         length: A function that returns how long an item is (tokens, frames, pixels), where a call
             costs as much as if all of its items were as long as the longest: a whole number of at
             least 1; 0 counts as 1. Batches are then composed of items of about the same length
-            (docs/lengths.md). `max_batch_size` stays the number of items. It is called as `size`
-            is.
+            ("Lengths and keys" in the docs). `max_batch_size` stays the number of items. It is
+            called as `size` is.
         max_padded_size: The largest product of a call's number of items and its longest length. An
             item that is longer by itself goes alone.
         allowed_lengths: The only lengths that `predict` pads its items to, rising, where it is
@@ -115,9 +121,9 @@ class Stage:
             an item has none; or "header:" and the name of an HTTP header, which is None for callers
             in Python. It is called as `size` is.
         max_workers_per_key: The largest number of workers that run items of one key at a time.
-        policy: A policy object, or the name of one (docs/policies.md). Defaults to "adaptive",
-            which finds batch size and waiting time by itself. Models that answer in parts have
-            "paced" (the default), "greedy" and "static".
+        policy: A policy object, or the name of one ("Policies" in the docs). Defaults to
+            "adaptive", which finds batch size and waiting time by itself. Models that answer in
+            parts have "paced" (the default), "greedy" and "static".
         max_queue_delay_s: The longest time in seconds that a request is held back only to fill a
             batch. None leaves it to the policy.
         max_queue_size: The largest number of requests in the stage's queue.
@@ -132,7 +138,8 @@ class Stage:
         isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
             items fail. Defaults to `idempotent`.
         max_calls: After how many calls of the model a worker is replaced by a fresh one, which is
-            ready before the old one goes. None for any number; see docs/changes.md.
+            ready before the old one goes. None for any number; see "Changes
+            while it runs" in the docs.
         max_memory_mb: The same for the memory of a worker process, in MiB.
         max_age_s: The same for the time since a worker was ready, in seconds.
         oom_errors: Exception classes, or their full names, that mean "out of memory", besides
@@ -146,116 +153,67 @@ class Stage:
         TypeError: `model` is not a model or cannot be served, or a setting is of the wrong kind.
     """
 
-    model: AnyModel
-    name: str
-    workers: int | tuple[int, int]
-    join: bool
-    cpus: tuple[Cores, ...] | None
-    run_in: RunIn
-    kwargs: Mapping[str, Any]
-    env: tuple[Mapping[str, str], ...]
-    devices: tuple[str, ...] | None
-    needs: Mapping[str, Any]
-    max_batch_size: int | None
-    max_rows: int | None
-    allowed_batch_sizes: tuple[int, ...] | None
-    size: Callable[[Any], int] | None
-    length: Callable[[Any], int] | None
-    max_padded_size: int | None
-    allowed_lengths: tuple[int, ...] | None
-    key: Key | None
-    max_workers_per_key: int | None
-    policy: Policy | PolicyName | None
-    max_queue_delay_s: float | None
-    max_queue_size: int
-    max_queue_bytes: int
-    max_batch_time_s: float | None
-    idempotent: bool
-    isolate_errors: bool
-    max_calls: int | None
-    max_memory_mb: float | None
-    max_age_s: float | None
-    oom_errors: tuple[str, ...] | None
-    traits: Traits = field(repr=False)
+    model: AnyModel = field(kw_only=False)
+    name: Setting[str | None, str] = setting(None, optional_text)
+    workers: Setting[int | tuple[int, int] | None, int | tuple[int, int]] = setting(None, from_outside=True)
+    join: bool = setting(False, flag)
+    cpus: Setting[Sequence[int | Collection[int]] | None, tuple[Cores, ...] | None] = setting(None, from_outside=True)
+    run_in: RunIn = "process"
+    kwargs: Setting[Mapping[str, Any] | None, Mapping[str, Any]] = setting(None, mapping)
+    env: Setting[Mapping[str, str] | Sequence[Mapping[str, str]] | None, tuple[Mapping[str, str], ...]] = setting(
+        None, from_outside=True
+    )
+    devices: Setting[Devices | None, tuple[str, ...] | None] = setting(None, from_outside=True)
+    needs: Setting[Mapping[str, Any] | None, Mapping[str, Any]] = setting(None, cluster_needs)
+    max_batch_size: int | None = setting(None, optional_count, from_outside=True)
+    max_rows: int | None = setting(None, optional_count, from_outside=True)
+    allowed_batch_sizes: Setting[Sequence[int] | None, tuple[int, ...] | None] = setting(
+        None, rising("[1, 2, 4]"), from_outside=True
+    )
+    size: Callable[[Any], int] | None = None
+    length: Callable[[Any], int] | None = None
+    max_padded_size: int | None = setting(None, optional_count)
+    allowed_lengths: Setting[Sequence[int] | None, tuple[int, ...] | None] = setting(None, rising("[32, 64, 128]"))
+    key: Key | None = None
+    max_workers_per_key: int | None = setting(None, optional_count)
+    policy: Policy | PolicyName | None = setting(None, from_outside=True)
+    max_queue_delay_s: float | None = setting(None, optional_delay, from_outside=True)
+    max_queue_size: int = setting(1024, positive_count, from_outside=True)
+    max_queue_bytes: int = setting(256 * 2**20, positive_count, from_outside=True)
+    max_batch_time_s: float | None = setting(None, optional_seconds, from_outside=True)
+    idempotent: bool = setting(True, flag, from_outside=True)
+    isolate_errors: Setting[bool | None, bool] = setting(None, optional_flag, from_outside=True)
+    max_calls: int | None = setting(None, optional_count)
+    max_memory_mb: float | None = setting(None, optional_mib)
+    max_age_s: float | None = setting(None, optional_finite_seconds)
+    oom_errors: Setting[OomErrors | None, tuple[str, ...] | None] = setting((), exceptions)
+    traits: Traits = field(init=False, repr=False)
 
-    def __init__(
-        self,
-        model: AnyModel,
-        *,
-        name: str | None = None,
-        workers: int | tuple[int, int] | None = None,
-        join: bool = False,
-        cpus: Sequence[int | Collection[int]] | None = None,
-        run_in: RunIn = "process",
-        kwargs: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
-        devices: Devices | None = None,
-        needs: Mapping[str, Any] | None = None,
-        max_batch_size: int | None = None,
-        max_rows: int | None = None,
-        allowed_batch_sizes: Sequence[int] | None = None,
-        size: Callable[[Any], int] | None = None,
-        length: Callable[[Any], int] | None = None,
-        max_padded_size: int | None = None,
-        allowed_lengths: Sequence[int] | None = None,
-        key: Key | None = None,
-        max_workers_per_key: int | None = None,
-        policy: Policy | PolicyName | None = None,
-        max_queue_delay_s: float | None = None,
-        max_queue_size: int = 1024,
-        max_queue_bytes: int = 256 * 2**20,
-        max_batch_time_s: float | None = None,
-        idempotent: bool = True,
-        isolate_errors: bool | None = None,
-        max_calls: int | None = None,
-        max_memory_mb: float | None = None,
-        max_age_s: float | None = None,
-        oom_errors: OomErrors | None = (),
-    ) -> None:
-        if workers is None:
-            workers = default_workers(cpus, env, devices)
-        workers = numbers_of_workers(workers, least=0 if flag("join", join) else 1)
-        most = workers if isinstance(workers, int) else workers[1]
-        max_batch_size = optional_count("max_batch_size", max_batch_size)
-        traits = traits_of(model, max_batch_size is not None)
-        values: dict[str, Any] = {
-            "model": model,
-            "name": optional_text("name", name) or traits.name,
-            "workers": workers,
-            "join": join,
-            "cpus": None if cpus is None else parse_cpus(cpus, most),
-            "run_in": run_in,
-            "kwargs": mapping("kwargs", kwargs),
-            "env": environments(env, most),
-            "devices": None if devices is None else share_devices(parse_devices(devices), most),
-            "needs": cluster_needs("needs", needs),
-            "max_batch_size": max_batch_size,
-            "max_rows": optional_count("max_rows", max_rows),
-            "allowed_batch_sizes": optional_rising("allowed_batch_sizes", allowed_batch_sizes, "[1, 2, 4]"),
-            "size": size,
-            "length": length,
-            "max_padded_size": optional_count("max_padded_size", max_padded_size),
-            "allowed_lengths": optional_rising("allowed_lengths", allowed_lengths, "[32, 64, 128]"),
-            "key": key,
-            "max_workers_per_key": optional_count("max_workers_per_key", max_workers_per_key),
-            "policy": policy,
-            "max_queue_delay_s": optional_delay("max_queue_delay_s", max_queue_delay_s),
-            "max_queue_size": at_least("max_queue_size", max_queue_size, 1),
-            "max_queue_bytes": at_least("max_queue_bytes", max_queue_bytes, 1),
-            "max_batch_time_s": optional_seconds("max_batch_time_s", max_batch_time_s),
-            "idempotent": flag("idempotent", idempotent),
-            "isolate_errors": idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors),
-            "max_calls": optional_count("max_calls", max_calls),
-            "max_memory_mb": optional_mib("max_memory_mb", max_memory_mb),
-            "max_age_s": optional_finite_seconds("max_age_s", max_age_s),
-            "oom_errors": None if oom_errors is None else names_of(oom_errors),
-            "traits": traits,
-        }
-        for name_of_field, value in values.items():
-            object.__setattr__(self, name_of_field, value)
+    def __post_init__(self) -> None:
+        self._share_among_workers()
+        traits = traits_of(self.model, optional_count("max_batch_size", self.max_batch_size) is not None)
+        keep(self, "traits", traits)
+        keep_checked(self)
+        keep(self, "name", self.name or traits.name)
+        keep(self, "isolate_errors", self.idempotent if self.isolate_errors is None else self.isolate_errors)
         self._check_model()
         self._check_batches()
         self._check_workers()
+
+    def _share_among_workers(self) -> None:
+        """Count the workers, and give each its cores, devices and environment.
+
+        Raises ValueError or TypeError.
+        """
+        given: Any = self
+        workers = default_workers(given.cpus, given.env, given.devices) if given.workers is None else given.workers
+        keep(self, "workers", numbers_of_workers(workers, least=0 if flag("join", self.join) else 1))
+        most = self.most_workers
+        if given.cpus is not None:
+            keep(self, "cpus", parse_cpus(given.cpus, most))
+        keep(self, "env", environments(given.env, most))
+        if given.devices is not None:
+            keep(self, "devices", share_devices(parse_devices(given.devices), most))
 
     def _check_model(self) -> None:
         """Check the model, and what depends on its form. Raises ValueError or TypeError."""
@@ -265,7 +223,7 @@ class Stage:
             why = "with max_batch_size" if self.max_batch_size else "as one of a model of steps"
             check_takes_a_list(self.model, why)
         elif doubt := doubt_about_an_item(self.model):
-            warnings.warn(doubt, HintWarning, stacklevel=3)
+            warnings.warn(doubt, HintWarning, stacklevel=4)
         check_kwargs(self.model, self.kwargs)
         check_policy(self.policy, in_parts=traits.in_parts)
 

@@ -19,8 +19,7 @@ from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.request import DEFAULT_LANE, Request
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.service.declaration import Declaration
-from carpool.service.handle import AsyncHandle
-from carpool.service.run_settings import RunSettings
+from carpool.service.handle import AsyncHandle, RunSettings
 
 _SILENT_S = 10.0  # for how long a loop that ends may be busy with its last tasks
 

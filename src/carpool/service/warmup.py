@@ -49,7 +49,7 @@ def warm_up_shapes(stage: Stage) -> tuple[WarmUpShape, ...]:
     lengths, of one for each of these. There are none without `length=`.
 
     Raises:
-        StartupError: The length of an example cannot be told.
+        StartupError: The length of an example cannot be found.
     """
     if stage.length is None or not stage.traits.examples or stage.max_batch_size is None:
         return ()
@@ -73,7 +73,7 @@ def warm_up_shapes(stage: Stage) -> tuple[WarmUpShape, ...]:
 
 
 def _lengths_of_examples(stage: Stage) -> list[int]:
-    """Return how long each example is. Raises StartupError if that cannot be told of one."""
+    """Return how long each example is. Raises StartupError if that of one cannot be found."""
     weigher = weigher_of(stage)
     assert weigher is not None
     return _of_each_example(stage, weigher.length_of, "the length of example {} cannot be told")

@@ -20,7 +20,7 @@ from carpool.engine.request import Lane, Request
 from carpool.engine.wire import payload
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW
 from carpool.errors import CarpoolError, ModelError
-from carpool.service.key import Key, header_of
+from carpool.service.checks import Key, header_of
 from carpool.service.stage import Stage
 
 LARGEST_SIZE = 2**53
@@ -38,7 +38,7 @@ class Weigher:
         size: The user's function; None if each item counts as one.
         name: The name of the stage, for error texts.
         input_type: The type of the stage's items, to read those that come as JSON or msgpack.
-        length: The user's function that tells how long an item is; None if that does not matter.
+        length: The user's function for the length of an item; None if that does not matter.
         key: What requests must have in common to share a batch: a function of an item, the name of
             a field or `header:` with that of a header; None if any may share one.
     """

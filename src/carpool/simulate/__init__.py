@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from carpool.simulate.arrival_processes import MMPP, Bursts, Flash, Gamma, Poisson, Sine
-from carpool.simulate.arrivals import Closed
+from carpool.simulate.arrivals import MMPP, Bursts, Closed, Flash, Gamma, Poisson, Sine, Trace
 from carpool.simulate.compare import compare, sweep
 from carpool.simulate.coordinator import Coordinator
 from carpool.simulate.costs import Affine, Cost, Drifting, Grid, Knee, Noisy, Padded, SortedInside, Sqrt, Table, Tile
 from carpool.simulate.engine import run
-from carpool.simulate.keys import Equal, InTurn, Zipf
+from carpool.simulate.features import Equal, InTurn, Pareto, Zipf
 from carpool.simulate.lengths import Bimodal, Exponential, Fixed, FromFile, Lognormal, Recorded
-from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import capacity
 from carpool.simulate.steps import StepCost, StepReport, run_steps
-from carpool.simulate.weights import Pareto
 
 __all__ = [
     "MMPP",

@@ -1,18 +1,20 @@
 """One run: arrivals go into the core, batches cost what the user says, and a report comes out.
 
 Core, batcher, queue and policy are the same classes that a service uses; only the driver is
-another one.
+another one. `BatchCosts` adds up the cost of a batch: curve, padding, noise, and the
+change from one key to another.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Any
 
+from carpool.engine.core.batch import Batch
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
 from carpool.engine.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
@@ -22,10 +24,9 @@ from carpool.engine.drive.virtual import VirtualDriver
 from carpool.engine.policy import Policy
 from carpool.service.checks import flag, nonnegative_seconds, optional_seconds
 from carpool.simulate.arrivals import USUAL_ARRIVALS, arrivals_of
-from carpool.simulate.batch_costs import BatchCosts
 from carpool.simulate.contestants import GRID, Tuned
 from carpool.simulate.coordinator import BusyDriver, Coordinator, coordinator_of
-from carpool.simulate.costs import USUAL_COST
+from carpool.simulate.costs import USUAL_COST, BatchShape
 from carpool.simulate.features import Features
 from carpool.simulate.graphs import SimulatedGraph, graph_of
 from carpool.simulate.policies import TUNED, PolicyLike, label_of, policy_of
@@ -107,11 +108,11 @@ def run(
             start does not count. Batches are counted all the same.
         weights: How much requests weigh, if they differ: a spec, `Pareto(...)` or a list to draw
             from. A batch costs what the sum of its weights costs. A trace brings its own weights.
-        weights_known: Whether the policy is told the weights. The size of a request is then its
+        weights_known: Whether the policy gets the weights. The size of a request is then its
             weight, rounded up, and a batch costs what the sum of its sizes costs.
         lengths: How long requests are, if batches are padded to their longest: a spec, or an object
             such as `Lognormal(...)`, of which the inputs count. A trace may bring its own lengths.
-        lengths_known: Whether the policy is told the lengths, as a stage with `length=` does.
+        lengths_known: Whether the policy gets the lengths, as a stage with `length=` does.
         max_padded_size: The most that a batch's count times its longest length may be.
         allowed_lengths: The lengths to which batches are padded, rising, as for models that are
             compiled for each shape; None for the longest of each batch.
@@ -313,3 +314,63 @@ def _reported(
 def _label(templates: Sequence[PolicyLike]) -> str:
     """Return the names of the policies, each once, in the order of their stages."""
     return " -> ".join(dict.fromkeys(map(label_of, templates)))
+
+
+class BatchCosts:
+    """Says how long each batch takes, and records its padding and its changes of key.
+
+    Args:
+        servers: The stages.
+        policies: The policy of each stage, which says what batches are padded to.
+        traffic: Knows the weights and the lengths of requests.
+        switch_s: The seconds by which a batch takes longer if the one before on its worker had
+            another key, or if it is the first.
+        seed: The seed of everything random; each stage has a source of its own.
+    """
+
+    def __init__(
+        self, servers: Servers, policies: Sequence[Policy], traffic: Traffic, switch_s: float, seed: int
+    ) -> None:
+        self._costs = servers.costs
+        self._seconds = [cost.over(traffic.duration_s) for cost in servers.costs]
+        self._dice = [Random(f"{seed}/cost/{i}") for i in range(len(self._seconds))]
+        self._sizes = [_padding(policy.allowed_batch_sizes) for policy in policies]
+        self._lengths = [_padding(policy.allowed_lengths) for policy in policies]
+        self._traffic = traffic
+        self._switch_s = switch_s
+        self._last_keys: dict[tuple[int, int], Hashable] = {}
+
+    def __call__(self, batch: Batch, now: float) -> float:
+        """Return the seconds that a batch which is handed to its worker now takes."""
+        stage = batch.stage
+        work = self._work(batch)
+        seconds = self._seconds[stage](work, now, self._dice[stage])
+        record = self._traffic.record.stages[stage]
+        if work.lengths:
+            record.computed += self._costs[stage].computed(work)
+            record.of_requests += sum(work.lengths)
+        if self._traffic.has_keys and self._is_switch(batch):
+            record.switches += 1
+            seconds += self._switch_s
+        return seconds
+
+    def _work(self, batch: Batch) -> BatchShape:
+        """Return what the worker of a batch is given."""
+        stage = batch.stage
+        n = self._sizes[stage](self._traffic.weight_of(batch))
+        lengths = self._traffic.lengths_of(batch)
+        return BatchShape(n, self._lengths[stage](max(lengths)), lengths) if lengths else BatchShape(n)
+
+    def _is_switch(self, batch: Batch) -> bool:
+        """Report whether a batch has another key than the one before on its worker."""
+        place, key = (batch.stage, batch.place), batch.requests[0].lane.key
+        is_switch = place not in self._last_keys or self._last_keys[place] != key
+        self._last_keys[place] = key
+        return is_switch
+
+
+def _padding(allowed: Sequence[int] | None) -> Callable[[float], float]:
+    """Return the function from a size or a length to the one that it is padded to."""
+    if not allowed:
+        return lambda n: n
+    return lambda n: next((each for each in allowed if each >= n), n)

@@ -15,7 +15,7 @@ from random import Random
 from typing import NamedTuple, Protocol, cast
 
 from carpool.simulate import specs
-from carpool.simulate.replay import read_columns
+from carpool.simulate.arrivals import read_columns
 
 EXAMPLE = "lognormal:input=200,output=180"
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
 
@@ -123,6 +123,8 @@ def _value_forms(make: Callable[..., object], without: Iterable[str]) -> dict[st
 
 def _value_form(hint: Any) -> ValueForm | None:
     """Return how values of a type are written; None if they cannot be written in a spec."""
+    if get_origin(hint) is Literal:
+        return ValueForm(str, False)
     members = set(get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) - {NoneType}
     if len(members) != 1:
         return None

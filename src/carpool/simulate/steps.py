@@ -25,8 +25,7 @@ from carpool.engine.policy import StepPolicy, new_step_policy
 from carpool.engine.policy.cost_line import CostLine
 from carpool.engine.request import Request, Stream
 from carpool.simulate import specs
-from carpool.simulate.arrival_processes import Scene
-from carpool.simulate.arrivals import Closed, arrivals_of
+from carpool.simulate.arrivals import Closed, Scene, arrivals_of
 from carpool.simulate.lengths import Length, lengths_of
 
 EXAMPLE = "steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms"
@@ -270,7 +269,7 @@ def traffic_of(
 def _policy(
     policy: StepPolicyLike, rows: int, slo_s: float | None, part_slo_s: float | None, known: StepCost | None
 ) -> StepPolicy:
-    """Make the policy, which knows the costs if they are given."""
+    """Make the policy, with the costs if they are given."""
     template = policy() if callable(policy) and not isinstance(policy, StepPolicy) else policy
     made = new_step_policy(template, rows, part_slo_s=part_slo_s, slo_s=slo_s)
     if known is not None:

@@ -20,12 +20,10 @@ from carpool.engine.core.batch import Batch
 from carpool.engine.drive.virtual import VirtualDriver
 from carpool.engine.request import Lane, Request
 from carpool.service.checks import optional_seconds
-from carpool.simulate.arrival_processes import Open, Scene
-from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed
+from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed, Open, Scene, Trace
 from carpool.simulate.features import ALIKE, Features
 from carpool.simulate.lengths import Length, Lengths, sample_of
-from carpool.simulate.record import UNFINISHED, Record
-from carpool.simulate.replay import Trace
+from carpool.simulate.report import UNFINISHED, Record
 from carpool.simulate.servers import Servers
 
 
@@ -166,7 +164,7 @@ class Traffic:
 
     @property
     def tells_lengths(self) -> bool:
-        """Whether the core is told the lengths of requests."""
+        """Whether the core gets the lengths of requests."""
         return self._has_lengths and self._features.lengths_known
 
     def _request(self, arrival: _Arrival, client: _Client | None = None) -> Request:
@@ -205,7 +203,7 @@ class Traffic:
         return map(_Arrival, times, _own_weights(process) or repeat(None), _own_lengths(process) or repeat(None))
 
     def _scene(self, process: Open, duration_s: float) -> Scene:
-        """Return what a process must know of the run, with the capacity for its requests."""
+        """Return the facts of the run for a process, with the capacity for its requests."""
         return Scene(duration_s, self.capacity(process))
 
     def capacity(self, process: Arrivals | None = None) -> float:
@@ -292,5 +290,5 @@ def _lane(key: int) -> Lane:
 
 
 def _size(weight: float) -> int:
-    """Return the size that a weight becomes for policies that know weights."""
+    """Return the size that a weight becomes for policies that have weights."""
     return max(1, math.ceil(weight))

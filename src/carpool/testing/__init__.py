@@ -1,11 +1,9 @@
-"""Tools to test programs that use carpool, and parts for it: faults, contracts, virtual time.
+"""Tools to test programs that use carpool, and parts for it: faults, checks, virtual time.
 
 * `FaultPlan` and `environment` make faults happen at exact points of a worker or the server, see
   `carpool.engine.faults`.
 * `VirtualClock` and `VirtualDriver` make the real decisions under a clock that jumps.
-* `StubWorker` and `stub_workers` are workers that speak the frame protocol and misbehave on demand.
-* `check_policy`, `check_driver` and `check_wire` check whether a policy, a driver or an
-  implementation of the frame protocol keeps its contract.
+* `check_policy` checks whether a policy keeps its contract.
 * `check_batches` checks whether a model gives an item the same answer alone and in company.
 * `check_steps` checks whether a model of steps gives its streams in company what they get alone.
 * `served` serves a service over HTTP for a test, and gives it a client; `carpool.testing.fixtures`
@@ -22,36 +20,26 @@ if TYPE_CHECKING:
     from carpool.engine.drive.virtual import VirtualDriver
     from carpool.engine.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
     from carpool.testing.batches import BatchesError, check_batches
-    from carpool.testing.driver import DriverError, check_driver
     from carpool.testing.policy import PolicyError, check_policy
     from carpool.testing.serving import served
     from carpool.testing.steps import StepsError, check_steps
-    from carpool.testing.stub import Misbehaviour, StubWorker, stub_workers
-    from carpool.testing.wire import WireError, check_wire
 
 __all__ = [
     "ACTIONS",
     "EVERY_PASS",
     "POINTS",
     "BatchesError",
-    "DriverError",
     "FaultPlan",
     "InjectedFault",
-    "Misbehaviour",
     "PolicyError",
     "StepsError",
-    "StubWorker",
     "VirtualClock",
     "VirtualDriver",
-    "WireError",
     "check_batches",
-    "check_driver",
     "check_policy",
     "check_steps",
-    "check_wire",
     "environment",
     "served",
-    "stub_workers",
 ]
 
 
@@ -60,11 +48,8 @@ _WHERE = {
     "carpool.engine.drive.virtual": ["VirtualDriver"],
     "carpool.engine.faults": ["ACTIONS", "EVERY_PASS", "POINTS", "FaultPlan", "InjectedFault", "environment"],
     "carpool.testing.batches": ["BatchesError", "check_batches"],
-    "carpool.testing.driver": ["DriverError", "check_driver"],
     "carpool.testing.policy": ["PolicyError", "check_policy"],
     "carpool.testing.steps": ["StepsError", "check_steps"],
-    "carpool.testing.stub": ["Misbehaviour", "StubWorker", "stub_workers"],
-    "carpool.testing.wire": ["WireError", "check_wire"],
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -77,8 +62,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Import each tool at its first use.
 
-    Worker processes import this folder for the model of a contract or a stub, and for nothing that
-    runs services; `served` needs `carpool[serve,client]`.
+    Worker processes import this folder for nothing that runs services; `served` needs
+    `carpool[serve,client]`.
     """
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)

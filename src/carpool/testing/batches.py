@@ -102,7 +102,7 @@ def _made(model: Any) -> Any:
 def _takes_something(function: Callable[..., Any]) -> bool:
     try:
         return bool(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # it tells nothing
+    except (TypeError, ValueError):  # it has no answer
         return True
 
 

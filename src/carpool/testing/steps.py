@@ -30,11 +30,11 @@ from carpool.engine.wire.payload import OBJECT
 from carpool.engine.worker.steps import Outs, Row, Runner
 from carpool.model import Traits, traits_of
 
-_LEAST_STREAMS = 200  # that a check runs, if it is not told how many
+_LEAST_STREAMS = 200  # that a check runs by default
 _STREAMS_PER_ROW = 10  # so many leave that a model which does not free their rows runs out of them
 _GO_ON_SHARE = 0.2  # of the streams that rest go on before each step
 _MOST_SILENT = 1000  # steps of a stream without a part, until it is taken for one that has been forgotten
-_LONGEST_HISTORY = 6  # events of a stream that a failure tells
+_LONGEST_HISTORY = 6  # events of a stream that a failure shows
 
 
 class StepsError(AssertionError):

@@ -20,11 +20,10 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.cli.score_command import service_to_score
-from carpool.client.score import command, run
-from carpool.client.score.command import Job, score
+from carpool.client.score import run
 from carpool.client.score.inputs import InputRow
 from carpool.client.score.outputs import Answer
-from carpool.client.score.run import ServerScorer, ServiceScorer
+from carpool.client.score.run import Job, ServerScorer, ServiceScorer, score
 from carpool.errors import DeadlineExceeded
 from tests.support.waiting import PATIENCE_S
 
@@ -175,7 +174,7 @@ def test_the_rate_counts_from_ready_on(
 ) -> None:
     """What it takes to load a model is not held against the rows."""
     clock = [100.0]
-    monkeypatch.setattr(command, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(run, "monotonic", lambda: clock[0])
     (tmp_path / "in").write_text("1\n2\n")
     assert score(job(tmp_path / "in", tmp_path / "out"), _Slow(clock)) == 0
     assert "2 rows in 2.0 s, 1 rows/s" in capsys.readouterr().err

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.client.score.columns import MIXED, kind_of, merged
-from carpool.client.score.inputs import Input, InputRow, candidates
+from carpool.client.score.inputs import MIXED, Input, InputRow, candidates, kind_of, merged
 from carpool.client.score.outputs import (
     NOT_BEGUN,
     Answer,

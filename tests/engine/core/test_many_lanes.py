@@ -15,6 +15,7 @@ from carpool.engine.core.queue import Queue, WithoutLanes
 from carpool.engine.request import QUEUED, Lane, Request
 from tests.effort import slow_where
 from tests.support.opcodes import opcodes
+from tests.support.pipelines import expire
 
 PRIORITIES = 3
 
@@ -62,7 +63,7 @@ def _expire_all(queue: Queue) -> None:
     for now in count():
         if queue.earliest_deadline == inf:
             return
-        queue.expire(float(now))
+        expire(queue, float(now))
 
 
 def _leave_all(queue: Queue) -> None:
@@ -197,7 +198,7 @@ def test_many_lanes_answer_as_their_requests_do(seed: int, keys: int) -> None:
                 queue.put_back(taken)
         if random.random() < 0.1:
             late = {id(each) for each in waiting if each.state == QUEUED and each.deadline <= now}
-            assert {id(each) for each in queue.expire(float(now))} == late
+            assert {id(each) for each in expire(queue, float(now))} == late
         waiting = [each for each in waiting if each.state == QUEUED]
         for _ in range(random.randrange(3)):
             if waiting:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from carpool.engine.core.lane_order import Suspect
 from carpool.engine.core.queue import Queue
 from carpool.engine.request import DONE, QUEUED, RUNNING, Lane, Request
-from tests.support.pipelines import ask, asks, items
+from tests.support.pipelines import ask, asks, expire, items
 from tests.support.properties import PROPERTY
 
 
@@ -247,12 +247,12 @@ def test_expire_takes_out_those_whose_deadline_has_come() -> None:
         ask("a4", 4), ask("b5", 5, key="B"), ask("a6", 6), ask("high 5", 5, priority=1), ask("b4", 4, key="B")
     )
 
-    expired = queue.expire(5)
+    expired = expire(queue, 5)
 
     assert sorted(items(expired)) == ["a4", "b4", "b5", "high 5"]
     assert {r.state for r in expired} == {DONE}
     assert items(list(queue)) == ["a6"]
-    assert queue.expire(5) == []
+    assert expire(queue, 5) == []
 
 
 @pytest.mark.fault("F30")
@@ -285,7 +285,7 @@ def test_counts_bytes_and_sizes_follow_every_change() -> None:
     seen.append((len(queue), queue.nbytes, queue.size))
     queue.remove(requests[3])
     seen.append((len(queue), queue.nbytes, queue.size))
-    queue.expire(2)
+    expire(queue, 2)
     seen.append((len(queue), queue.nbytes, queue.size))
     queue.put_back([requests[0]])
     seen.append((len(queue), queue.nbytes, queue.size))
@@ -418,7 +418,7 @@ def test_what_is_due_first_goes_first_and_what_has_expired_is_found(
 
     assert queue.earliest_deadline == min((r.deadline for r in waiting), default=inf)
     assert queue.earliest_due == min((r.due for r in waiting), default=inf)
-    assert set(queue.expire(now)) == {r for r in waiting if r.deadline <= now}
+    assert set(expire(queue, now)) == {r for r in waiting if r.deadline <= now}
     left = [r for r in waiting if r.deadline > now]
     assert [r.due for r in queue.take(len(made))] == sorted(r.due for r in left)
     assert not queue.count

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.engine.core.queue import AGEING_S, Queue
 from carpool.engine.request import DONE, Lane, Request
-from tests.support.pipelines import ask
+from tests.support.pipelines import ask, expire
 from tests.support.properties import PROPERTY
 
 
@@ -119,7 +119,7 @@ def test_the_queue_does_what_a_sorted_list_does(script: list[tuple[str, Any]]) -
             assert request.state == DONE
         elif step == "expire":
             now += argument
-            assert sorted(r.id for r in queue.expire(now)) == sorted(r.id for r in naive.expire(now))
+            assert sorted(r.id for r in expire(queue, now)) == sorted(r.id for r in naive.expire(now))
         elif step == "put back":
             queue.put_back(taken)
             naive.put_back(taken)

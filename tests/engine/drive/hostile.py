@@ -17,7 +17,7 @@ from carpool import Response
 from carpool.engine.call.results import Trouble
 from carpool.engine.wire.frame import MAGIC, Frame, FrameKind, encode
 from carpool.engine.wire.outcome import Outcome, pack_response
-from carpool.testing.wire import header
+from tests.support.frames import header
 
 INFINITY = float("inf")
 

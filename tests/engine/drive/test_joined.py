@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,9 @@ import carpool
 from carpool import DeadlineExceeded, ModelError, Stage, StartupError, Unavailable
 from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.wire.handshake import Hello
+from carpool.engine.worker import remote
+from carpool.engine.worker.address import parse_address
+from carpool.engine.worker.remote import Refused, Way
 from tests.effort import slow_where
 from tests.support import joining, models
 from tests.support.joining import joined, wait_for_workers
@@ -95,6 +99,16 @@ def test_workers_that_join_are_not_scaled_from_here(by_port: carpool.Join) -> No
     """A stage that starts no workers itself cannot be given a number of them."""
     with joining.where().run(join=by_port) as handle, pytest.raises(ValueError, match="only workers that join"):
         handle.scale(handle.service.stages[0].name, 2)
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "2.0.0"])
+def test_a_worker_of_another_version_is_refused(version: str, by_port: carpool.Join) -> None:
+    """A worker of an older or newer version gets a refusal that names both versions, and what to do."""
+    with joining.where().run(join=by_port) as handle:
+        assert handle.join_address is not None
+        way = Way(parse_address(handle.join_address), joining.TOKEN)
+        with pytest.raises(Refused, match=re.escape(f"has carpool {carpool.__version__} and the worker {version}:")):
+            remote.admitted(way, Hello(version, "where", "Where"))
 
 
 @pytest.mark.slow

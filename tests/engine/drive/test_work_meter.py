@@ -16,7 +16,7 @@ from carpool.engine.core.queue import Queue
 from carpool.engine.drive import work_meter
 from carpool.engine.drive.virtual import VirtualDriver
 from carpool.engine.drive.work_meter import WorkMeter, worked_s
-from carpool.engine.observe.stage_stats import explained
+from carpool.engine.observe.stats import explained
 from carpool.engine.policy import Greedy, View
 from carpool.engine.policy.base import Decision
 from carpool.simulate import Coordinator, run

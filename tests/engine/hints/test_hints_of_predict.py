@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import carpool
 from carpool import Stage
-from carpool.engine.batch_hints import HintWarning
+from carpool.engine.type_hints import HintWarning
 from tests.support.late import Late
 
 fastapi = Late("fastapi")

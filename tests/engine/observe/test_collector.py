@@ -112,7 +112,7 @@ def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest
     """As with other extras."""
     for name in [name for name in sys.modules if name.startswith("prometheus_client")]:
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("carpool.metrics", "carpool.engine.observe.prometheus", "carpool.engine.observe.function_metrics"):
+    for name in ("carpool.metrics", "carpool.engine.observe.prometheus", "carpool.engine.observe.function_stats"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ImportError, match=r"pip install 'carpool\[metrics\]'"):
         _ = carpool.collector

@@ -22,7 +22,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info
 
 from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
-from carpool.engine.observe.sent_metrics import Counted, SentMetrics
+from carpool.engine.observe.stats import Counted, SentMetrics
 from carpool.engine.worker.own_metrics import Family, OwnMetrics, OwnSample, families_of, write_file
 from carpool.http.app import App
 from carpool.http.serve import _own_metrics

@@ -24,8 +24,8 @@ from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.virtual import Answer, StepCosts, VirtualStepWorker
 from carpool.engine.observe.log import JsonLines
 from carpool.engine.observe.prometheus import render
+from carpool.engine.observe.snapshot import StreamSnapshot, StreamStats
 from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.stream_stats import StreamSnapshot, StreamStats
 from carpool.engine.policy.paced import Paced
 from carpool.engine.policy.steps import GreedySteps
 from carpool.engine.request import DONE, Request, Stream

@@ -27,9 +27,9 @@ BALANCED = Affine(0.002, 0.001)
 NOW = 100.0
 
 
-def taught(cost: Cost = FIXED, limit: int = 64, rate: float = 0.0) -> Adaptive:
+def taught(cost: Cost = FIXED, limit: int = 64, rate: float = 0.0, policy: Adaptive | None = None) -> Adaptive:
     """A policy whose warm-up has run every size, and after which so many requests a second have arrived up to NOW."""
-    policy = Adaptive(limit)
+    policy = policy or Adaptive(limit)
     for n in Random(0).sample(range(1, limit + 1), limit) * 5:
         policy.learn(0.0, warm_up(n, n, cost(n)))
     if rate:
@@ -957,3 +957,96 @@ def test_several_workers_with_short_batches_find_a_knee() -> None:
     )
 
     assert report.attainment > 0.97
+
+
+# -- efficiency
+
+
+def efficient(cost: Cost = FIXED) -> Adaptive:
+    """A policy that prefers efficiency and knows what batches cost."""
+    return taught(cost, policy=Adaptive(64, prefer="efficiency"))
+
+
+def test_what_has_time_waits_until_one_more_would_be_late() -> None:
+    """With an SLO of 60 ms ten requests are held until eleven would be late; then the ten go."""
+    policy, queue = efficient(), alike(10, slo_s=0.06)
+    held = decide(policy, queue)
+    assert held.take == 0
+    assert held.wake_at == pytest.approx(NOW + 0.06 - FIXED(11), abs=1e-4)
+    assert decide(policy, queue, now=held.wake_at or inf) == Decision([], 10, "free")
+
+
+def test_a_batch_that_cannot_grow_does_not_wait() -> None:
+    """A full batch goes at once, and so does one behind which others could not be in time."""
+    assert decide(efficient(), alike(64, slo_s=0.06)).take == 64
+    assert decide(efficient(BALANCED), alike(30, slo_s=0.06)).take == 30
+
+
+def test_who_waits_for_more_leaves_a_tile_that_is_not_full_for_later() -> None:
+    """Once it goes, the batch is the size that takes the fewest seconds an item: 16 of 17."""
+    policy, queue = efficient(TILES), alike(17, slo_s=0.06)
+    held = decide(policy, queue)
+    assert held.wake_at is not None
+    assert decide(policy, queue, now=held.wake_at).take == 16
+
+
+def test_nobody_is_held_back_for_efficiency_longer_than_the_bound() -> None:
+    """`max_queue_delay_s` bounds this wait, too."""
+    policy = taught(policy=Adaptive(64, 0.003, prefer="efficiency"))
+    assert decide(policy, alike(10, slo_s=0.06)).wake_at == pytest.approx(NOW + 0.003)
+
+
+def test_without_an_slo_efficiency_changes_nothing() -> None:
+    """Neither a request without a due time waits, nor one that is due by its deadline alone."""
+    expiring = Request("x", NOW + 30.0)
+    expiring.arrived = NOW
+    for queue in (alike(10), queued(expiring)):
+        assert decide(efficient(), queue).take == decide(taught(), queue).take == len(queue)
+    loop = {"arrivals": "closed:clients=24,think=2ms", "duration_s": 2, "slo_s": None}
+    usual, other = (run(Adaptive(64, prefer=prefer), cost=FIXED, **loop) for prefer in ("latency", "efficiency"))  # type: ignore[arg-type]
+    assert usual.batch_sizes == other.batch_sizes
+
+
+@pytest.mark.parametrize(("arrivals", "share"), [("poisson:rho=0.1", 0.4), ("poisson:rho=0.5", 0.6)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_efficiency_takes_fewer_worker_seconds_and_keeps_the_slo(arrivals: str, share: float, workers: int) -> None:
+    """Below the capacity all are answered in time, for a part of the worker-seconds."""
+    settings = {"arrivals": arrivals, "cost": FIXED, "workers": workers, "slo_s": 0.06, "duration_s": 2}
+    usual, ours = (run(policy, max_batch_size=64, **settings) for policy in ("adaptive", "efficient"))
+    assert ours.attainment > 0.995
+    assert ours.worker_s_per_good < share * usual.worker_s_per_good
+
+
+def test_a_closed_loop_does_not_wait_for_nobody() -> None:
+    """Where all clients are inside, no other request can come, and nothing is held back."""
+    settings = {"arrivals": "closed:clients=8,think=2ms", "cost": FIXED, "slo_s": 0.06, "duration_s": 5}
+    ours, symphony = (run(policy, max_batch_size=64, **settings) for policy in ("efficient", "symphony"))
+    assert ours.goodput > 2.0 * symphony.goodput
+
+
+def test_who_prefers_efficiency_tries_sizes_too() -> None:
+    """A knee is found, and batches end there, although those beyond it would be in time."""
+    ours = run(Adaptive(64, prefer="efficiency"), arrivals="poisson:rho=0.9", cost=KNEE, slo_s=0.06, duration_s=5)
+    assert ours.attainment > 0.98
+    assert 28 < ours.mean_batch_size < 34
+
+
+def test_efficiency_composes_by_length_as_late_as_it_may() -> None:
+    """Batches of like lengths wait for more, too."""
+    settings = {
+        "arrivals": "poisson:rho=0.3",
+        "cost": "padded:a=8ms,b=20us",
+        "lengths": "lognormal:input=14,input_sigma=0.8",
+        "max_batch_size": 32,
+        "slo_s": 0.15,
+        "duration_s": 2,
+    }
+    usual, ours = run("adaptive", **settings), run("efficient", **settings)
+    assert ours.attainment > 0.99
+    assert ours.worker_s_per_good < 0.8 * usual.worker_s_per_good
+
+
+def test_what_is_preferred_is_one_of_two() -> None:
+    """Any other preference is an error."""
+    with pytest.raises(ValueError, match="prefer must be"):
+        Adaptive(prefer="power")  # type: ignore[arg-type]

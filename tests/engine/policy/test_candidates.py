@@ -35,32 +35,28 @@ requests = st.lists(
 
 @PROPERTY
 @given(requests, st.integers(1, 16), st.floats(0, 40), st.booleans())
-def test_who_is_given_up_is_late_and_the_next_one_is_not(
+def test_who_is_late_in_line_is_late_and_the_next_one_is_not(
     given: list[tuple[float, int, int]], most: int, at: float, mixed: bool
 ) -> None:
-    """Whoever is given up would be late with all behind it, and the first one that stays is in time;
-    if none would be, none is given up.
+    """Each of them would be late with all behind it, and the first one behind them is in time; all
+    are late if none would be in time.
     """
     dues, sizes, priorities = zip(*sorted(given), strict=True)
     left = waiting(dues, sizes, priorities if mixed else ())
-    before = list(left.requests)
+    line = list(left.requests)
 
     def is_late(due: float, units: int) -> bool:
         return due - at < 2.0 + min(units, most)
 
-    behind = [sum(request.size for request in before[i:]) for i in range(len(before))]
-    late = [is_late(request.due, units) for request, units in zip(before, behind, strict=True)]
-    found = left.drop_until_in_time(is_late)
-    assert found or not left.dropped
+    behind = [sum(request.size for request in line[i:]) for i in range(len(line))]
+    late = [is_late(request.due, units) for request, units in zip(line, behind, strict=True)]
+    found = left.late_in_line(is_late)
+    assert found == [request for request, is_so in zip(line, late, strict=True) if is_so][: len(found)]
     if not mixed:
-        assert found == (not all(late))
-    if found:
-        first = next(i for i, request in enumerate(before) if request not in left.dropped)
-        assert (
-            left.dropped == [request for request, is_so in zip(before, late, strict=True) if is_so][: len(left.dropped)]
-        )
-        assert mixed or not late[first]
-        assert left.size == sum(request.size for request in left.requests)
+        assert (len(found) == len(line)) == all(late)
+        assert len(found) == len(line) or not late[len(found)]
+    assert not set(left.late_in_line(is_late, behind=line[0].size)) & {line[0]}
+    assert left.requests == line
 
 
 @PROPERTY

@@ -477,3 +477,14 @@ def test_a_size_over_the_limit_counts_for_the_largest() -> None:
     for limit in (8, 64, 100):
         found = Knots(limit)
         assert found.knots[found.nearest(3 * limit)] == limit
+
+
+def test_first_batches_of_several_sizes_that_all_take_long_are_believed() -> None:
+    """Only one of them may be a stall: the next one that takes longer than a line promises counts."""
+    model = CostModel(64)
+    for _ in range(6):
+        model.add(1, 0.0025)
+    model.add(24, 0.0485)
+    assert model.seconds(30) < 0.02
+    model.add(28, 0.0565)
+    assert model.seconds(30) == pytest.approx(0.06, rel=0.1)

@@ -12,6 +12,7 @@ from carpool.engine.policy import (
     AIMD,
     BY_NAME,
     STEPS_BY_NAME,
+    Adaptive,
     Cork,
     Deadline,
     Greedy,
@@ -41,7 +42,8 @@ def test_policies_have_names() -> None:
     named = {"greedy": Greedy, "static": Static, "aimd": AIMD, "cork": Cork, "deadline": Deadline}
 
     assert {name: BY_NAME[name] for name in named} == named
-    assert [type(kind()) for kind in BY_NAME.values()] == [*BY_NAME.values()]
+    assert [type(BY_NAME[name]()) for name in ("adaptive", "efficient")] == [Adaptive, Adaptive]
+    assert BY_NAME.keys() == {"adaptive", "efficient", *named}
 
 
 @pytest.mark.parametrize("kind", BY_NAME.values())

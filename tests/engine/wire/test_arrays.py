@@ -16,7 +16,7 @@ from carpool.engine.wire import arrays
 from carpool.engine.wire.arrays import Block, block_of, block_of_rows, read_head
 from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader, encode, in_pieces
 from carpool.engine.wire.payload import LARGE, Payload, dump, load, size_of
-from carpool.testing.wire import data_of, receive
+from tests.support.frames import data_of, receive
 from tests.support.properties import PROPERTY
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from carpool.engine.fast_paths import without
 from carpool.engine.wire.frame import Frame, FrameKind, FrameReader
 from carpool.engine.wire.payload import dump, load
-from carpool.testing.wire import data_of, receive
+from tests.support.frames import data_of, receive
 from tests.support.properties import PROPERTY
 from tests.support.values import seen
 

@@ -21,7 +21,7 @@ from carpool.engine.wire.frame import (
     encode,
 )
 from carpool.engine.wire.payload import LARGE
-from carpool.testing.wire import FRAMES, HOSTILE, data_of, header, plain, receive
+from tests.support.frames import FRAMES, HOSTILE, data_of, header, plain, receive
 from tests.support.peaks import forget_peaks, peak_of
 from tests.support.properties import PROPERTY
 

@@ -15,7 +15,7 @@ from carpool.engine.wire import order as wire
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind, FrameReader, encode
 from carpool.engine.wire.outcome import Outcome
 from carpool.engine.wire.payload import dump, load
-from carpool.testing.wire import receive
+from tests.support.frames import receive
 
 numbers = st.lists(st.integers(1, 2**63), max_size=4, unique=True)
 values = st.one_of(st.integers(-(2**40), 2**40), st.text(max_size=20), st.binary(max_size=20), st.lists(st.integers()))

@@ -18,7 +18,7 @@ from carpool.engine.wire import frame as frame_module
 from carpool.engine.wire import payload as payload_module
 from carpool.engine.wire.frame import Frame, FrameKind, FrameReader
 from carpool.engine.wire.payload import LARGE, Payload, dump, load, parts_of, size_of
-from carpool.testing.wire import data_of, receive
+from tests.support.frames import data_of, receive
 from tests.support.properties import PROPERTY
 
 

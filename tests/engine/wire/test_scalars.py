@@ -26,7 +26,7 @@ from carpool.engine.wire.payload import (
     pack_scalars,
     unpack_scalars,
 )
-from carpool.testing.wire import data_of, receive
+from tests.support.frames import data_of, receive
 from tests.support.properties import PROPERTY
 
 surrogates = st.text(st.characters(categories=["Cs", "L"]), max_size=5)

@@ -14,8 +14,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from carpool.client.score.columns import MIXED, NOTHING, Kind, arrow_type, kind_of, merged
-from carpool.client.score.inputs import MISSING_ARROW, csv_reader
+from carpool.client.score.inputs import MISSING_ARROW, MIXED, NOTHING, Kind, arrow_type, csv_reader, kind_of, merged
 from carpool.http import entries
 
 _encode = msgspec.json.Encoder().encode

@@ -1,4 +1,4 @@
-"""Locks that are held while a batch function runs: our own, which knows the thread that holds it,
+"""Locks that are held while a batch function runs: our own, which records the thread that holds it,
 and any other.
 
 Taking our own twice in one thread is an error at once, not a deadlock.
@@ -79,7 +79,7 @@ class ExecutionLock(Protocol):
 
 
 class WithoutTimeout:
-    """Makes an `ExecutionLock` of a lock that knows no timeout: a lock that comes too late is
+    """Makes an `ExecutionLock` of a lock without timeouts: a lock that comes too late is
     released again.
     """
 
@@ -143,7 +143,7 @@ def is_async_lock(lock: object) -> bool:
 
 
 def is_owned(lock: object) -> bool:
-    """Report whether this thread holds the lock; False for kinds of locks that do not know."""
+    """Report whether this thread holds the lock; False for kinds of locks that do not record it."""
     return isinstance(lock, _KNOW_OWNER) and lock._is_owned()
 
 
@@ -155,7 +155,7 @@ def can_be_tried(lock: object) -> bool:
 
 
 def _takes_timeout(acquire: Any) -> bool:
-    """Report whether `acquire` can be told how long to wait."""
+    """Report whether `acquire` takes a time to wait."""
     if isinstance(getattr(acquire, "__self__", None), _BUILT_IN):
         return True
     try:

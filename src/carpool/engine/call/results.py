@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from carpool.engine.call.padding import LengthsNeeded
+from carpool.engine.call.merge import LengthsNeeded
 from carpool.engine.hints.plain import elements_of
 from carpool.engine.rows import ArrayRows
 from carpool.errors import ModelError

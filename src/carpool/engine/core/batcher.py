@@ -629,10 +629,14 @@ class Batcher:
             return int(limit)  # one that is larger is under way, and whether it fits is not known yet
         return self.safe_size.allowed(units)
 
-    def _fitting(self, units: int, requests: Sequence[Request]) -> int:
-        """Return how many requests, from the first on, fit into `units`; that one always does."""
+    def _fitting(self, units: float, requests: Sequence[Request], most_padded: float | None = None) -> int:
+        """Return how many requests, from the first on, fit into `units`; that one always does.
+
+        They also fit together into `most_padded`, by default as much as the policy allows.
+        """
         n = size = longest = 0
-        most_padded = self.lobby.policy.most_padded(self._view)
+        if most_padded is None:
+            most_padded = self.lobby.policy.most_padded(self._view)
         for request in requests:
             size += request.size
             longest = max(longest, request.length)
@@ -645,25 +649,12 @@ class Batcher:
         """Make a batch of the requests that the policy has chosen, as far as there is room."""
         units = decision.take
         chosen = with_room(decision.chosen) if self.lobby.is_shared else decision.chosen
-        most = room
+        most, safe = room, self._view.safe_padded_size
         if self.limits_padded:
-            most = min(most, self._fitting_of(chosen))
+            most = most if safe == inf else min(most, self._fitting(inf, chosen, safe))
         elif units > self.safe_size.limit:
             most = min(most, self._fitting(self._safe(units), chosen))
         return self._start(now, 0, decision.reason, chosen[: max(1, int(min(most, len(chosen))))])
-
-    def _fitting_of(self, chosen: Sequence[Request]) -> int:
-        """Return how many of the requests that the policy has chosen fit into memory together."""
-        safe = self._view.safe_padded_size
-        n, longest = 0, 0
-        if safe == inf:
-            return len(chosen)
-        for request in chosen:
-            longest = max(longest, self.lobby.padded_length(request.length))
-            if n and (n + 1) * longest > safe:
-                break
-            n += 1
-        return n
 
     def _start(self, now: float, n: int, reason: str, chosen: Sequence[Request] = ()) -> Batch:
         """Make a batch of the next `n` requests, or of the chosen ones, for an idle worker."""

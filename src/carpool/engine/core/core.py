@@ -121,7 +121,8 @@ class Core:
         for batcher in self.batchers:
             lobby = batcher.lobby
             lobby.most_room = lobby.nodes[0].most_room if len(lobby.nodes) == 1 else inf
-        self._order = _late_first(self.flows)
+        # the stages, those first that come late, as nodes are in this order
+        self._order = list(dict.fromkeys([node.crew for each in self.flows for node in each.graph.nodes]))
         self._before = _all_before(self.flows)
         # by stage, the service whose answers all its results are; None where they are not
         self._ends = [
@@ -592,15 +593,6 @@ class Core:
         if any(each.door.queue.count for each in self._lists):
             return False
         return not any(one.queue.count or one.owed for one in self._before[batcher])
-
-
-def _late_first(flows: Sequence[Flow]) -> list[Crew]:
-    """Return the batchers of some services, those first that come late."""
-    found: dict[Crew, None] = {}
-    for flow in flows:
-        for node in flow.graph.nodes:  # which are in this order
-            found.setdefault(node.crew)
-    return list(found)
 
 
 def _all_before(flows: Sequence[Flow]) -> dict[Crew, set[Crew]]:

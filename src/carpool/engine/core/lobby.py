@@ -127,12 +127,13 @@ class Lobby:
         self.policy = policy
         self._know(policy)
 
-    def tell(self, call: Callable[..., object], *about: object) -> None:
-        """Make a call of the policy that returns nothing."""
+    def guarded(self, call: Callable[..., Any], *about: object) -> Any:
+        """Make a call of the policy, and return what it returns; None if it raises."""
         try:
-            call(*about)
+            return call(*about)
         except BaseException as error:
             self.failed(error)
+            return None
 
     def decide(self) -> Decision:
         """Return what the policy says to `view`, if that is possible."""
@@ -165,11 +166,7 @@ class Lobby:
 
     def cost_s(self, size: int) -> float | None:
         """Return the policy's learned seconds of a batch of `size`; None if it has none."""
-        try:
-            return self.policy.cost_s(size)
-        except BaseException as error:
-            self.failed(error)
-            return None
+        return self.guarded(self.policy.cost_s, size)  # type: ignore[no-any-return]
 
     def predicted_wait_s(self, units_before: int, workers: int) -> float | None:
         """Return how long the policy says that a request waits; None if it does not say.
@@ -180,11 +177,7 @@ class Lobby:
         """
         if self._predictor is None:
             return None
-        try:
-            return self._predictor.wait_s(units_before, workers)
-        except BaseException as error:
-            self.failed(error)
-            return None
+        return self.guarded(self._predictor.wait_s, units_before, workers)  # type: ignore[no-any-return]
 
     @property
     def lone_slack_s(self) -> float:
@@ -260,14 +253,14 @@ class Lobby:
         else:
             self.queue.push_in_order(requests, nbytes, is_apart)
         if self._listens:
-            self.tell(self.policy.arrived, now, requests)
+            self.guarded(self.policy.arrived, now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
         known = [request for request in requests if not request.losses]  # the policy is not told of those in quarantine
         if known:
-            self.tell(self.policy.arrived, now, known)
+            self.guarded(self.policy.arrived, now, known)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
         """Let requests wait again, each to be run alone, as one of them may have killed its worker.
@@ -323,7 +316,7 @@ class Lobby:
     def leave(self, now: float, request: Request) -> None:
         """Remove a queued request whose caller has gone; it is now done."""
         self.queue.remove(request)
-        self.tell(self.policy.left, now, request)
+        self.guarded(self.policy.left, now, request)
 
     def in_the_way(self, request: Request) -> list[Request]:
         """Return the requests that must give up their places to a new one, if the queue is full.
@@ -336,13 +329,13 @@ class Lobby:
 
     def displace(self, now: float, request: Request) -> None:
         """Remove a queued request for one of a higher priority; it is now done."""
-        self.tell(self.policy.left, now, request)
+        self.guarded(self.policy.left, now, request)
         self.queue.evict(request)
 
     def drop(self, now: float, requests: Sequence[Request]) -> None:
         """Remove queued requests that are not to be served."""
         for request in requests:
-            self.tell(self.policy.left, now, request)
+            self.guarded(self.policy.left, now, request)
         for request in requests:
             self.queue.remove(request)
 

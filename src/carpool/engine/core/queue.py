@@ -399,13 +399,6 @@ class Queue:
         late = self.deadlines.until(now, self._lanes.values, len(self._lanes))
         return [request for lane_queue in late for request in lane_queue.expired(now)]
 
-    def expire(self, now: float) -> list[Request]:
-        """Remove and return every request whose deadline has passed; they are now done."""
-        expired = self.expired(now)
-        for request in expired:
-            self.remove(request)
-        return expired
-
     @property
     def earliest_deadline(self) -> float:
         """When the next request expires; infinity when none waits."""

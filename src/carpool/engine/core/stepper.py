@@ -337,7 +337,7 @@ class Stepper:
             start_s: Seconds of starting them.
         """
         if not self.steps:
-            self.lobby.tell(self._policy.learn, now, Stepped(rows, step_s, length, start_s))
+            self.lobby.guarded(self._policy.learn, now, Stepped(rows, step_s, length, start_s))
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take orders from now on."""
@@ -520,7 +520,7 @@ class Stepper:
         is_first, place = self.places.is_first, report.place
         starts = length > 0 and is_first(place, ("start", length.bit_length()))
         steps = rows > 0 and is_first(place, self._knots.nearest(rows))
-        self.lobby.tell(self._policy.learn, now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
+        self.lobby.guarded(self._policy.learn, now, Stepped(rows, report.step_s, length, report.start_s, steps, starts))
         if rows:
             self.steps += 1
             self.step_s += (report.step_s - self.step_s) * (0.2 if self.step_s else 1.0)
@@ -677,11 +677,7 @@ class Stepper:
         Where nothing runs, one is let through all the same: what it takes may have been learned
         wrongly, and this is how that is noticed.
         """
-        try:
-            late = self._find_late(now)
-        except BaseException as error:
-            self.lobby.failed(error)
-            return
+        late = self.lobby.guarded(self._find_late, now)
         if late and not self.running:
             del late[0]
         if late:

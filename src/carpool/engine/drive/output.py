@@ -16,7 +16,7 @@ from typing import IO
 
 from carpool.engine.foreign import traceback_of
 from carpool.engine.logger import logger
-from carpool.engine.observe.outlet import Outlet
+from carpool.engine.observe.log import Outlet
 
 LineSink = Callable[[str, bool, str], None]
 """Takes the worker's name, whether the line came from stderr, and the line."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from carpool.engine.core.running_set import FAILED, LAST, Order, Parts, SetReport, stream_of
 from carpool.engine.core.stepper import Stepper
-from carpool.engine.drive.replies import decoded, unpacked_response
+from carpool.engine.drive.batches import decoded, unpacked_response
 from carpool.engine.drive.worker import Work
 from carpool.engine.drive.worker_pool import WorkerPool
 from carpool.engine.logger import logger

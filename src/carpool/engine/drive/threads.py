@@ -37,7 +37,7 @@ from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import text_of
 from carpool.engine.logger import logger
 from carpool.engine.observe.function_stats import CallCounts, FunctionSnapshot, snapshot
-from carpool.engine.observe.stage_stats import explained
+from carpool.engine.observe.stats import explained
 from carpool.engine.request import Lane, Request
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 

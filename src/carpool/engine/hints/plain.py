@@ -38,7 +38,7 @@ _DEEPEST: Final = 32
 
 
 def to_builtins(value: Any) -> Any:
-    """Return a value that msgspec does not know, made of builtins: an array or a scalar of numpy or
+    """Return a value that msgspec cannot write, made of builtins: an array or a scalar of numpy or
     torch, a moment of pandas, a pydantic model.
 
     Raises:

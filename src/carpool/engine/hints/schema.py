@@ -1,11 +1,11 @@
 """Readers of items, writers of results, and JSON Schemas, all made from type hints with msgspec.
 
-Besides what msgspec knows (builtins, dataclasses, TypedDict, Struct, ...) an item may be a numpy
+Besides the types of msgspec (builtins, dataclasses, TypedDict, Struct, ...) an item may be a numpy
 array (nested lists on the wire) or a pydantic model. Both are recognised without importing their
 libraries.
 
 A response is checked by reading it back (`_writer`): the reader is compiled once, so this is
-cheaper and stricter than inspecting the object. Objects that msgspec does not know (pydantic
+cheaper and stricter than inspecting the object. Objects that msgspec cannot read (pydantic
 models, arrays) stand as numbers in the text that is read back, and count if they are of the hinted
 type: their text need not read back the same. Readers and writers are made when the first item of
 their format comes (`MadeWhenNeeded`), so a hint that JSON cannot express harms no caller without
@@ -193,7 +193,7 @@ def _why_not_instance(value: Any, kind: Any, what: str) -> str | None:
     try:
         if not isinstance(kind, type) or isinstance(value, kind):
             return None
-    except TypeError:  # a protocol, which tells nothing at run time
+    except TypeError:  # a protocol, which has no fields at run time
         return None
     return f"{what} does not fit {type_name(kind)}: it is of type {type(value).__name__}"
 
@@ -318,7 +318,7 @@ def _writer(
 
     That is strict about the inside of a result, takes numpy scalars for numbers as the wire does,
     and takes less time than inspecting the object, because the reader is compiled once. Objects
-    that msgspec does not know (pydantic models, arrays) fit, too, if they are of the type that the
+    that msgspec cannot read (pydantic models, arrays) fit, too, if they are of the type that the
     hint names: their library has checked them, and may not read what it writes.
 
     Args:
@@ -430,7 +430,7 @@ def _kinds_in(kind: Any) -> set[type]:
 
 
 def _parts_of(kind: Any) -> list[Any]:
-    """Return what msgspec knows of a type and of all types and fields inside it."""
+    """Return msgspec's description of a type and of all types and fields inside it."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [msgspec.inspect.type_info(kind)]
     while todo:
@@ -446,7 +446,7 @@ def _parts_of(kind: Any) -> list[Any]:
 
 
 def _object_check(kind: Any) -> Callable[[Any], bool]:
-    """Make a check of values that may hold objects which msgspec does not know.
+    """Make a check of values that may hold objects which msgspec cannot read.
 
     It writes the value as msgpack, with a number in place of each such object, and reads it as
     `kind`. Where the hint names the type of the object, the number is turned back into the object,
@@ -486,7 +486,7 @@ def _as_it_is(kind: Any, value: Any) -> Any:
 
 
 def _from_builtins(kind: Any, value: Any) -> Any:
-    """Convert a part of an item to a type that msgspec does not know."""
+    """Convert a part of an item to a type that msgspec cannot read."""
     if is_array_type(kind):
         return _to_array(kind, value)
     if _is_pydantic(kind):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from carpool.engine.core.batch import Batch
 from carpool.engine.core.core import Core
-from carpool.engine.observe.stage_stats import StageStats
-from carpool.engine.observe.stats import Stats
+from carpool.engine.observe.stats import StageStats, Stats
 from carpool.engine.request import Request
 
 
@@ -137,7 +136,7 @@ def snapshot(name: str, core: Core, counts: CallCounts, lone_running: int = 0) -
         name: The name of the function.
         core: The driver's core, of one stage.
         counts: What the driver has counted.
-        lone_running: How many calls run alone now, of which the core does not know.
+        lone_running: How many calls run alone now, beside the core.
     """
     sizes = dict(counts.batch_sizes)
     if core.flow.alone:

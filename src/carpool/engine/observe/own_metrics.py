@@ -4,7 +4,7 @@ Counters and histograms are summed over all workers that there have been, so tha
 gauges over those that live, unless their `multiprocess_mode` asks for the largest or the smallest;
 and of what an Info or an Enum says each is there once. A histogram whose bounds have changed, by a
 reload, starts anew with those of the workers that live. Workers on this machine leave files in a
-folder, and those elsewhere send messages (`sent_metrics.py`).
+folder, and those elsewhere send messages (`stats.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prometheus_client.registry import REGISTRY, Collector
 from carpool.engine.foreign import traceback_of
 from carpool.engine.logger import logger
 from carpool.engine.observe.log import printable
-from carpool.engine.observe.sent_metrics import Counted, SentMetrics
+from carpool.engine.observe.stats import Counted, SentMetrics
 from carpool.engine.worker.own_metrics import OF_NOW, Family, families_of, read_all
 
 _OURS = "carpool_"

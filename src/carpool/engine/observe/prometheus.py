@@ -1,4 +1,5 @@
-"""The counters as Prometheus metrics, from one collector in the coordinator.
+"""The counters of services and batch functions as Prometheus metrics, from one collector in the
+coordinator.
 
 Labels come from closed sets (models and stages as declared, outcomes, reasons, worker states), so
 no client can add series.
@@ -10,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import exposition
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from carpool.engine.observe.durations import DURATION_BOUNDS, Durations
-from carpool.engine.observe.stage_stats import StageStats, explained
-from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.stream_stats import StreamStats
+from carpool.engine.observe.function_stats import FunctionSnapshot
+from carpool.engine.observe.snapshot import DURATION_BOUNDS, Durations, StreamStats
+from carpool.engine.observe.stats import StageStats, Stats, explained
 
 _STAGE = ("model", "stage")
 _PLACE = (*_STAGE, "place")
@@ -425,3 +425,47 @@ def size_buckets(sizes: dict[int, int]) -> list[tuple[str, float]]:
     bounds = [2**k for k in range(13)]
     buckets = [(str(b), float(sum(n for size, n in sizes.items() if size <= b))) for b in bounds]
     return [*buckets, ("+Inf", float(sum(sizes.values())))]
+
+
+_FUNCTION = ("function",)
+
+
+def function_metrics(snapshots: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
+    """Yield every metric, each with all functions."""
+    yield from _calls(snapshots)
+    yield from _times(snapshots)
+
+
+def _calls(snapshots: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
+    calls = CounterMetricFamily(
+        "carpool_function_calls", "Items that have an end, by what became of them.", labels=("function", "outcome")
+    )
+    waiting = GaugeMetricFamily("carpool_function_waiting", "Items that wait for their batch.", labels=_FUNCTION)
+    running = GaugeMetricFamily("carpool_function_running", "Items in batches that run now.", labels=_FUNCTION)
+    sizes = HistogramMetricFamily("carpool_function_batch_size", "Items in a call of the function.", labels=_FUNCTION)
+    for seen in snapshots:
+        for outcome, count in (("ok", seen.ok), ("error", seen.errors), ("cancelled", seen.cancelled)):
+            calls.add_metric((seen.name, outcome), count)
+        waiting.add_metric((seen.name,), seen.waiting)
+        running.add_metric((seen.name,), seen.running)
+        sizes.add_metric((seen.name,), size_buckets(seen.batch_sizes), seen.items)
+    yield from (calls, waiting, running, sizes)
+
+
+def _times(snapshots: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
+    latency = SummaryMetricFamily(
+        "carpool_function_latency_seconds", "Time from a call to its answer without an error.", labels=_FUNCTION
+    )
+    queue = SummaryMetricFamily(
+        "carpool_function_queue_seconds",
+        "Time from the arrival of an item to the start of its batch.",
+        labels=_FUNCTION,
+    )
+    compute = SummaryMetricFamily(
+        "carpool_function_compute_seconds", "Time of a call of the function.", labels=_FUNCTION
+    )
+    for seen in snapshots:
+        latency.add_metric((seen.name,), seen.ok, seen.latency_s)
+        queue.add_metric((seen.name,), seen.items, seen.queue_s)
+        compute.add_metric((seen.name,), seen.batches, seen.compute_s)
+    yield from (latency, queue, compute)

@@ -3,18 +3,32 @@
 It decides when a line is due, and what it says.
 
 An overloaded service refuses thousands of requests a second, and a line for each would hide all
-other lines. The first refusal of a kind is told at once, and what follows is summed up every ten
-seconds. Whoever counts here asks for the lines that are due and writes them; this file has no clock
-and no log.
+other lines. The first refusal of a kind has a line at once, and those that follow are summed up
+every ten seconds. The caller that counts here asks for the lines that are due and writes them; this
+file has no clock and no log.
+
+The outcomes of a request are here, too, each with its errors and its text for clients.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
+from carpool.engine.foreign import text_of
+from carpool.engine.http_response import HTTPError
+from carpool.errors import (
+    OVERLOAD_REASONS,
+    CarpoolError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    Unavailable,
+    ValidationError,
+)
 
 EVERY_S = 10.0
 """The least time between two lines about one reason."""
@@ -92,10 +106,10 @@ class Refusals:
     """Counts refusals by reason.
 
     A reason is open from its first refusal until `EVERY_S` seconds have passed without any. Its
-    opening is told at once, and what comes later at most once in `EVERY_S` seconds.
+    opening has a line at once, and later ones at most once in `EVERY_S` seconds.
 
     Attributes:
-        is_due: Whether a reason has been opened that has not been told yet.
+        is_due: Whether a reason has been opened that has had no line yet.
     """
 
     def __init__(self) -> None:
@@ -104,7 +118,7 @@ class Refusals:
         self._told: dict[Reason, float] = {}  # when that was
 
     def count(self, error: Exception) -> None:
-        """Count a request that ended with `error`; what a model raised is told elsewhere."""
+        """Count a request that ended with `error`; errors of models are logged elsewhere."""
         if isinstance(error, ModelError) or not isinstance(error, CarpoolError):
             return
         self._note(_reason_of(error))
@@ -121,7 +135,7 @@ class Refusals:
             self._note(_WENT_ON, streams)
 
     def _note(self, reason: Reason, times: int = 1) -> None:
-        """Count a reason, and see to it that it is told."""
+        """Count a reason, and have a line about it."""
         if reason not in self._counts:
             if len(self._counts) >= _MOST_REASONS:
                 reason = _OTHER
@@ -175,3 +189,67 @@ def _reason_of(error: CarpoolError) -> Reason:
         return Reason(status, code[:_LONGEST_REASON], text[:_LONGEST_REASON], verb, is_alarming)
     except BaseException:  # attributes that make no sense
         return _OTHER
+
+
+OUTCOMES = ("ok", "invalid_request", "invalid_item", "overloaded", "expired", "unavailable", "model_error")
+"""What can become of a request, besides `cancelled`: a closed set, fit to be a metric label."""
+
+MODEL_MESSAGES: Final = {
+    "model_error": "The model raised an error.",
+    "bad_result": "The model returned a result that does not fit its declaration.",
+}
+"""The texts for clients of a model's error, by its code, in the place of its own text."""
+
+_LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
+_LONGEST_LIST = 1000  # that of a 415, which lists what is read, and of a 406
+_LISTING = ("unsupported_media_type", "not_acceptable")
+_OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, and of no use to clients
+
+_OUTCOME_OF: dict[type[Exception], str] = {
+    InvalidRequest: "invalid_request",
+    ValidationError: "invalid_item",
+    Overloaded: "overloaded",
+    DeadlineExceeded: "expired",
+    Unavailable: "unavailable",
+    ModelError: "model_error",
+}
+
+
+def reason_of(error: Exception) -> str:
+    """Return for which of `OVERLOAD_REASONS` an error says that its request was refused.
+
+    Its class may be a user's, and its attribute anything.
+    """
+    try:
+        reason = getattr(error, "reason", "other")
+    except BaseException:
+        return "other"
+    return reason if type(reason) is str and reason in OVERLOAD_REASONS else "other"
+
+
+def outcome_of(error: Exception) -> str:
+    """Return the outcome as which an error is counted."""
+    for kind in type(error).__mro__:
+        if kind in _OUTCOME_OF:
+            return _OUTCOME_OF[kind]
+    if not isinstance(error, CarpoolError):
+        return "model_error"
+    if isinstance(error, HTTPError):
+        return "invalid_item" if error.status < 500 else "model_error"
+    return "invalid_request" if error.status < 500 else "unavailable"
+
+
+def text_for_clients(error: Exception, *, debug: bool = False) -> str | None:
+    """Return the text of an error if clients may read it; else None.
+
+    Args:
+        error: Of any kind.
+        debug: Whether clients may read all texts.
+    """
+    if not (debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError)):
+        return None
+    text = text_of(error)
+    if isinstance(error, ModelError):
+        text = text.removeprefix(f"{error.type_name}: ")
+    most = _LONGEST_LIST if getattr(error, "code", "") in _LISTING else _LONGEST_MESSAGE
+    return _OBJECT_ADDRESS.sub("", text[:most])

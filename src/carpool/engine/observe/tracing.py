@@ -12,9 +12,8 @@ from carpool.version import __version__
 if TYPE_CHECKING:
     from carpool.engine.core.batch import Batch
     from carpool.engine.observe.picture import Branch
-    from carpool.engine.observe.stage_stats import StageStats
-    from carpool.http.exchange import Exchange, Head
-    from carpool.http.notes import Notes
+    from carpool.engine.observe.stats import StageStats
+    from carpool.http.exchange import Exchange, Head, Notes
 
 _SERVER_ERROR = 500
 _NS = 1_000_000_000

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from carpool.engine.policy.arrivals import Arrivals
 from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
@@ -36,6 +36,7 @@ from carpool.engine.policy.size import Sizes
 from carpool.engine.request import Request
 
 COLD: Final = 6  # batches before anything is decided by what was learned
+SURE: Final = 2.5  # almost no batch exceeds its expected time by so many coefficients of variation
 _FEW = 64  # batches that must be known before any is skipped without much thought
 _TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
 _SHORT_S = 5e-3  # shorter batches are not all learned from, as learning costs a share of their time,
@@ -69,11 +70,24 @@ class AdaptiveLearning(Policy):
 
     Args:
         max_batch_size: As for every policy; the only one that is needed.
-        max_queue_delay_s: As for every policy; it bounds how long clients are waited for.
+        max_queue_delay_s: As for every policy; it bounds how long requests are held back.
+        prefer: As for `Adaptive`.
+
+    Attributes:
+        prefer: As given.
     """
 
-    def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
+    def __init__(
+        self,
+        max_batch_size: int | None = None,
+        max_queue_delay_s: float | None = None,
+        prefer: Literal["latency", "efficiency"] = "latency",
+    ) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
+        if prefer not in ("latency", "efficiency"):
+            raise ValueError(f'prefer must be "latency" or "efficiency", not {prefer!r}')
+        self.prefer = prefer
+        self._is_patient = prefer == "efficiency"
         self._arrivals = Arrivals()
         self._gather = Gather(self._arrivals)
         self._overloaded_since: float | None = None
@@ -279,6 +293,36 @@ class AdaptiveLearning(Policy):
             return until
         return None
 
+    def _defers(self, queue: QueueView) -> bool:
+        """Report whether requests are to wait as long as they have time: those with an SLO.
+
+        The first one counts. What is due by its own deadline does not wait.
+        """
+        (head,) = queue.peek(1)
+        return head.due < head.deadline
+
+    def _held_until(self, view: View, due: float, more_s: float, cv: float) -> float | None:
+        """Return until when a batch waits for one more request; None to go now.
+
+        No longer than that those who come just behind it can be in time, too: of m workers one is
+        free in the m-th part of a batch's time. And not where none can come, as all clients are
+        inside.
+
+        Args:
+            view: As for `decide`.
+            due: When its first request is due.
+            more_s: The seconds of a batch with one more.
+            cv: By how much they vary.
+        """
+        queue = view.queue
+        if self._inside.are_all(view.running + len(queue)):
+            return None
+        until = due - view.onward_s - more_s * (1.0 + SURE * cv)
+        if self.max_queue_delay_s is not None:
+            until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
+        others_have_time = more_s * (1.0 + 1.0 / (view.free + view.busy)) <= due - queue.oldest_arrival
+        return until if view.now < until and others_have_time else None
+
     def cost_s(self, size: int) -> float | None:
         return self.cost.seconds(size) if self.cost.samples else None
 
@@ -288,7 +332,7 @@ class AdaptiveLearning(Policy):
         sizes.refresh()
         shown = sorted({1, sizes.most, self.limit})
         return {
-            "policy": "adaptive",
+            "policy": "efficient" if self._is_patient else "adaptive",
             "rule": self._rule,
             "samples": cost.samples,
             "cost_s": {n: cost.seconds(n) for n in shown} if cost.samples else {},

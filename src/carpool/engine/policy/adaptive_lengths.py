@@ -66,11 +66,24 @@ class AdaptiveLengths(AdaptiveLearning):
             until = self._company_until(now, queue, levels, choice)
             if until is not None:
                 return Decision(drop=hopeless, wake_at=until)
+        if self._is_patient and choice.batches == 1 and self._defers(queue):
+            until = self._like_until(view, levels, choice)
+            if until is not None:
+                return Decision(drop=hopeless, wake_at=until)
         if self.allowed_batch_sizes is not None:
             choice = composer.without_padding(choice, self.allowed_batch_sizes)
         n, units = len(choice.requests), self._units(queue, choice.requests)
         reason = "full" if units == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
         return Decision(drop=hopeless, take=units, reason=reason, chosen=choice.requests)
+
+    def _like_until(self, view: View, levels: Sequence[LevelsView], choice: ChosenGroup) -> float | None:
+        """Return until when to wait for more requests than one batch; None to go now."""
+        cost, n = self._length_cost, len(choice.requests)
+        assert cost is not None
+        if not n or self._units(view.queue, choice.requests) >= self.limit:
+            return None
+        more_s = cost.seconds(n + 1, max([request.length for request in choice.requests])) + view.hop_s
+        return self._held_until(view, min([each.earliest_due for each in levels]), more_s, cost.cv)
 
     def _units(self, queue: QueueView, requests: Sequence[Request]) -> int:
         """Return how much of a batch these requests take up: all of it if one of them is larger."""

@@ -107,8 +107,8 @@ class Candidates:
                 refused.append(request)
         self.drop(refused)
 
-    def drop_until_in_time(self, is_late: Callable[[float, int], bool]) -> bool:
-        """Refuse all before the first one that is in time if a batch begins with it.
+    def late_in_line(self, is_late: Callable[[float, int], bool], behind: int = 0) -> list[Request]:
+        """Return those that are late before the first that is in time if a batch begins with it.
 
         The further back a request is, the later it is due and the smaller the batch can be, so this
         is a binary search. Across priorities some before it may be due later; these stay.
@@ -116,21 +116,17 @@ class Candidates:
         Args:
             is_late: Reports whether a request that is due then is late, with so many units from it
                 on.
-
-        Returns:
-            False if none is in time; then none is refused.
+            behind: How many units go before; who is among these is not late.
         """
         requests = self.requests
         before = list(accumulate((request.size for request in requests), initial=0))
         units = before[-1]
-        low, high = 0, len(requests)
+        first = low = max(1, bisect_right(before, behind) - 1) if behind else 0
+        high = len(requests)
         while low < high:
             middle = (low + high) >> 1
             if is_late(requests[middle].due, units - before[middle]):
                 low = middle + 1
             else:
                 high = middle
-        if low == len(requests):
-            return False
-        self.drop([each for i, each in enumerate(requests[:low]) if is_late(each.due, units - before[i])])
-        return True
+        return [requests[i] for i in range(first, low) if is_late(requests[i].due, units - before[i])]

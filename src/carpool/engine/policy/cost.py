@@ -285,6 +285,7 @@ class CostModel(CostLevel):
         self._log_level = 0.0
         self._is_sure = False  # whether a warm-up was learned from
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
+        self._was_long = False  # whether the last batch was one of these, or would have been
         self._shape = self.at = self.hoped = [1e-6] * entries
         self._rise = [0.0] * entries  # seconds per unit of size, from each entry to the next
         self.smallest, self.largest = self.limit, 1
@@ -366,7 +367,9 @@ class CostModel(CostLevel):
         self._is_sure = self._is_sure or sure
         count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
         is_new = count < 2.0 or self.samples < _LEARNED
-        if is_new and self.samples and not sure and seconds > _DOUBT * self._worker_s(n) and i not in self._doubted:
+        is_long = is_new and self.samples > 0 and not sure and seconds > _DOUBT * self._worker_s(n)
+        was_long, self._was_long = self._was_long, is_long
+        if is_long and not was_long and i not in self._doubted:
             self._doubted.add(i)
             return
         self.samples += 1

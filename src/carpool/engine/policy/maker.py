@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Literal
 
@@ -19,8 +19,15 @@ from carpool.engine.policy.paced import Paced
 from carpool.engine.policy.static import Static
 from carpool.engine.policy.steps import GreedySteps, StaticSteps, StepPolicy
 
-BY_NAME: dict[str, type[Policy]] = {
+
+def efficient(max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> Adaptive:
+    """Make an `Adaptive` that prefers efficiency, with arguments as there."""
+    return Adaptive(max_batch_size, max_queue_delay_s, prefer="efficiency")
+
+
+BY_NAME: dict[str, Callable[..., Policy]] = {
     "adaptive": Adaptive,
+    "efficient": efficient,
     "greedy": Greedy,
     "static": Static,
     "aimd": AIMD,
@@ -32,7 +39,7 @@ BY_NAME: dict[str, type[Policy]] = {
 STEPS_BY_NAME: dict[str, type[StepPolicy]] = {"paced": Paced, "greedy": GreedySteps, "static": StaticSteps}
 """The policies that a stage of steps may name."""
 
-PolicyName = Literal["adaptive", "greedy", "static", "aimd", "cork", "deadline", "paced"]
+PolicyName = Literal["adaptive", "efficient", "greedy", "static", "aimd", "cork", "deadline", "paced"]
 """The names of policies, those of steps included, for type checkers."""
 
 

@@ -92,8 +92,10 @@ def with_cause(report: FailureReport, error: BaseException) -> FailureReport:
 
 def portable(error: Exception) -> Exception:
     """Return a copy of an error that can be pickled with its cause, as one from a worker has it."""
+    if type(error) is not ModelError or error._find_cause is not None:
+        return error  # one from another process has its cause as a pickle
     cause = error.__cause__
-    if type(error) is not ModelError or cause is None:
+    if cause is None:
         return error
     found = ModelError(str(error), code=error.code, type_name=error.type_name, traceback=error.traceback)
     found._find_cause = partial(_cause_of, with_cause(FailureReport(""), cause))

@@ -29,9 +29,9 @@ from functools import partial
 from typing import NoReturn
 
 from carpool.engine import faults
-from carpool.engine.batch_hints import HintWarning
 from carpool.engine.call.results import run_now
 from carpool.engine.clock import monotonic
+from carpool.engine.type_hints import HintWarning
 from carpool.engine.wire.frame import Frame, FrameKind, FrameReader, encode
 from carpool.engine.worker import program
 from carpool.engine.worker.place import enter_process, pin

@@ -1,5 +1,5 @@
 // Charts over the vendored uPlot, and a heat map of batch sizes on a canvas.
-import uPlot from "./uPlot.esm.js";
+const uPlot = window.uPlot; // the page loads it before
 
 const HEIGHT = 170;
 const dark = matchMedia("(prefers-color-scheme: dark)");

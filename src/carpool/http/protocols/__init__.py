@@ -19,7 +19,7 @@ from carpool.http.protocols.vertex import Vertex
 BUILT_IN: Final[dict[str, type[HttpProtocol]]] = {
     kind.name: kind for kind in (Vertex, OpenInference, KServeV1, SageMaker, OpenAI, Rerank)
 }
-"""The protocols that carpool knows, by name; of two with one address the first one gets it."""
+"""The protocols of carpool's own, by name; of two with one address the first one gets it."""
 
 
 def protocols_named(protocols: Sequence[str | HttpProtocol] | None) -> list[HttpProtocol]:

@@ -1,6 +1,6 @@
 """What a protocol is: it says which items a request brings, and which answer their results make.
 
-A protocol knows no socket, no driver and no clock. It lists its addresses for the models of an app
+A protocol has no socket, no driver and no clock. It lists its addresses for the models of an app
 (`HttpProtocol.routes`). Each address has a function that is called with a `ProtocolRequest` and
 returns a response at once, or a `Submission`: items for a model, and a function that makes the
 response of their results. Whatever fails, of the items or before, is put into the protocol's own
@@ -37,7 +37,7 @@ class ModelOfApp(Protocol):
     Attributes:
         name: Of the service.
         is_first: Whether it answers where no model is named: at `/predict`, and at the addresses of
-            protocols that know one model.
+            protocols for one model.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ProtocolRequest(NamedTuple):
 
 
 class ShownError(NamedTuple):
-    """What a client is told of an error.
+    """An error in the words of a protocol.
 
     Attributes:
         status: The HTTP status.
@@ -117,7 +117,7 @@ _read_error = msgspec.json.Decoder(_Error).decode
 
 
 def shown_in(response: HttpResponse) -> ShownError:
-    """Return what an error response of the app, as docs/http.md describes it, tells its client."""
+    """Return the error of a response of the app, as docs/http.md describes it."""
     told = _read_error(response.body).error
     return ShownError(response.status, told.code, told.message, told.request_id)
 

@@ -17,8 +17,7 @@ from carpool.http.protocols.base import (
     Submission,
 )
 from carpool.http.protocols.instances import as_columns, of_inputs, of_instances
-from carpool.http.protocols.model_list import routes_of_list
-from carpool.http.protocols.wording import members_of, versions_of, without_details
+from carpool.http.protocols.wording import members_of, routes_of_list, versions_of, without_details
 
 _SIGNATURE = b'"serving_default"'
 

@@ -3,6 +3,8 @@ MLServer speak.
 
 The first axis of each tensor is the rows. Each row is an item with a place of its own in the queue,
 so it shares batches with rows of other callers.
+
+Its statistics extension is answered from the numbers that carpool counts.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from carpool.engine.allowance import Allowance
+from carpool.engine.observe.snapshot import ServiceSnapshot, StageSnapshot
 from carpool.engine.wire.payload import ARRAYS, LARGE, OBJECT, Memory
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
-from carpool.http.protocols import statistics
 from carpool.http.protocols.base import (
     HttpProtocol,
     ModelOfApp,
@@ -86,7 +88,7 @@ class OpenInference(HttpProtocol):
             ("/v2/health/ready", _server_ready, "Readiness of the server"),
             ("/v2", lambda request: as_response(_server_metadata()), "The server and its extensions"),
             ("/v2/models", lambda request: as_response({"models": names}), "The models"),
-            ("/v2/models/stats", lambda request: as_response(statistics.of_models(models)), "Statistics of all models"),
+            ("/v2/models/stats", lambda request: as_response(_statistics_of(models)), "Statistics of all models"),
         ):
             yield ProtocolRoute("GET", path, answer, summary=summary)
         yield ProtocolRoute("POST", "/v2/repository/index", partial(_index, models), summary="The state of all models")
@@ -197,7 +199,7 @@ class _ServedTables:
 
     def stats(self, request: ProtocolRequest) -> HttpResponse:
         """Tell what the model has done so far."""
-        return as_response(statistics.of_models([self._model]))
+        return as_response(_statistics_of([self._model]))
 
     def metadata(self, request: ProtocolRequest) -> HttpResponse:
         """Tell the names, types and shapes of the tensors."""
@@ -406,3 +408,57 @@ def _joined(pieces: list[bytes | memoryview], memory: Memory) -> bytes | bytearr
         view[at : at + len(piece)] = piece
         at += len(piece)
     return body
+
+
+_NS = 1e9
+
+
+def _statistics_of(models: Sequence[ModelOfApp]) -> dict[str, Any]:
+    """Return the statistics of models."""
+    found = [(model.name, model.snapshot()) for model in models]
+    return {"model_stats": [_statistics_of_one(name, snapshot) for name, snapshot in found if snapshot is not None]}
+
+
+def _statistics_of_one(name: str, snapshot: ServiceSnapshot) -> dict[str, Any]:
+    ok = snapshot.outcomes.get("ok", 0)
+    failed = sum(n for outcome, n in snapshot.outcomes.items() if outcome != "ok")
+    queue_s = sum(stage.mean_queue_s for stage in snapshot.stages)
+    compute_s = sum(stage.mean_compute_s for stage in snapshot.stages)
+    last = snapshot.stages[-1]
+    return {
+        "name": name,
+        "version": "1",
+        "last_inference": 0,
+        "inference_count": ok,
+        "execution_count": sum(stage.batches for stage in snapshot.stages),
+        "inference_stats": {
+            "success": _times(ok, snapshot.mean_latency_s),
+            "fail": _times(failed, 0.0),
+            "queue": _times(ok, queue_s),
+            "compute_input": _times(ok, 0.0),
+            "compute_infer": _times(ok, compute_s),
+            "compute_output": _times(ok, 0.0),
+            "cache_hit": _times(0, 0.0),
+            "cache_miss": _times(0, 0.0),
+        },
+        "response_stats": {},
+        "batch_stats": _batches(last),
+        "memory_usage": [],
+    }
+
+
+def _batches(stage: StageSnapshot) -> list[dict[str, Any]]:
+    """Return how often each batch size was run, with the mean time of all."""
+    return [
+        {
+            "batch_size": size,
+            "compute_input": _times(n, 0.0),
+            "compute_infer": _times(n, stage.mean_compute_s),
+            "compute_output": _times(n, 0.0),
+        }
+        for size, n in stage.batch_sizes.items()
+    ]
+
+
+def _times(count: int, mean_s: float) -> dict[str, int]:
+    return {"count": count, "ns": int(count * mean_s * _NS)}

@@ -30,7 +30,6 @@ from carpool.http.protocols.base import (
     model_asked,
     unfit,
 )
-from carpool.http.protocols.model_list import routes_of_list
 from carpool.http.protocols.openai_text import (
     ChatForm,
     CompletionForm,
@@ -47,6 +46,7 @@ from carpool.http.protocols.wording import (
     check_finite,
     members_of,
     name_in,
+    routes_of_list,
     struct_of,
 )
 
@@ -91,7 +91,7 @@ class OpenAI(HttpProtocol):
             )
 
     def error(self, error: ShownError) -> HttpResponse:
-        """Return an error as OpenAI has them; its clients are told whether to try again."""
+        """Return an error as OpenAI has them; with a header that says whether to try again."""
         status = 400 if error.status == UNPROCESSABLE else error.status
         told = {"message": error.message, "type": _type_of(status), "param": None, "code": error.code}
         should_retry = b"true" if status in _RETRIED else b"false"

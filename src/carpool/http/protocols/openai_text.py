@@ -138,12 +138,12 @@ class _StreamOptions(msgspec.Struct):
 
 
 class Wishes(msgspec.Struct):
-    """What a request says besides what the model is told.
+    """The parts of a request that are not for the model.
 
     Attributes:
         n: How many answers to each prompt.
-        stream: Whether they are told as they come.
-        stream_options: Whether the usage is told at the end of a stream.
+        stream: Whether they are sent as they come.
+        stream_options: Whether the usage comes at the end of a stream.
         user: Who asks, which is not looked at.
     """
 
@@ -337,7 +337,7 @@ class Choice:
         is_yielded: Whether the model gives it in parts, one for each token.
         finish_reason: Why it has ended; empty while it goes on.
         tokens: How many there were; all are counted once it has ended.
-        has_begun: Whether anything of it was told.
+        has_begun: Whether anything of it was sent.
     """
 
     terms: ChoiceTerms
@@ -348,11 +348,11 @@ class Choice:
     _held: str = field(default="", repr=False)
     _n_parts: int = 0
     _uncounted: list[str] = field(default_factory=list, repr=False)
-    _cut: int = 0  # characters of these that are not told
+    _cut: int = 0  # characters of these that are not sent
     _begun: list[int] = field(default_factory=list, repr=False)  # of each stop, how much the held text ends with
 
     def add(self, part: Any) -> str:
-        """Take the next part, and return the text that can be told now.
+        """Take the next part, and return the text that can be sent now.
 
         Raises:
             ModelError: It is neither a text nor a `Delta`.
@@ -425,7 +425,7 @@ class Chunks:
         prompt_tokens: How many tokens the prompts have.
         terms: Where an answer ends, and how it is counted.
         is_yielded: Whether the model gives an answer in parts.
-        tells_usage: Whether the usage is told at the end.
+        tells_usage: Whether the usage comes at the end.
     """
 
     def __init__(

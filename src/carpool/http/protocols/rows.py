@@ -39,7 +39,7 @@ class TensorColumn(NamedTuple):
 
     Attributes:
         name: Of the tensor.
-        datatype: As metadata tells it.
+        datatype: As metadata has it.
         shape: Of a row; -1 where any length will do.
         kind: The type hint.
         datatypes: All that are taken; None for any.
@@ -345,7 +345,7 @@ def _as_hinted(column: TensorColumn | None, tensor: Tensor) -> Tensor:
         return tensor
     shape, wanted = tensor.shape, column.shape
     if not (tensor.array is None or tensor.array.size) and len(shape) - 1 < len(wanted):
-        return _empty(column, len(tensor.array))  # of empty lists nobody knows how they would go on
+        return _empty(column, len(tensor.array))  # the shape of empty lists is undecided
     if not _fits_shape(column, shape[1:]):
         text = f"the results have the shape {shape[1:]}, but their hint says {list(wanted)}, where -1 is any length"
         raise ModelError(text, code="bad_result")

@@ -1,8 +1,10 @@
-"""What several protocols share: reading JSON, paths of models, and errors as a single text."""
+"""The parts that several protocols share: reading JSON, paths of models, errors as a single text,
+and `/v1/models`, which KServe V1, TF Serving and OpenAI have: one answer with the keys of all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -13,7 +15,7 @@ from carpool.engine.allowance import Allowance
 from carpool.engine.hints import nesting, schema
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.http.exchange import HttpResponse
-from carpool.http.protocols.base import ShownError
+from carpool.http.protocols.base import ModelOfApp, ProtocolRequest, ProtocolRoute, ShownError
 
 T = TypeVar("T")
 
@@ -134,3 +136,46 @@ def without_details(error: ShownError) -> HttpResponse:
     """Return an error as `{"error": TEXT}`; an item that does not fit is a bad request."""
     status = BAD_REQUEST if error.status == UNPROCESSABLE else error.status
     return as_response({"error": error.message}, status)
+
+
+_CREATED: Final = 0  # OpenAI's clients want the time at which a model was made, which is unknown
+
+
+def routes_of_list(models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+    """Yield the addresses of the list and of each model in it."""
+
+    def listed(request: ProtocolRequest) -> HttpResponse:
+        names = [model.name for model in models]
+        return as_response({"object": "list", "data": [_entry(model) for model in models], "models": names})
+
+    yield ProtocolRoute("GET", "/v1/models", listed, summary="The models")
+    for model in models:
+        described, summary = _Described(model).answer, f"The state of {model.name}"
+        for i, name in enumerate(versions_of(model.name)):
+            yield ProtocolRoute("GET", f"/v1/models/{name}", described, model, summary=summary, is_alias=i > 0)
+            yield ProtocolRoute("GET", f"/v1/models/{name}/versions/1", described, model, is_alias=True)
+
+
+class _Described:
+    """The entry of one model."""
+
+    def __init__(self, model: ModelOfApp) -> None:
+        self._model = model
+
+    def answer(self, request: ProtocolRequest) -> HttpResponse:
+        problem = request.problem or self._model.problem
+        state = "AVAILABLE" if problem is None else "LOADING"
+        status = {"error_code": "OK" if problem is None else "UNAVAILABLE", "error_message": problem or ""}
+        return as_response(
+            {
+                **_entry(self._model),
+                "name": self._model.name,
+                "ready": problem is None,
+                "model_version_status": [{"version": "1", "state": state, "status": status}],
+            },
+            status=200 if problem is None else 503,
+        )
+
+
+def _entry(model: ModelOfApp) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": _CREATED, "owned_by": "carpool"}

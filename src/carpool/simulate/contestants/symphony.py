@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from carpool.engine.policy.arrivals import Arrivals
-from carpool.engine.policy.base import NOTHING, Decision, Policy, View
+from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, Policy, View
+from carpool.engine.policy.cost import CostModel
 from carpool.engine.request import Request
 from carpool.simulate.contestants.sealed import size_of
 
@@ -33,6 +34,7 @@ class Symphony(Policy):
         max_batch_size: As for every policy.
         max_queue_delay_s: As for every policy; it has no effect.
         cost_s: Seconds of a batch of `n`, rising with `n`, from an offline profile.
+        learns: Whether it learns the cost while serving, as `Adaptive` does, and is not given it.
     """
 
     def __init__(
@@ -41,10 +43,24 @@ class Symphony(Policy):
         max_queue_delay_s: float | None = None,
         *,
         cost_s: Callable[[int], float],
+        learns: bool = False,
     ) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
-        self._seconds = [0.0, *(cost_s(n) for n in range(1, self.limit + 1))]
+        self._cost = CostModel(self.limit) if learns else None
+        self._version = 0
+        self._seconds = [0.0] * (self.limit + 1) if learns else self._all_seconds(cost_s)
         self._arrivals = Arrivals()
+
+    def _all_seconds(self, cost_s: Callable[[int], float]) -> list[float]:
+        return [0.0, *(cost_s(n) for n in range(1, self.limit + 1))]
+
+    def learn(self, now: float, done: DoneBatch) -> None:
+        cost = self._cost
+        if cost is None or not done.ok:
+            return
+        cost.add(done.size, done.busy_s)
+        if cost.version != self._version:
+            self._version, self._seconds = cost.version, self._all_seconds(cost.seconds)
 
     def arrived(self, now: float, requests: Sequence[Request]) -> None:
         self._arrivals.add(now, len(requests))
@@ -61,7 +77,10 @@ class Symphony(Policy):
         first, n = self._candidate(now, waiting)
         drop = waiting[:first]
         if not n:
-            return Decision(drop)
+            head = drop.pop() if self._cost is not None and free else None
+            if head is not None and head.due - head.arrived < self._seconds[1]:
+                return Decision(drop, size_of([head], limit), "probe")  # what was learned may be wrong
+            return Decision([*drop, head] if head is not None else drop)
         due = waiting[first].due
         latest = due - self._seconds[n]
         opens_at = due - self._seconds[n + 1] if n < limit else -inf

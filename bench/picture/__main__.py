@@ -1,0 +1,180 @@
+"""Draws throughput and p99 against the offered load: carpool, mosec, LitServe, Ray Serve, BentoML.
+
+Two models, served by one worker each with the same largest batch and everything else at its
+default: a small network (digits) and MiniLM with texts of 1 to 180 words (texts). Requests come in
+an open loop (`bench.reality.open_loop`), so latency counts from when a request should have left.
+The offered loads are shares of what one worker could do in full batches, which is measured first.
+Servers run one at a time, in turn, `--rounds` times; a point is the median of its rounds, and a
+round in which fewer than 99 % were answered rightly has a hollow mark.
+
+    python -m bench.peers.install mosec litserve ray bentoml
+    python -m bench.picture --install      puts the models into these environments, once
+    python -m bench.picture                measures (an hour) and draws docs/peers.svg
+    python -m bench.picture --draw         draws anew from the figures
+
+A quick look: `python -m bench.picture --models digits --names carpool mosec --rounds 1`.
+It needs a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import carpool
+from bench import ROOT
+from bench.peers.install import python_of, versions
+from bench.picture import systems
+from bench.reality import open_loop
+from bench.tools import options
+from bench.tools.comparison import say
+from bench.tools.figures import machine
+from bench.tools.server import NotServing, running
+
+FIGURES: Final = Path(__file__).parent / "figures.json"
+PICTURE: Final = ROOT / "docs" / "peers.svg"
+SHARES: Final = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2)
+SLO_S: Final = {"digits": 0.05, "texts": 1.0}
+TITLES: Final = {"digits": "digits: a small network", "texts": "MiniLM: texts of 1 to 180 words"}
+LABELS: Final = {
+    "carpool": "carpool",
+    "mosec": "mosec",
+    "litserve": "LitServe",
+    "ray": "Ray Serve",
+    "bentoml": "BentoML",
+}
+_CAPACITY: Final = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+from served_models import MODELS, SIZES
+items = json.load(sys.stdin)
+model, size = MODELS[sys.argv[2]](), SIZES[sys.argv[2]]
+batches = [items[at:at + size] for at in range(0, len(items) - size + 1, size)]
+model.predict(batches[0])
+began, done = time.perf_counter(), 0
+while time.perf_counter() - began < 3:
+    for batch in batches:
+        model.predict(batch)
+        done += len(batch)
+print(done / (time.perf_counter() - began))
+"""
+
+
+def capacity(model: str) -> float:
+    """Return how many items per second a bare loop of full batches computes."""
+    command = [python_of(systems.environment_of("carpool")), "-c", _CAPACITY, str(systems.SERVERS), model]
+    given = json.dumps(systems.items(model))
+    return float(subprocess.run(command, input=given, text=True, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def measure(names: Sequence[str], models: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
+    """Return the machine, and a row for each server, model, share and round."""
+    rows, capacities = [], {}
+    for model in models:
+        capacities[model] = capacity(model)
+        say(f"{model}: {capacities[model]:,.0f} items/s in full batches")
+        for turn in range(rounds):
+            for name in names:
+                try:
+                    rows += [
+                        {**row, "round": turn} for row in one_server(name, model, capacities[model], turn, seconds)
+                    ]
+                except NotServing as problem:
+                    say(f"{name} does not take part: {problem}")
+    peers = versions(*(name for name in names if name != "carpool"))
+    return {"machine": {**machine(), "carpool": carpool.__version__, **peers}, "capacities": capacities, "rows": rows}
+
+
+def one_server(name: str, model: str, most: float, turn: int, seconds: float) -> list[dict[str, Any]]:
+    """Return a row for each offered load of a server that is started for it, the lowest first."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, running(systems.launch(name, model)) as server:
+        bodies = Path(folder) / "bodies"
+        bodies.write_bytes(b"".join(systems.body(name, item) + b"\n" for item in systems.items(model)))
+        for share in SHARES:
+            rate = share * most
+            load = open_loop.run(
+                server, rate=rate, seconds=seconds, warm_up_s=2, slo_s=SLO_S[model], seed=turn, bodies=bodies
+            )
+            say(f"  {model} {name} {rate:,.0f}/s: {load.ok / seconds:,.0f}/s, p99 {load.p99_s * 1e3:,.1f} ms")
+            rows.append({"name": name, "model": model, "share": share, **asdict(load)})
+    return rows
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Draw the picture of some figures."""
+    from matplotlib.figure import Figure
+
+    models = list(found["capacities"])
+    figure = Figure(figsize=(4.8 * len(models), 6.4), layout="constrained")
+    axes = figure.subplots(2, len(models), squeeze=False, sharex="col")
+    for column, model in enumerate(models):
+        for name in dict.fromkeys(row["name"] for row in found["rows"]):
+            points = points_of(found["rows"], name, model)
+            loads = [point["rate"] for point in points]
+            style = {"marker": "o", "markersize": 4, "linewidth": 2.4 if name == "carpool" else 1.2}
+            served = [point["served"] for point in points]
+            (line,) = axes[0][column].plot(loads, served, label=LABELS[name], **style)
+            axes[1][column].plot(loads, [point["p99_ms"] for point in points], color=line.get_color(), **style)
+            hollow = [(p["rate"], p["p99_ms"]) for p in points if not p["whole"]]
+            if hollow:
+                mark = {"facecolors": "white", "edgecolors": line.get_color(), "zorder": 3, "s": 28}
+                axes[1][column].scatter(*zip(*hollow, strict=True), **mark)
+        axes[0][column].set_title(TITLES[model])
+        axes[0][column].set_ylabel("answered per second")
+        axes[1][column].set_ylabel("p99, ms")
+        axes[1][column].set_yscale("log")
+        axes[1][column].set_xlabel("offered requests per second")
+    axes[0][0].legend(frameon=False)
+    facts = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
+    note = f"{facts}. One worker each. Hollow: less than 99 % were answered."
+    figure.supxlabel(textwrap.fill(note, 70 * len(models)), fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def points_of(rows: Sequence[dict[str, Any]], name: str, model: str) -> list[dict[str, Any]]:
+    """Return the medians of a server's rounds, by offered load."""
+    points = []
+    own = [row for row in rows if row["name"] == name and row["model"] == model]
+    for share in sorted({row["share"] for row in own}):
+        same = [row for row in own if row["share"] == share]
+        points.append(
+            {
+                "rate": median(row["rate"] for row in same),
+                "served": median(row["ok"] / row["seconds"] for row in same),
+                "p99_ms": median(row["p99_s"] * 1e3 for row in same),
+                "whole": all(row["ok"] >= 0.99 * row["requests"] for row in same),
+            }
+        )
+    return points
+
+
+def main() -> int:
+    """Run the command; returns the exit status."""
+    parser = options.parser(__doc__)
+    parser.add_argument("--names", nargs="+", default=systems.NAMES, choices=systems.NAMES, help="the servers")
+    parser.add_argument("--models", nargs="+", default=systems.MODELS, choices=systems.MODELS, help="the models")
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a load; default: %(default)s")
+    parser.add_argument("--install", action="store_true", help="put the models into the environments, and end")
+    parser.add_argument("--draw", action="store_true", help="draw from the figures that are there")
+    given = parser.parse_args()
+    if given.install:
+        systems.install(given.names)
+        return 0
+    if not given.draw:
+        FIGURES.write_text(json.dumps(measure(given.names, given.models, given.rounds, given.seconds), indent=1) + "\n")
+    draw(json.loads(FIGURES.read_text()), PICTURE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
