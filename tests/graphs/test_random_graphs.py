@@ -9,9 +9,10 @@ import tempfile
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.graphs.asking import ask_a_graph
 
 EXAMPLES = {"thread": 12, "loop": 12, "process": 5}
@@ -19,7 +20,7 @@ EXAMPLES = {"thread": 12, "loop": 12, "process": 5}
 
 @pytest.mark.parametrize("run_in", ["thread", "loop", "process"])
 def test_every_caller_gets_its_own_answer(run_in: str) -> None:
-    @settings(max_examples=EXAMPLES[run_in], deadline=None)
+    @examples(EXAMPLES[run_in])
     @given(st.integers(0, 2**32))
     def check(seed: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
