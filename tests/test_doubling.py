@@ -307,7 +307,8 @@ def many_that_expire(n: int) -> Work:
 
     def expire() -> None:
         while queue.count:
-            queue.expire(queue.earliest_deadline)
+            for request in queue.expired(queue.earliest_deadline):
+                queue.remove(request)
 
     return expire
 

@@ -59,4 +59,4 @@ def test_the_programs_of_all_pages_are_found() -> None:
     """What `make lint` checks are the programs of the README and of the docs."""
     found = {str(page.relative_to(ROOT)): len(programs(page)) for page in PAGES}
 
-    assert found["README.md"] >= 2 and found["docs/ways.md"] >= 6 and found["docs/coming_from.md"] >= 6
+    assert found["README.md"] >= 1 and found["docs/ways.md"] >= 6 and found["docs/coming_from.md"] >= 6
