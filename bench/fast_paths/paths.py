@@ -41,7 +41,7 @@ class Path(NamedTuple):
 
 PATHS = (
     Path("admit_at_once", "Flow._admit, Queue.push", workloads.arrivals, 7.13, "What batching itself costs"),
-    Path("alike", "Driver.poll, Flow._all_fit", workloads.bulk, 1.03, "Bulk", 1.16),
+    Path("alike", "Driver.poll, Flow._admit_at_once", workloads.bulk, 1.03, "Bulk", 1.16),
     Path("answer_at_once", "Transit.sort_out", workloads.arrivals, 1.09, "What batching itself costs", 1.13),
     Path("one_task", "AsyncBatch.many", workloads.tasks, 2.0, "Inside a program"),
     Path("same_loop", "AsyncBatch._driver", workloads.tasks, 1.07, "Inside a program", 1.03),

@@ -58,12 +58,11 @@ from carpool.http.status_pages import StatusPages
 from carpool.service.checks import at_least, check_callable, flag, nonnegative_seconds, when_full_waits
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.join import Join, joins_of
+from carpool.service.service import Service
 
 if TYPE_CHECKING:
     from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
     from carpool.engine.observe.stats import Stats
-    from carpool.engine.request import DONE, NEW
-from carpool.service.service import Service
 
 
 class App:

@@ -480,9 +480,9 @@ def test_each_call_of_a_batch_has_the_whole_time() -> None:
     another batch does not count.
     """
     batcher, batch, _ = running(4, max_batch_time_s=10)
-    batcher.spare(8, 0, batch.id)
-    batcher.spare(9, 0, batch.id + 1)
-    batcher.spare(9, 1, batch.id)
+    batcher.restart_hang_timer(8, 0, batch.id)
+    batcher.restart_hang_timer(9, 0, batch.id + 1)
+    batcher.restart_hang_timer(9, 1, batch.id)
 
     assert batcher.attend(10) == ([], [])
     assert batcher.lobby.attention_at == 18
@@ -495,7 +495,7 @@ def test_who_hangs_cannot_come_back() -> None:
     """
     batcher, batch, _ = running(4, max_batch_time_s=10)
     batcher.attend(10)
-    batcher.spare(11, 0, batch.id)
+    batcher.restart_hang_timer(11, 0, batch.id)
 
     assert batcher.lobby.attention_at == inf
     assert batcher.attend(50) == ([], [])

@@ -156,7 +156,7 @@ def _counted(batcher: Batcher) -> tuple[object, ...]:
 
 
 def admits_one_by_one(side: Side) -> None:
-    side.core.flow._all_fit = lambda now, requests, alike: False  # type: ignore[method-assign]
+    side.core.flow._admit_at_once = lambda now, requests, alike: False  # type: ignore[method-assign]
 
 
 def submits_alike_like_others(side: Side) -> None:

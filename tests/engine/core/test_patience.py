@@ -112,7 +112,7 @@ def test_each_call_of_a_batch_has_its_time() -> None:
     """A worker that reports another call is alive and gets its time anew, although nobody waits."""
     core, batch = running("a", timeout=1)
     core.poll(1)
-    core.spare(3, 0, batch.place, batch.id)
+    core.restart_hang_timer(3, 0, batch.place, batch.id)
 
     assert [core.poll(now).kill for now in (4, 5, 6)] == [[], [], [(0, 0)]]
 

@@ -348,7 +348,7 @@ def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
     core = pipeline_of(stage(max_batch_time_s=10))
     core.flow.submit(0, asks("ab"))
     (batch,) = core.poll(0).run
-    core.spare(9, 0, batch.place, batch.id)
+    core.restart_hang_timer(9, 0, batch.place, batch.id)
 
     assert (core.poll(10).kill, core.poll(18).kill, core.poll(19).kill) == ([], [], [(0, 0)])
 

@@ -893,7 +893,7 @@ def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
     core.cancel(12.0, second)
     assert core.poll(13.9).kill == []
     assert core.poll(14.0).kill == [(0, 0)]
-    stage.spare(14.1, 0)
+    stage.restart_hang_timer(14.1, 0)
     core.reported(14.2, SetReport(0, 0, stage.sets[0].number, False, columns([Said(third.id, 0)]), 1, 1.0))
     assert core.poll(60.0).kill == []
 

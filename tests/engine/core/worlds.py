@@ -524,15 +524,15 @@ class World:
             worker = sorted(self.sent)[pick % len(self.sent)]
             sent = self.sent[worker]
             sent.call_started = self.now  # of no use to one that is being killed
-            self.core.spare(self.now, *worker, sent.id)
+            self.core.restart_hang_timer(self.now, *worker, sent.id)
 
-    def spare(self, pick: int) -> None:
+    def restart_hang_timer(self, pick: int) -> None:
         """A worker that seemed to hang does not."""
         if self.sent:
             worker = sorted(self.sent)[pick % len(self.sent)]
             self.sent[worker].call_started = self.now
             self.sent[worker].killed = False
-            self.crews[worker[0]].spare(self.now, worker[1])
+            self.crews[worker[0]].restart_hang_timer(self.now, worker[1])
 
     def ran_out(self, pick: int, positions: Collection[int]) -> None:
         """A call for some of a batch has run out of memory; smaller batches are made from now on."""

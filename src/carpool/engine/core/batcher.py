@@ -190,7 +190,7 @@ class Batcher:
 
     # -- workers run calls
 
-    def spare(self, now: float, place: int, batch_id: int | None = None) -> None:
+    def restart_hang_timer(self, now: float, place: int, batch_id: int | None = None) -> None:
         """Count the time of a worker anew; see `Crew`."""
         batch = self.in_flight.get(place)
         if batch is not None and (batch_id is None or (batch_id == batch.id and not batch.given_up)):

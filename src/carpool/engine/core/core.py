@@ -348,13 +348,13 @@ class Core:
 
     # -- workers that come and go
 
-    def spare(self, now: float, stage: int, place: int, batch_id: int | None = None) -> None:
+    def restart_hang_timer(self, now: float, stage: int, place: int, batch_id: int | None = None) -> None:
         """Count the time of a worker anew.
 
         It has started another call for its batch; or, without a batch, it seemed to hang and does
         not.
         """
-        self.batchers[stage].spare(now, place, batch_id)
+        self.batchers[stage].restart_hang_timer(now, place, batch_id)
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""

@@ -7,7 +7,7 @@ Those at a door are patient requests for which there was no room where they begi
 for each place at which the graph may begin. A request of a higher priority may displace some of a
 full queue: they are refused after all, or go back to the door.
 
-Deadlines of arrivals are judged one by one (`_all_fit`) only where the earliest deadline of a
+Deadlines of arrivals are judged one by one (`_admit_at_once`) only where the earliest deadline of a
 turn's arrivals is nearer than a quick bound of the predicted wait.
 """
 
@@ -129,7 +129,7 @@ class Flow:
         Raises:
             ValueError: One of them was submitted before; then none is taken.
         """
-        if self.closed_because is None and self._all_fit(now, requests, alike):
+        if self.closed_because is None and self._admit_at_once(now, requests, alike):
             return
         _check_new(requests)
         for request in requests:
@@ -138,7 +138,7 @@ class Flow:
                 self._admit(now, [each for each in lot if each.state == NEW] if lot else (request,))
 
     @fast_path("admit_at_once", declined=False)
-    def _all_fit(self, now: float, requests: Sequence[Request], alike: bool) -> bool:
+    def _admit_at_once(self, now: float, requests: Sequence[Request], alike: bool) -> bool:
         """Admit all requests at once, if all are new, there is room for all, and none may be late.
 
         Fast path of the rest of `submit`: the same outcome (tests/engine/core/test_fast_paths.py)

@@ -44,7 +44,7 @@ from carpool.engine.core.times import Times
 from carpool.engine.request import Request
 
 
-class Crew(Protocol):
+class NodeWorkers(Protocol):
     """The workers of a stage and what waits for them, as far as graphs go.
 
     Attributes:
@@ -133,7 +133,7 @@ class Node:
         "ways",
     )
 
-    def __init__(self, crew: Crew, flow: Any, after: After, block: Block | None) -> None:
+    def __init__(self, crew: NodeWorkers, flow: Any, after: After, block: Block | None) -> None:
         self.crew: Any = crew
         self.name = crew.name
         self.flow = flow
@@ -192,12 +192,12 @@ class Node:
     @property
     def running(self) -> int:
         """How many requests workers have that have come from here."""
-        crew: Crew = self.crew
+        crew: NodeWorkers = self.crew
         return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
 
     def expected_s(self, now: float) -> float:
         """Return how long a request that came now would spend here, its batch included."""
-        crew: Crew = self.crew
+        crew: NodeWorkers = self.crew
         if not crew.running and not crew.queue.count:
             return crew.times.fastest_s
         return crew.predicted_wait_s(now, crew.queue.size) + crew.times.usual_s
@@ -381,7 +381,7 @@ Block: TypeAlias = Fork | Each
 """What has children of a request in it, until they are joined."""
 
 After: TypeAlias = Node | Fork | Each | Switch | _End | None
-Declared: TypeAlias = Union[Crew, Fork, Each, Switch, "Sequence[Declared]"]
+Declared: TypeAlias = Union[NodeWorkers, Fork, Each, Switch, "Sequence[Declared]"]
 """What a graph is made of: a stage, or what takes its place, or a sequence of these, one after the
 other."""
 

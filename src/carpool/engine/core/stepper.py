@@ -398,7 +398,7 @@ class Stepper:
         running = self.sets.get(place)
         return running is None or not (running.members or running.owes_report)
 
-    def spare(self, now: float, place: int, batch_id: int | None = None) -> None:
+    def restart_hang_timer(self, now: float, place: int, batch_id: int | None = None) -> None:
         """Count the time of a worker anew; see `Crew`."""
         running = self.sets.get(place)
         if running is not None and (batch_id is None or not running.given_up):
@@ -887,12 +887,12 @@ Crew: TypeAlias = Batcher | Stepper
 """Who serves one lobby. The core makes the same calls of both, and does not ask which one it is:
 
 * `enter` takes in requests. All else about what waits is asked of `lobby` and `queue`;
-* `heed` has a crew do as the caller of a request wants which a worker has: it is done, as its
-  caller has gone, or its stream pauses, or goes on (`stream.is_paused`);
-* `worker_ready`, `take_drained`, `worker_gone` and `spare` are about workers. The last one counts
-  the time of a worker anew which has begun another call of a batch, unless it was taken to hang
-  before; or, without a batch, of one that seemed to hang and does not;
-* `completed` and `reported` take the words of workers, and refuse what they cannot say;
-* `attend` and `poll` say what to do;
-* `predicted_wait_s` and `longest_wait_s` say how long it takes.
+* `heed` applies a change by the caller of a running request: it has left, or its stream pauses or
+  goes on (`stream.is_paused`);
+* `worker_ready`, `take_drained`, `worker_gone` and `restart_hang_timer` are about workers. The last
+  one counts a worker's time anew: the worker has begun another call of a batch, or, without a
+  batch, it seemed to hang and does not. A worker that is taken to hang stays so;
+* `completed` and `reported` take replies of workers, and refuse those that cannot be right;
+* `attend` and `poll` return actions;
+* `predicted_wait_s` and `longest_wait_s` predict times.
 """

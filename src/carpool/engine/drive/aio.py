@@ -309,14 +309,14 @@ class Driver:
         self.core.worker_left(self.clock(), stage, place)
         self.poll()
 
-    def spare(self, stage: int, place: int) -> None:
+    def restart_hang_timer(self, stage: int, place: int) -> None:
         """Give a worker that seemed to hang, but has sent something, its time anew."""
-        self.core.spare(self.clock(), stage, place)
+        self.core.restart_hang_timer(self.clock(), stage, place)
         self.poll()
 
     def call_started(self, stage: int, place: int, batch_id: int) -> None:
         """Take note that a worker has begun another call for the same batch."""
-        self.core.spare(self.clock(), stage, place, batch_id)
+        self.core.restart_hang_timer(self.clock(), stage, place, batch_id)
 
     # -- what the workers teach
 
@@ -431,7 +431,7 @@ class Driver:
             return
         text, about = "this process did not run for %.1f s, so worker %s gets its time again", self._about(stage, place)
         logger.warning(text, late_s, about["worker"], extra=about)
-        self.core.spare(self.clock(), stage, place)
+        self.core.restart_hang_timer(self.clock(), stage, place)
         self._poll_soon()
 
     def _tell_awaited(self) -> None:

@@ -288,7 +288,7 @@ class WorkerPool:
         if worker is None:
             return
         if worker.catch_up():  # this process is late itself: the worker had sent something that was not read
-            self._driver.spare(self.stage, place)
+            self._driver.restart_hang_timer(self.stage, place)
             return
         work = self._work_of(place)
         if work is None:

@@ -327,7 +327,7 @@ class BatchAnswerer:
 
     # -- a batch
 
-    def turns(self, frame: Frame) -> Sequence[Frame]:
+    def pieces(self, frame: Frame) -> Sequence[Frame]:
         """Return the frame; or one for each of its items, if they are large and each has a call.
 
         Then each result is sent before the next call, which may write to the same memory, and need

@@ -108,7 +108,7 @@ async def serve(
         waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
-        for part in answerer.turns(frame):
+        for part in answerer.pieces(frame):
             announcer.begin(frame.batch_id)
             try:
                 reply = await answerer.answer(part)
