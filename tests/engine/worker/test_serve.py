@@ -244,41 +244,6 @@ def test_results_that_do_not_fit_into_one_message_go_in_several(monkeypatch: pyt
     assert set(good.formats) == {Outcome.OK}
 
 
-class OneBuffer(Model):
-    """Answers each item with the same memory."""
-
-    def __init__(self) -> None:
-        self.output = bytearray(2**19)
-
-    def predict(self, x: bytes) -> bytearray:
-        self.output[:1] = x[:1]
-        return self.output
-
-
-@pytest.mark.parametrize(("nbytes", "replies"), [(2**19 - 100, 1), (2**19, 3)])
-def test_large_items_are_answered_one_at_a_time(nbytes: int, replies: int) -> None:
-    """Each of several large items has a reply of its own, sent before the next call; small ones
-    share one. Each caller gets its own answer either way.
-    """
-    items = [letter * nbytes for letter in (b"a", b"b", b"c")]
-    link = Link(batch(7, *items))
-    seen: list[bytes] = []
-    send = link.send
-
-    def send_now(frame: Frame) -> None:
-        if frame.kind == FrameKind.REPLY:
-            seen.extend(bytes(load(each))[:1] for each in frame.payloads)  # as it is when it is sent
-        send(frame)
-
-    link.send = send_now  # type: ignore[method-assign]
-    live(link, OneBuffer, batched=False)
-
-    sent = [frame for frame in link.sent if frame.kind == FrameKind.REPLY]
-    assert seen == [b"a", b"b", b"c"]
-    assert [frame.batch_id for frame in sent] == [7] * replies
-    assert [id for frame in sent for id in frame.ids] == [1, 2, 3]
-
-
 def test_a_result_that_cannot_be_sent_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result that cannot be sent fails alone, with a text that says why; its mates and the next
     batch are answered.

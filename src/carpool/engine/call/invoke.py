@@ -66,7 +66,7 @@ class Invoker:
     ) -> None:
         self.traits = traits
         self.retrier = retrier
-        self.batched = batched
+        self._batched = batched
         self._before_next_call = before_next_call
         self._calls = 0  # of the present batch
         if callable(model) and not isinstance(model, type | Model):
@@ -109,7 +109,7 @@ class Invoker:
         """Report whether some of `n` items may be given to user code once more, after a call that
         may have changed them.
         """
-        return n > 1 and self.batched and (self.retrier.isolate_errors or self.retrier.retry_on_oom)
+        return n > 1 and self._batched and (self.retrier.isolate_errors or self.retrier.retry_on_oom)
 
     async def run(
         self,
@@ -132,10 +132,10 @@ class Invoker:
         """
         self._calls = 0
         if self._preprocess is not None:
-            waits = not self.batched and len(values) > 1
+            waits = not self._batched and len(values) > 1
             values = await self._for_each(self._preprocess, values, trouble, handed_on=True, waits=waits)
             all_ok = False
-        if self.batched:
+        if self._batched:
             renew = None if again is None else self._renewing(values, again)
             results = await self._predict_batch(values, trouble, all_ok, until, renew)
         else:
@@ -167,7 +167,7 @@ class Invoker:
         self, postprocess: Callable[..., Any], values: list[Any], results: list[Any], trouble: list[Trouble]
     ) -> list[Any]:
         """Call `postprocess` for all results."""
-        if self.batched and len(results) > 1:  # they wait while it is called for one after the other
+        if self._batched and len(results) > 1:  # they wait while it is called for one after the other
             results = [y if type(y) is Failed else self.retrier.own(y, handed_on=True) for y in results]
         if not self.traits.postprocess_takes_x:
             return await self._for_each(postprocess, results, trouble)

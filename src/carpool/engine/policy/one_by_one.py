@@ -3,8 +3,8 @@
 Sending one item to a worker process and its answer back costs a fixed hop (some 20-50 µs). When an
 item takes far less than that, going one at a time would leave the worker idle most of the time. So
 the number of items in one frame follows their learned time: as many as fit into `HOP_BUDGET_S` of
-work, shared out evenly among the free workers. To carry megabytes is work, too, so a
-frame has some of them at most; its worker answers large items one at a time (`worker/answer.py`).
+work, shared out evenly among the free workers. To carry megabytes is work, too. So large items go
+one at a time, which also saves the copies of results that wait for frame-mates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import inf
 from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, Policy, QueueView, View
 
 HOP_BUDGET_S = 0.001  # of work in one frame, about, so that no item waits long behind its frame-mates
-HOP_BYTES = 32 * 10**6  # in one frame, about, so that items that wait for other workers are few
+HOP_BYTES = 10**6  # in one frame, about: to carry them takes about as long
 MOST_IN_A_HOP = 128
 
 

@@ -341,17 +341,16 @@ def in_pieces(frame: Frame) -> list[Frame]:
         count = len(payload) if type(payload) is list else 1
         is_full = nbytes + size > MAX_FRAME_BYTES or buffers + count > MAX_BUFFERS or i - begin == MAX_ITEMS
         if is_full and i > begin:
-            pieces.append(piece_of(frame, begin, i))
+            pieces.append(_piece(frame, begin, i))
             begin, nbytes, buffers = i, 0, 0
         nbytes += size
         buffers += count
-    last = piece_of(frame, begin, len(frame.ids))
+    last = _piece(frame, begin, len(frame.ids))
     last.made_at, last.busy_s, last.waited_s = frame.made_at, frame.busy_s, frame.waited_s
     return [*pieces, last]
 
 
-def piece_of(frame: Frame, begin: int, end: int) -> Frame:
-    """Return some of a frame's items as a frame of the same batch, without its times."""
+def _piece(frame: Frame, begin: int, end: int) -> Frame:
     return Frame(
         frame.kind,
         frame.batch_id,

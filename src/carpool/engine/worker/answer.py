@@ -28,7 +28,7 @@ from carpool.engine.rows import ArrayRows
 from carpool.engine.turns import TURNS, Done, To
 from carpool.engine.wire import arrays, payload
 from carpool.engine.wire.arrays import Block
-from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, piece_of
+from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
 from carpool.engine.wire.outcome import WAY, FailureReport, Outcome, pack_response, read_report
 from carpool.engine.wire.payload import (
     ARRAYS,
@@ -51,7 +51,6 @@ from carpool.engine.worker.ways import ANSWER, ON, SPOTS, Goes, Spot
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.model import Adapter, types_of
 
-_TURN_BYTES = 2**19  # of an item; from here on a copy of the result takes longer than a reply of its own
 _TIMING_S = 2.0  # once a warm-up has taken this long, no further sizes are timed
 _BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
 _LISTS = dict.fromkeys(range(256), lambda value: _as_list(value))
@@ -326,17 +325,6 @@ class BatchAnswerer:
         return self._writings[Goes.ANSWER if self._answers else Goes.ON]
 
     # -- a batch
-
-    def pieces(self, frame: Frame) -> Sequence[Frame]:
-        """Return the frame; or one for each of its items, if they are large and each has a call.
-
-        Then each result is sent before the next call, which may write to the same memory, and need
-        not be copied.
-        """
-        n = len(frame.ids)
-        if n == 1 or self._invoker.batched or self._same_process or payload.size_of(frame.payloads[0]) < _TURN_BYTES:
-            return (frame,)
-        return [piece_of(frame, i, i + 1) for i in range(n)]
 
     async def answer(self, frame: Frame) -> Frame:
         """Return the reply to a batch, with the items in the order of the batch."""

@@ -108,27 +108,25 @@ async def serve(
         waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
-        for part in answerer.pieces(frame):
-            announcer.begin(frame.batch_id)
-            try:
-                reply = await answerer.answer(part)
-            except BaseException as error:
-                # the model's own errors do not come here: it is an error of carpool's
-                if retrier.is_fatal(error) or isinstance(error, InjectedFault):
-                    raise
-                reply = _all_failed(part, error, same_process)
-            reply.waited_s, waited_s = waited_s, 0.0
-            if reply.causes:
-                clear_own_frames(reply.causes.values())
-            if answerer.trouble:
-                _send_trouble(link, frame.batch_id, answerer.trouble)
-            _send_reply(link, reply)
-            if points.after_send is not None:
-                points.after_send()
-            if metrics is not None:
-                metrics.note()
-            del reply, part
-        del frame  # its memory is there for the next batch, and an idle worker keeps nothing of its last one
+        announcer.begin(frame.batch_id)
+        try:
+            reply = await answerer.answer(frame)
+        except BaseException as error:
+            # the model's own errors do not come here: it is an error of carpool's
+            if retrier.is_fatal(error) or isinstance(error, InjectedFault):
+                raise
+            reply = _all_failed(frame, error, same_process)
+        reply.waited_s = waited_s
+        if reply.causes:
+            clear_own_frames(reply.causes.values())
+        if answerer.trouble:
+            _send_trouble(link, frame.batch_id, answerer.trouble)
+        _send_reply(link, reply)
+        if points.after_send is not None:
+            points.after_send()
+        if metrics is not None:
+            metrics.note()
+        del frame, reply  # its memory is there for the next batch, and an idle worker keeps nothing of its last one
         idle_since = monotonic()
     await _tear_down(answerer, setup)
     if metrics is not None:
