@@ -93,6 +93,8 @@ def is_own(program: Program, facts: Facts, token: int, answer: Any) -> bool:
         return False
 
     def may_be_value(one: Any) -> bool:
+        if isinstance(one, carpool.DeadlineExceeded):  # the item is in one call for longer than `max_batch_time_s`
+            return facts.hangs or any(stage.max_batch_time_s is not None for stage in program.stages)
         return isinstance(one, carpool.ModelError | carpool.Unavailable) and not facts.quiet
 
     match graph:
