@@ -281,7 +281,7 @@ OFTEN: dict[str, float] = {
     "wait": 3,
     "jump": 1,
     "end": 0.4,
-    "spare": 0.3,
+    "restart_hang_timer": 0.3,
     "ran_out": 0.4,
     "drain": 0.6,
     "hold": 0.3,
