@@ -52,7 +52,7 @@ def _python(name: str) -> Iterator[str]:
                 for each, member in vars(owner).items():
                     function = getattr(member, "__func__", member)
                     is_shown = each in MEMBERS.get(name, (each,)) and not each.startswith("_")
-                    if is_shown and getattr(function, "__doc__", None):
+                    if is_shown and (function is None or getattr(function, "__doc__", None)):
                         yield f"{name}.{each}"
                         yield from _arguments(f"{name}.{each}", function) if inspect.isfunction(function) else ()
     elif inspect.isfunction(found):
