@@ -33,6 +33,12 @@ REACHING = 700
 """So many of the first schedules are played by the test that also looks at what they reach, and need not be twice."""
 
 
+@pytest.mark.parametrize("seed", [9115])
+def test_what_random_schedules_have_found_is_mended(seed: int) -> None:
+    """9115: a lot that comes in by several doors of a route, which lead to one stage, fits into its queue."""
+    play(seed)
+
+
 @pytest.mark.timeout(300 + SCHEDULES / 10)  # some ms each on a machine that has nothing else to do
 def test_the_core_under_random_schedules_of_everything() -> None:
     """In random schedules of everything that can happen no invariant is ever broken, and in the end

@@ -226,7 +226,9 @@ class Flow:
             if is_single and not door.has_room(one.nbytes):
                 has_room = False
                 give_way = self._in_the_way(one)
-            for door, part in by_door.items():
+            for door in by_door:  # what comes in by another one may need the same room
+                near = [part for other, part in by_door.items() if other is door or other.shares_room(door)]
+                part = near[0] if len(near) == 1 else [request for part in near for request in part]
                 refusal = refusal or self._refusal(now, part, door, give_way)
         if refusal is not None:
             is_own = is_single and refusal is not self.closed_because

@@ -268,6 +268,10 @@ class Door:
                 return False
         return True
 
+    def shares_room(self, other: Door) -> bool:
+        """Report whether those that go on from here and from there need room at the same node."""
+        return not set(self._needs).isdisjoint(other._needs)
+
 
 class OnTheWay:
     """Where the requests of a service are that have left a node and not come to the next one."""
