@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, get_overloads
 
 from bench.site.reference import MEMBERS, metrics, modules, public
-from carpool.cli import cli
+from carpool.cli import add_simulator, cli
 from carpool.http.codec import MESSAGES
 from carpool.service.settings import NAMES
 
@@ -28,6 +28,7 @@ LARGE: Final = frozenset({"carpool.hf", "carpool.ray"})
 
 def lines() -> list[str]:
     """Return all that is public, in order."""
+    add_simulator()
     found = {line for name in public() for line in _python(name)}
     found |= {name for name in modules() if name != "carpool"}
     found |= {f"setting {name}" for name in NAMES}

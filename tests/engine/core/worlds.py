@@ -890,7 +890,7 @@ class World:
         if error is None:
             if ask.spec.reads_parts and isinstance(getattr(request.node, "crew", None), Stepper):
                 assert request.result is None
-                assert ("ok", repr(len(ask.heard))) in outcomes
+                assert ("ok", repr(len(ask.heard))) in outcomes or "a loss is a value" in self.happened
             else:
                 assert ("ok", repr(request.result)) in outcomes or "a loss is a value" in self.happened
         elif isinstance(error, DeadlineExceeded) and "two workers" in str(error):
