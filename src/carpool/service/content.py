@@ -21,6 +21,7 @@ from carpool.engine.hints.plain import with_arrays
 from carpool.engine.wire import payload
 from carpool.engine.wire.outcome import portable
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, OBJECTS, RAW
+from carpool.engine.worker.ways import chosen
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, too_large
 
 _cut_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -33,7 +34,6 @@ _SHOWN = {
     "worker_lost": "The worker was lost.",
     "deadline_exceeded": "The model took too long.",
 }
-_NAMES = {MSGPACK: "msgpack", RAW: "text"}
 
 
 class Payloads:
@@ -54,20 +54,14 @@ class Payloads:
 
     def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
         """Return the name of an item's branch, by the user's function. Raises CarpoolError."""
-        x = self._opened(item, format)
-        try:
-            return choose(x)
-        except CarpoolError:
-            raise
-        except BaseException as error:
-            raise as_model_error(error, f"choose= of the Route to {known}") from error
+        return chosen(choose, self._opened(item, format), known)
 
     def _opened(self, item: Any, format: int) -> Any:
         """Return an item as an object. Raises what a worker reports of one that cannot be read."""
         try:
             return self._readers[format](item)
         except BaseException as error:  # reading runs code of the item's types
-            ours = schema.as_our_error(error, _NAMES.get(format, "JSON"), self._takes, item)
+            ours = schema.as_our_error(error, payload.format_name(format), self._takes, item)
             if isinstance(ours, CarpoolError) and format != OBJECT:
                 raise ours from error
             raise ModelError(f"an item cannot be read: {text_of(error)}", type_name=type(error).__name__) from error
@@ -84,7 +78,7 @@ class Payloads:
             try:
                 cut = (_cut_json if format == JSON else _cut_msgpack)(item)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise schema.as_our_error(error, _NAMES.get(format, "JSON"), list[Any], item) from error
+                raise schema.as_our_error(error, payload.format_name(format), list[Any], item) from error
             if len(cut) > most:
                 raise too_large(f"the list has {len(cut)} items, and at most {most} are taken")
             return [bytes(each) for each in cut]

@@ -27,7 +27,6 @@ LARGEST_SIZE = 2**53
 """Sizes are added up and divided, sometimes as floats, which are exact up to this."""
 
 
-_FORMAT_NAMES = {MSGPACK: "msgpack", RAW: "text"}
 _PLAIN_KEYS = (str, bytes, int, bool, float, type(None))
 
 
@@ -122,7 +121,7 @@ class Weigher:
         try:
             return self._readers[format](item)
         except BaseException as error:  # reading runs code of the item's types
-            what = _FORMAT_NAMES.get(format, "JSON")
+            what = payload.format_name(format)
             ours = schema.as_our_error(error, what, self._input_type, item)
             if format == OBJECT or not isinstance(ours, CarpoolError):
                 setting = "size" if self._size is not None else "length" if self._length is not None else "key"

@@ -263,6 +263,11 @@ def _copied(buffer: Buffer, memory: Memory) -> Buffer:
     return fresh
 
 
+def format_name(format: int) -> str:
+    """Return the name of the format in which a client has written an item."""
+    return {MSGPACK: "msgpack", RAW: "text"}.get(format, "JSON")
+
+
 def size_of(payload: Payload) -> int:
     """Return how many bytes `payload` holds; for a scalar, the most that it takes in a message."""
     if type(payload) is bytes:

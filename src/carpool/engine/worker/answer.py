@@ -58,13 +58,12 @@ _LISTS = dict.fromkeys(range(256), lambda value: _as_list(value))
 _ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
 _NOT_LAST = "only the last stage may return a Response: return a value from this stage, or raise an exception"
 
-_FORMAT_NAMES = {MSGPACK: "msgpack", RAW: "text"}
 
 _OUR_OWN = MainProgram(None)
 
 
 Encoders = Mapping[int, Callable[[Any], payload.Payload]]
-"""What writes a result, by the encoding that its caller wants."""
+"""The writers of results, by the encoding that callers want."""
 
 
 class _Writing:
@@ -518,7 +517,7 @@ class BatchAnswerer:
         if format > CUSTOM:
             format, _ = without_adapter(format)
         try:
-            return schema.as_our_error(error, _FORMAT_NAMES.get(format, "JSON"), taken, body)
+            return schema.as_our_error(error, payload.format_name(format), taken, body)
         except BaseException:  # it has no text
             return error
 

@@ -23,12 +23,31 @@ says how its caller wants the result."""
 
 
 class Goes(Enum):
-    """What becomes of a result."""
+    """The fate of a result."""
 
     ON = "on"  # another stage gets it, or a join
     LIST = "list"  # it is a list whose items go on one by one
     ANSWER = "answer"  # it is the answer
     PART = "part"  # it is a part of the answer, which a join makes
+
+
+def chosen(choose: Callable[[Any], str], item: object, known: str) -> str:
+    """Return the name that a `choose=` of the user's returns for an item.
+
+    Args:
+        choose: The user's function.
+        item: What it is called with.
+        known: All names that there are, as they are shown in an error.
+
+    Raises:
+        CarpoolError: It raises; what is no error of ours becomes a `ModelError`.
+    """
+    try:
+        return choose(item)
+    except CarpoolError:
+        raise
+    except BaseException as error:
+        raise as_model_error(error, f"choose= of the Route to {known}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,13 +76,7 @@ class Ways:
         if name is None:
             if self.choose is None:
                 raise self._unknown("no branch was named: return To(branch, item), or give Route a choose=")
-            try:
-                name = self.choose(item)
-            except CarpoolError:
-                raise
-            except BaseException as error:
-                names = ", ".join(map(repr, self.by_name))
-                raise as_model_error(error, f"choose= of the Route to {names}") from error
+            name = chosen(self.choose, item, ", ".join(map(repr, self.by_name)))
         try:
             way = self.by_name[name]  # type: ignore[index]
         except (KeyError, TypeError):
