@@ -206,7 +206,7 @@ class NoAnswer(Exception):
 
 
 class PlainAnswer(NamedTuple):
-    """What a server has answered.
+    """The answer of a server.
 
     Attributes:
         status: Of the response.
@@ -303,7 +303,7 @@ class Found(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What the environment and the file say.
+    """The settings of the environment and the file.
 
     Attributes:
         settings: Values of the server's settings.

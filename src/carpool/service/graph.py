@@ -151,7 +151,7 @@ class ForEach:
 
 Block: TypeAlias = Parallel | Route | ForEach
 Element: TypeAlias = Union[Stage, AnyModel, Block, "Sequence[Element]"]
-"""What a graph is made of."""
+"""The elements of a graph."""
 
 Line: TypeAlias = tuple[Stage | Block, ...]
 """Elements one after the other, without lists in lists and bare models."""
@@ -288,7 +288,7 @@ def _list_of(kind: Any) -> Any:
 
 
 def _one_of(kinds: Sequence[Any], problem: Callable[[Any], str | None]) -> Any:
-    """Return the union of types; `Any` if it cannot be told over HTTP which of them a value is."""
+    """Return the union of types; `Any` if values over HTTP do not show their type."""
     different: list[Any] = []
     for kind in kinds:
         if kind not in different:

@@ -17,7 +17,7 @@ _MOST_SPOTS_OF_STEPS: Final = 4  # an order has two bits for them
 
 
 def declared(line: Line, crews: Mapping[int, Any]) -> Declared:
-    """Return what the core is told of a line.
+    """Return a line in the form that the core takes.
 
     Args:
         line: The line.

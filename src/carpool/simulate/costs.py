@@ -426,7 +426,7 @@ def _required_arguments(function: Callable[..., Any]) -> int:
 
 
 class StageCosts(msgspec.Struct, frozen=True):
-    """What the batches of one stage cost.
+    """The costs of the batches of one stage.
 
     Attributes:
         stage: The name of the stage.

@@ -122,7 +122,7 @@ class SimulatedGraph:
         return [cost[name] for name in self.stages]
 
     def declared(self, crews: Sequence[Any], seed: int) -> Declared:
-        """Return what the core is told of it."""
+        """Return it in the form that the core takes."""
 
         def line(parts: _Parts) -> list[Declared]:
             return [crews[part] if isinstance(part, int) else block(part) for part in parts]

@@ -241,7 +241,7 @@ _OK, _SOME_FAILED = 0, 1
 
 
 class Job(NamedTuple):
-    """What is to be scored.
+    """The rows that are scored.
 
     Attributes:
         source: The file of rows; "-" for the standard input.

@@ -54,7 +54,7 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None, memory: Mem
 
     Args:
         x: The object.
-        deadline: The time after which nobody waits for the answer.
+        deadline: The time until which the caller waits for the answer.
         weigh: Writes on the request what the item counts for.
         memory: Where large buffers are copied to, so that the caller may change them; None if the
             caller cannot, as its thread waits for the answer.

@@ -171,7 +171,7 @@ class RefusalLog:
         loop: The one that the service runs on.
 
     Attributes:
-        has_stopped: Whether the service has: then nothing is told later any more.
+        has_stopped: Whether the service has: then nothing more is logged.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class RefusalLog:
         self.has_stopped = False
 
     def tell(self) -> None:
-        """Log what is due, and see to it that the rest is told in time."""
+        """Log the messages that are due, and set a timer for the others."""
         self._log()
         wake_at = self._refusals.wake_at
         if wake_at < inf and not self.has_stopped and not self._loop.is_closed():

@@ -267,7 +267,7 @@ class _OfLoop:
                 self._tell_others()
 
     def _is_done(self, mine: _Awaited) -> bool:
-        """Wait a moment for a ticket, and report whether its task was told an end."""
+        """Wait a moment for a ticket, and report whether it has ended."""
         try:
             if not mine.wait(mine.waiter, _LOOK_S):
                 return False

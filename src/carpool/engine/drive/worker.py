@@ -113,7 +113,7 @@ class Loss(NamedTuple):
         worker: The worker.
         state: Its state before.
         why: What has become of it, as this process saw it.
-        failure: What it has told of its failure itself, with a traceback; empty if nothing.
+        failure: Its own report of its failure, with a traceback; empty if there is none.
     """
 
     place: int
@@ -125,7 +125,7 @@ class Loss(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """What the log says."""
+        """The text of the log."""
         return self.failure or self.why
 
 

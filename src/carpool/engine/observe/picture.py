@@ -86,7 +86,7 @@ _End: TypeAlias = tuple[int, str, float | None]
 
 @dataclass(slots=True)
 class Picture:
-    """What is drawn of a graph.
+    """A graph as it is drawn.
 
     Attributes:
         width: In widths of a stage.

@@ -554,7 +554,7 @@ class Counted:
 
 
 class SentMetrics:
-    """What the workers of a stage have sent, by place.
+    """The metrics that the workers of a stage have sent, by place.
 
     Attributes:
         past: What those have counted that have gone.
