@@ -13,7 +13,6 @@ import importlib.util
 import re
 import struct
 import typing
-from functools import cache
 from math import prod
 from typing import Any, Final, NamedTuple
 
