@@ -190,7 +190,7 @@ PLACES: Final = (
     ),
     Place(
         "`examples`",
-        "engine/worker/serve.py, service/warmup.py, http/openapi.py",
+        "engine/worker/serve.py, service/assemble.py, http/openapi.py",
         "one that cannot be read is refused where the stage is declared, one that does not run or cannot "
         "be weighed is a `StartupError`, one that cannot be shown is left out of `/openapi.json`, and one "
         "that cannot be tried makes its model unready",

@@ -30,9 +30,8 @@ from cyclopts.argument import ArgumentCollection
 
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
-from carpool.service import named
-from carpool.service.named import BrokenModule, NotFound, service_named
-from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, nearest
+from carpool.service import overrides
+from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, BrokenModule, NotFound, nearest, service_named
 from carpool.service.service import Service
 from carpool.service.settings import LISTS, MAY_BE_EMPTY, NAMES, ServerSettings, with_defaults
 
@@ -157,7 +156,7 @@ def find_service(target: str) -> Service:
 
 def _from_module_on(error: BaseException) -> str:
     """Return the traceback of an import, without the frames that are not the user's."""
-    ours = (named.__file__, importlib.__file__, "<frozen importlib")
+    ours = (overrides.__file__, importlib.__file__, "<frozen importlib")
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
         frames = frames.tb_next

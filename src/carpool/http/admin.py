@@ -38,7 +38,7 @@ from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailab
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
-from carpool.service.named import BrokenModule, NotFound, service_named
+from carpool.service.overrides import BrokenModule, NotFound, service_named
 from carpool.service.service import Service
 
 RELOAD = b"/admin/reload"

@@ -18,9 +18,8 @@ from carpool.engine.worker.place import VISIBLE_DEVICES
 from carpool.engine.worker.program import DUMP_SIGNAL, Program, Setup
 from carpool.engine.worker.serve import FindModel
 from carpool.errors import StartupError
-from carpool.service.declaration import Declaration
+from carpool.service.declaration import Declaration, adapters_of
 from carpool.service.places import spots_of
-from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.version import __version__
 

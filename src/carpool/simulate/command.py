@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.engine.policy import STEPS_BY_NAME
-from carpool.service.named import BrokenModule, NotFound, service_named
+from carpool.service.overrides import BrokenModule, NotFound, service_named
 from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Trace, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
