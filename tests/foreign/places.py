@@ -268,7 +268,7 @@ PLACES: Final = (
     ),
     Place(
         "protocols: functions of addresses, `respond` and writers",
-        "http/protocol_routes.py, http/submitted.py",
+        "http/protocol_routes.py",
         "its request fails; after the first part, in the protocol's words",
     ),
     Place(
@@ -278,7 +278,7 @@ PLACES: Final = (
     ),
     Place(
         "`count_tokens`",
-        "http/protocol_routes.py, http/submitted.py",
+        "http/protocol_routes.py",
         "its request fails",
     ),
     Place(

@@ -5,9 +5,9 @@ asks `admit` once it has a request's head, reads the body unless that was refuse
 `Exchange` of both and calls `handle`. The answer comes back through `Exchange.respond`, at once or
 later.
 
-`App` starts and stops its services, and puts together what does the work: `admission.py` judges
-heads by the table of addresses, `predict_routes.py` answers at the addresses of models,
-`protocol_routes.py` at those of protocols, and `status_pages.py` and `dashboard.py` show pages.
+`App` starts and stops its services, and puts together what does the work: `routes.py` judges heads
+by the table of addresses, and answers at those of models, `protocol_routes.py` answers at those of
+protocols, and `server_pages.py` shows pages.
 """
 
 from __future__ import annotations
@@ -28,9 +28,21 @@ from carpool.errors import CarpoolError, Unavailable
 from carpool.http import asgi
 from carpool.http.access import Access, new_access
 from carpool.http.admin import Admin, ServiceList, check_services
-from carpool.http.admission import (
+from carpool.http.asgi import Receive, Send
+from carpool.http.codec import NotReady, as_routes_are
+from carpool.http.compression import new_compression
+from carpool.http.endpoint import Endpoint, ready_path
+from carpool.http.error_answers import ErrorAnswers
+from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.items import ExchangeItems
+from carpool.http.observer import Lines, new_observer
+from carpool.http.protocol_routes import ProtocolRoutes
+from carpool.http.protocols import protocols_named
+from carpool.http.protocols.base import HttpProtocol, ShownRoute
+from carpool.http.routes import (
     Handler,
     HeadAdmission,
+    PredictRoutes,
     Routes,
     add_models,
     add_options,
@@ -39,22 +51,8 @@ from carpool.http.admission import (
     of_orders,
     of_pages,
 )
-from carpool.http.asgi import Receive, Send
-from carpool.http.codec import NotReady, as_routes_are
-from carpool.http.compression import new_compression
-from carpool.http.dashboard import Dashboard, pages_at
-from carpool.http.endpoint import Endpoint, ready_path
-from carpool.http.error_answers import ErrorAnswers
-from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse, ServedModel
-from carpool.http.items import ExchangeItems
-from carpool.http.observer import Lines, new_observer
-from carpool.http.predict_routes import PredictRoutes
-from carpool.http.protocol_lists import ShownRoute
-from carpool.http.protocol_routes import ProtocolRoutes
-from carpool.http.protocols import protocols_named
-from carpool.http.protocols.base import HttpProtocol
+from carpool.http.server_pages import Dashboard, StatusPages, pages_at
 from carpool.http.shares import ConnectionShares
-from carpool.http.status_pages import StatusPages
 from carpool.service.checks import at_least, check_callable, flag, nonnegative_seconds, when_full_waits
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.join import Join, joins_of

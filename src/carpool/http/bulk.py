@@ -27,8 +27,7 @@ from carpool.engine.wire.payload import CUSTOM, JSON, Payload, without_adapter
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http import entries
 from carpool.http.exchange import Ask, Exchange, HttpResponse, error_entry
-from carpool.http.items import ExchangeItems
-from carpool.http.many import entry_of
+from carpool.http.items import ExchangeItems, entry_of
 from carpool.http.streaming import Delivery
 
 if TYPE_CHECKING:

@@ -39,11 +39,10 @@ import asyncio
 from typing import cast
 
 from carpool.errors import InvalidRequest
-from carpool.http.answer_writer import CONTINUE, AnswerWriter
+from carpool.http.answer_writer import CONTINUE, AnswerWriter, HttpExchange
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
-from carpool.http.http_exchange import HttpExchange
 from carpool.http.reader import MOST_AT_ONCE, RequestReader
 from carpool.http.server_state import HttpHead, ServerState
 from carpool.http.timers import Timers

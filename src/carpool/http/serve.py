@@ -24,7 +24,7 @@ from carpool.http.app import App
 from carpool.http.listener import Certificates, InheritedListener, Listener, PortListener, UnixListener, listener_at
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol
-from carpool.http.protocols.vertex import Vertex
+from carpool.http.protocols.instances import Vertex
 from carpool.http.server_state import Limits
 from carpool.service.checks import at_least, nonnegative_seconds, positive, seconds
 from carpool.service.elsewhere import Elsewhere

@@ -4,7 +4,7 @@ This is the only reason for the coordinator to open an item, and it opens each o
 is asked of it; without these settings it forwards items unread. An item of which one of them cannot
 be told fails alone, before it joins a queue.
 
-Of a list of items (`http/many.py`) the coordinator finds only where each item ends.
+Of a list of items (`http/items.py`) the coordinator finds only where each item ends.
 """
 
 from __future__ import annotations

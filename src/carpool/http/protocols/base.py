@@ -220,6 +220,18 @@ class ProtocolRoute(NamedTuple):
     wanted_as: int = OBJECT
 
 
+class ShownRoute(NamedTuple):
+    """An address that is listed.
+
+    Attributes:
+        protocol: The name of its protocol.
+        route: The address.
+    """
+
+    protocol: str
+    route: ProtocolRoute
+
+
 class HttpProtocol:
     """Base class of protocols. A subclass has a name and `routes`, mostly an `error` too.
 

@@ -1,25 +1,30 @@
-"""Judges requests by their heads, before their bodies are read, and notes what answers them.
+"""The routes of an app: which function answers a request, by its head, and how models answer.
+
+`HeadAdmission` judges requests by their heads, before their bodies are read. It looks up in the
+table of routes which function answers at a path with a method, and reads off the head what is
+asked of which model (`Ask`). `PredictRoutes` has the functions at the addresses of models. They are
+called once the body has been received, and make of it requests to the model's driver.
 
 Where a model's `decode` asks for the whole request, the head is packed when it is admitted, so a
 known head brings its packed form along. Requests of other models cost nothing more.
-
-The table of routes says which function answers at a path with a method.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
-from carpool.engine.request import DEFAULT_LANE, Lane
+from carpool.engine.drive.streams import StreamWindow
+from carpool.engine.request import DEFAULT_LANE, Lane, Stream
 from carpool.engine.wire.payload import CUSTOM, OBJECT
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.access import Access
-from carpool.http.bulk import BULK_PRIORITY
+from carpool.http.bulk import BULK_PRIORITY, BulkItems, feed_bulk
 from carpool.http.codec import (
     TYPES_OF_ENTRIES,
     allow,
@@ -31,16 +36,44 @@ from carpool.http.codec import (
     too_large,
 )
 from carpool.http.compression import check_coding, expanded
+from carpool.http.converted import submission_of
 from carpool.http.endpoint import Address, Endpoint
-from carpool.http.exchange import JSON_TYPE, Ask, Exchange, Head, HttpResponse, ServedModel
-from carpool.http.predict_routes import AdmittingApp, PredictRoutes
+from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.items import ItemList, split
+from carpool.http.observer import Observer
 from carpool.http.protocol_routes import ProtocolRoutes
-from carpool.http.streaming import BULK
+from carpool.http.streaming import BULK, Delivery
 from carpool.service.checks import LARGEST_PRIORITY
+from carpool.service.weigh import Weigher
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _USUALLY_EXPANDED = 16  # times its size a body becomes at most, but for those that are made to
 _BULK_LANE = Lane(BULK_PRIORITY, None, 0)
+_LINES_INSIDE = 1024
+
+T = TypeVar("T")
+
+
+class AdmittingApp(ErrorResponder, Protocol):
+    """The app to which requests are admitted.
+
+    Attributes:
+        max_body_bytes: Size of the largest request body.
+        accepts_compressed: Whether compressed request bodies are read.
+        observer: Watches requests and their answers; None if nothing asks for it.
+        root_path: What a proxy puts before each path.
+    """
+
+    max_body_bytes: int
+    accepts_compressed: bool
+    observer: Observer | None
+    root_path: str
+
+    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
+        """Return why a request to a model is refused now; None if it is not."""
+
+    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
+        """Return the response to a request that is broken off after its admission, and count it."""
 
 
 class HeadAdmission:
@@ -334,3 +367,125 @@ def check_root_path(path: str) -> str:
     if path and (not _ROOT_PATH.fullmatch(path) or path == "/"):
         raise ValueError(f"root_path must begin with a slash, such as /api, not {path!r}")
     return path.rstrip("/")
+
+
+class PredictRoutes:
+    """The routes of an app's models.
+
+    Args:
+        app: Words refusals, and counts them.
+        protocols: Runs the items of bodies that are converted here.
+        is_patient: Whether requests wait while the queue is full.
+    """
+
+    def __init__(self, app: AdmittingApp, protocols: ProtocolRoutes, is_patient: bool) -> None:
+        self._app = app
+        self._protocols = protocols
+        self._is_patient = is_patient
+
+    def predict(self, exchange: Exchange, is_weighed: bool = False) -> None:
+        """Hand a request to its model's driver, once it is noted on it what it counts for.
+
+        Only the deadline is set here. By when the SLO wants it answered, the core says.
+        """
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, weigher = ask.endpoint.driver, ask.endpoint.weigher
+        assert driver is not None
+        if not is_weighed:
+            exchange.format = ask.format
+            exchange.accept = ask.accept
+            exchange.lane = ask.lane
+            if weigher is not None:
+                self._weigh(weigher, exchange)
+                return
+        exchange.deadline = driver.clock() + ask.timeout_s
+        exchange.patient = self._is_patient
+        if ask.framing is not None:
+            _ask_for_parts(exchange, ask, driver.clock())
+        driver.submit(exchange)
+
+    def _weigh(self, weigher: Weigher, exchange: Exchange) -> None:
+        """Note on an item what it counts for, and hand it over then."""
+        body = exchange.body
+        self._with(
+            exchange,
+            lambda: weigher.weigh_encoded(exchange, body, exchange.format),
+            lambda _: self.predict(exchange, is_weighed=True),
+        )
+
+    def predict_whole_request(self, exchange: Exchange) -> None:
+        """Hand over a request to a model whose `decode` asks for the head beside the body."""
+        ask = exchange.head.ask
+        assert ask is not None
+        exchange.item = [ask.packed, exchange.body]
+        exchange.nbytes += len(ask.packed)
+        self.predict(exchange)
+
+    def predict_converted(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        """Convert the body of a request, and hand its items to the model's driver."""
+        headers, body = exchange.head.headers, exchange.body
+        sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
+        self._with(
+            exchange,
+            lambda: submission_of(endpoint, body, sent, wanted),
+            lambda submission: self._protocols.submit(exchange, submission),
+        )
+
+    def predict_list(self, exchange: Exchange) -> None:
+        """Hand the items of a list to their model's driver."""
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, weigher, body = ask.endpoint.driver, ask.endpoint.weigher, exchange.body
+        assert driver is not None
+        format = format_of_entries(exchange.head.headers.get(b"content-type"))
+
+        def listed() -> ItemList:
+            bodies = split(body, format, ask.endpoint.allowance(len(body)))
+            whole = ItemList(exchange, ask, bodies, driver.clock() + ask.timeout_s, self._is_patient)
+            if weigher is not None:
+                for item, own in zip(whole.items, bodies, strict=True):
+                    try:
+                        weigher.weigh_encoded(item, own, format)
+                    except CarpoolError as error:
+                        item.error = error
+            return whole
+
+        def submit(whole: ItemList) -> None:
+            for item in whole.items:
+                if isinstance(item.error, CarpoolError):
+                    driver.refused(item.error)
+            exchange.item = whole  # for `cancel`
+            driver.submit_all(whole.begin())
+
+        self._with(exchange, listed, submit)
+
+    def _with(self, exchange: Exchange, read: Callable[[], T], then: Callable[[T], object]) -> None:
+        """Go on with what is read from a body, or refuse the request."""
+        head = exchange.head
+        exchange.read_beside(self._app, exchange.nbytes, read, then, lambda error: self._app.refuse(head, error))
+
+    def predict_bulk(self, exchange: Exchange) -> None:
+        """Have the lines of a body taken as they come, each as an item."""
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, handle = ask.endpoint.driver, ask.endpoint.handle
+        assert driver is not None
+        exchange.fix_id(ask.responder.request_ids)
+        window = StreamWindow(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
+        soon = asyncio.get_running_loop().call_soon
+        unfed = exchange.item if type(exchange.item) is list else []
+        exchange.item = BulkItems(exchange, ask, driver, window, self._app.max_body_bytes, soon)
+        for piece in unfed:
+            feed_bulk(exchange, piece)
+
+
+def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
+    """Have an answer sent in parts; that of a model which makes none is a single one."""
+    exchange.fix_id(ask.responder.request_ids)
+    exchange.stream = Stream(until=now + ask.stream_s)
+    exchange.delivery = Delivery(now)
+    exchange.watch_silence()
+    service = ask.endpoint.service
+    if service.gives.in_parts:
+        exchange.deadline = now + service.timeout_s
