@@ -21,11 +21,10 @@ except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
-from carpool.cli.config_command import show_config
 from carpool.cli.graph_command import graph
 from carpool.cli.operate_commands import health, reload, scale, services
 from carpool.cli.score_command import score
-from carpool.cli.serve_command import serve
+from carpool.cli.serve_command import serve, show_config
 from carpool.cli.sources import add_current_folder, fail, in_words, server_key, server_url, sources
 from carpool.cli.worker_command import worker
 from carpool.engine.observe import log

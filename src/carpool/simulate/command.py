@@ -22,13 +22,11 @@ from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Trace, arrivals_
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.coordinator import coordinator_of
 from carpool.simulate.costs import USUAL_COST, costs_by_stage, given_costs
-from carpool.simulate.features import Features
+from carpool.simulate.features import LENGTH_EXAMPLE, Features
 from carpool.simulate.graphs import SimulatedGraph, graph_of
-from carpool.simulate.lengths import EXAMPLE as LENGTHS
 from carpool.simulate.policies import policy_of
 from carpool.simulate.report import Report, json_text
-from carpool.simulate.scaling import USUAL_RULE, rule_of
-from carpool.simulate.servers import Servers, WorkerRange
+from carpool.simulate.servers import USUAL_RULE, Servers, WorkerRange, rule_of
 from carpool.simulate.steps import EXAMPLE as STEP_COST
 from carpool.simulate.table import compare_steps, print_steps, table_of
 from carpool.simulate.traffic import Traffic, arrivals_per_second
@@ -123,7 +121,7 @@ def _step_settings(options: Options) -> dict[str, Any]:
     return {
         "arrivals": options.arrivals or (options.trace and f"trace:{options.trace}") or "poisson:rate=8",
         "cost": cost[0] if cost else STEP_COST,
-        "lengths": options.lengths or LENGTHS,
+        "lengths": options.lengths or LENGTH_EXAMPLE,
         "rows": rows,
         "workers": workers,
         "learned": options.learned,

@@ -31,8 +31,7 @@ from carpool.simulate.features import Features
 from carpool.simulate.graphs import SimulatedGraph, graph_of
 from carpool.simulate.policies import TUNED, PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
-from carpool.simulate.scaling import USUAL_RULE, Rule, Scaling, rule_of
-from carpool.simulate.servers import USUAL_LIMIT, USUAL_WORKERS, Servers, per_stage
+from carpool.simulate.servers import USUAL_LIMIT, USUAL_RULE, USUAL_WORKERS, Rule, Scaling, Servers, per_stage, rule_of
 from carpool.simulate.traffic import Traffic
 
 _LEVEL = 0.995  # goodputs of at least this share of the best one are as good; then the penalised mean decides

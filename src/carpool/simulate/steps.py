@@ -26,7 +26,7 @@ from carpool.engine.policy.cost_line import CostLine
 from carpool.engine.request import Request, Stream
 from carpool.simulate import specs
 from carpool.simulate.arrivals import Closed, Scene, arrivals_of
-from carpool.simulate.lengths import Length, lengths_of
+from carpool.simulate.features import Length, lengths_of
 
 EXAMPLE = "steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms"
 _TOLERANCE_S = 1e-9

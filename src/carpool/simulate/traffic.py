@@ -21,8 +21,7 @@ from carpool.engine.drive.virtual import VirtualDriver
 from carpool.engine.request import Lane, Request
 from carpool.service.checks import optional_seconds
 from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed, Open, Scene, Trace
-from carpool.simulate.features import ALIKE, Features
-from carpool.simulate.lengths import Length, Lengths, sample_of
+from carpool.simulate.features import ALIKE, Features, Length, Lengths, sample_of
 from carpool.simulate.report import UNFINISHED, Record
 from carpool.simulate.servers import Servers
 
