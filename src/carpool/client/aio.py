@@ -16,9 +16,7 @@ import httpcore  # noqa: F401 # httpx imports it at its first use; a fork meanwh
 import httpx
 import sniffio  # noqa: F401 # as httpcore; where it is missing each request looks for it several times
 
-from carpool.client.app_transport import AppTransport
 from carpool.client.bunches import InputFailed, ThreadInput, in_bunches
-from carpool.client.duplex import Duplex, Target
 from carpool.client.messages import (
     EVENTS_TYPE,
     JSON_TYPE,
@@ -37,6 +35,7 @@ from carpool.client.messages import (
     readiness_address_of,
     result_in,
 )
+from carpool.client.transports import AppTransport, Duplex, Target
 from carpool.client.waits import RetryBudget, Wait, Waits, is_retried, retry_after_s, wait_s
 from carpool.engine.clock import monotonic
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, StartupError, Unavailable

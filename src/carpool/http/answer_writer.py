@@ -36,7 +36,7 @@ from carpool.engine.request import Request
 from carpool.engine.wire.outcome import CheckedResponse
 from carpool.http.exchange import Exchange, HttpResponse, RequestIds, ServedModel
 from carpool.http.reader import LARGE_BODY
-from carpool.http.server_state import HttpHead, ServerState
+from carpool.http.server_state import ClientConnection, HttpHead, ServerState
 from carpool.http.streaming import SILENCE_S, Delivery
 from carpool.http.timers import Timers
 
@@ -176,7 +176,7 @@ _LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the 
 _RESET_S = 0.001  # a client near by that is gone has reset the connection by then
 
 
-class AnswerWriter(asyncio.Protocol, ABC):
+class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
     """The half of a connection that writes to the client.
 
     Args:
@@ -207,10 +207,6 @@ class AnswerWriter(asyncio.Protocol, ABC):
         self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
 
     @abstractmethod
-    def turn_has_come(self) -> None:
-        """Ask for the page for which the connection has waited."""
-
-    @abstractmethod
     def _give(self) -> None:
         """Give the app the requests that it may have, and write refusals whose turn it is."""
 
@@ -222,10 +218,6 @@ class AnswerWriter(asyncio.Protocol, ABC):
     @abstractmethod
     def _has_nothing_to_read(self) -> bool:
         """Whether no request is half received or waits to be read."""
-
-    @abstractmethod
-    def has_room_at(self, model: ServedModel | None, owed: int = 0) -> bool:
-        """Count this connection for the model that it asks, and report whether there is room."""
 
     @abstractmethod
     def want_more(self) -> None:

@@ -105,13 +105,6 @@ class ErrorResponder(Protocol):
         """Answer 500 because a route raised, whatever it raised; no other request is affected."""
 
 
-class ErrorWords(Protocol):
-    """Puts error responses of the app into the words of a protocol."""
-
-    def in_own_words(self, response: HttpResponse) -> HttpResponse:
-        """Return an error response of the app in the words of the protocol."""
-
-
 class ServedModel(Protocol):
     """A model as the app serves it.
 
@@ -182,10 +175,22 @@ class Head:
         model: The model that is asked; None for pages, and where the body will say it.
         caller: The name of the key with which it is asked; empty where keys are not needed.
         extra: Headers that each answer to it has; set by `App.admit`.
-        protocol: Words the errors, at an address of a protocol; None elsewhere.
+        in_own_words: Words error responses, at an address of a protocol; None elsewhere.
     """
 
-    __slots__ = ("ask", "caller", "extra", "fields", "headers", "method", "model", "path", "protocol", "query", "route")
+    __slots__ = (
+        "ask",
+        "caller",
+        "extra",
+        "fields",
+        "headers",
+        "in_own_words",
+        "method",
+        "model",
+        "path",
+        "query",
+        "route",
+    )
 
     def __init__(
         self,
@@ -205,7 +210,7 @@ class Head:
         self.model: ServedModel | None = None
         self.caller = ""
         self.extra: tuple[tuple[bytes, bytes], ...] = ()
-        self.protocol: ErrorWords | None = None
+        self.in_own_words: Callable[[HttpResponse], HttpResponse] | None = None
 
     @property
     def request_id(self) -> bytes:

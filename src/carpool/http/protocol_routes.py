@@ -32,7 +32,7 @@ from carpool.http.codec import (
     nothing_here,
     too_many_connections,
 )
-from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, ErrorWords, Exchange, Head, HttpResponse
+from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head, HttpResponse
 from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
 from carpool.http.protocols.base import (
     HttpProtocol,
@@ -59,6 +59,15 @@ class _Found(NamedTuple):
     protocol: HttpProtocol
     route: ProtocolRoute
     model: Endpoint | None
+
+
+def in_words_of(word: Callable[[HttpResponse], HttpResponse], response: HttpResponse) -> HttpResponse:
+    """Return an error response in the words of a protocol, or as it is if that raises."""
+    try:
+        return word(response)
+    except BaseException as error:  # a protocol may be the user's
+        logger.error("a protocol could not word an error:\n%s", printable(traceback_of(error)))
+        return response
 
 
 class ProtocolRoutes:
@@ -140,11 +149,12 @@ class ProtocolRoutes:
         found_at = [self._routes.get(key) or self._routes.get(key.rstrip(b"/") or key) for key in keys]
         methods = next((methods for methods in found_at if methods is not None), None)
         if methods is None:
-            head.protocol = next((protocol for prefix, protocol in self._prefixes if keys[-1].startswith(prefix)), None)
-            if head.protocol is None:
+            below = next((protocol for prefix, protocol in self._prefixes if keys[-1].startswith(prefix)), None)
+            if below is None:
                 return False
-            raise self._nothing_below(head.protocol)
-        head.protocol = next(iter(methods.values())).protocol
+            head.in_own_words = below.in_own_words
+            raise self._nothing_below(below)
+        head.in_own_words = next(iter(methods.values())).protocol.in_own_words
         if head.method == b"OPTIONS":
             response = HttpResponse(204, b"", headers=allow([*map(bytes.decode, methods), "OPTIONS"]))
             head.route = lambda exchange: exchange.respond(response)
@@ -152,7 +162,7 @@ class ProtocolRoutes:
         if head.method not in methods:
             raise not_allowed([*map(bytes.decode, methods), "OPTIONS"])
         found = methods[head.method]
-        head.protocol = found.protocol
+        head.in_own_words = found.protocol.in_own_words
         head.route = partial(self._answer, found.route)
         if head.method == b"POST":
             head.model = found.model
@@ -186,14 +196,6 @@ class ProtocolRoutes:
             content_type=JSON_TYPE,
             framing=SSE,
         )
-
-    def in_words_of(self, protocol: ErrorWords, response: HttpResponse) -> HttpResponse:
-        """Return an error response in the words of a protocol, or as it is if that raises."""
-        try:
-            return protocol.in_own_words(response)
-        except BaseException as error:  # a protocol may be the user's
-            logger.error("a protocol could not word an error:\n%s", printable(traceback_of(error)))
-            return response
 
     def _answer(self, route: ProtocolRoute, exchange: Exchange) -> None:
         """Have a protocol answer a request, at once or once its items are done."""

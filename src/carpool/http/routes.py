@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from carpool.engine.drive.streams import StreamWindow
 from carpool.engine.request import DEFAULT_LANE, Lane, Stream
@@ -27,6 +27,7 @@ from carpool.http.access import Access
 from carpool.http.bulk import BULK_PRIORITY, BulkItems, feed_bulk
 from carpool.http.codec import (
     TYPES_OF_ENTRIES,
+    NotReady,
     allow,
     as_routes_are,
     content_length,
@@ -42,9 +43,15 @@ from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head
 from carpool.http.items import ItemList, split
 from carpool.http.observer import Observer
 from carpool.http.protocol_routes import ProtocolRoutes
+from carpool.http.protocols.base import ShownRoute
+from carpool.http.shares import ConnectionShares
 from carpool.http.streaming import BULK, Delivery
 from carpool.service.checks import LARGEST_PRIORITY
 from carpool.service.weigh import Weigher
+
+if TYPE_CHECKING:
+    from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
+    from carpool.engine.observe.stats import Stats
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _USUALLY_EXPANDED = 16  # times its size a body becomes at most, but for those that are made to
@@ -54,26 +61,62 @@ _LINES_INSIDE = 1024
 T = TypeVar("T")
 
 
-class AdmittingApp(ErrorResponder, Protocol):
-    """The app to which requests are admitted.
+class AppView(ErrorResponder, Protocol):
+    """The app as its routes and its pages see it; there is one kind, `App`.
 
     Attributes:
+        endpoints: The services as the app serves them, in order.
+        routes: What answers, by path and method.
         max_body_bytes: Size of the largest request body.
         accepts_compressed: Whether compressed request bodies are read.
-        observer: Watches requests and their answers; None if nothing asks for it.
         root_path: What a proxy puts before each path.
+        is_tls: Whether the server that runs it speaks TLS.
+        access: Who may ask; None if everybody may.
+        observer: Watches requests and their answers; None if nothing asks for it.
+        own_metrics: The metrics that models have of their own; None if nobody collects them.
+        connection_shares: How many connections of our own server each service has; None under
+            another one.
     """
 
+    endpoints: list[Endpoint]
+    routes: Routes
     max_body_bytes: int
     accepts_compressed: bool
-    observer: Observer | None
     root_path: str
+    is_tls: bool
+    access: Access | None
+    observer: Observer | None
+    own_metrics: OwnMetricsOfWorkers | None
+    connection_shares: ConnectionShares | None
+
+    # -- routes call these
 
     def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
         """Return why a request to a model is refused now; None if it is not."""
 
     def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
         """Return the response to a request that is broken off after its admission, and count it."""
+
+    # -- pages call these
+
+    @property
+    def served(self) -> list[Endpoint]:
+        """The services that take requests."""
+
+    def problems(self) -> dict[str, str]:
+        """Return what keeps services from answering now, by their names."""
+
+    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
+        """Return why no request should be sent to the app now; None if one service would answer."""
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside the requests, until the app stops."""
+
+    def running_stats(self) -> list[Stats]:
+        """Return the statistics of the services that run."""
+
+    def protocol_routes(self) -> Sequence[ShownRoute]:
+        """Return the addresses of protocols that fit the models."""
 
 
 class HeadAdmission:
@@ -89,7 +132,7 @@ class HeadAdmission:
 
     def __init__(
         self,
-        app: AdmittingApp,
+        app: AppView,
         models: PredictRoutes,
         routes: Routes,
         access: Access | None,
@@ -378,7 +421,7 @@ class PredictRoutes:
         is_patient: Whether requests wait while the queue is full.
     """
 
-    def __init__(self, app: AdmittingApp, protocols: ProtocolRoutes, is_patient: bool) -> None:
+    def __init__(self, app: AppView, protocols: ProtocolRoutes, is_patient: bool) -> None:
         self._app = app
         self._protocols = protocols
         self._is_patient = is_patient

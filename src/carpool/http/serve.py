@@ -19,8 +19,7 @@ from carpool.engine.observe import log as log_lines
 from carpool.engine.worker import program
 from carpool.engine.worker.own_metrics import FOLDER_VARIABLE
 from carpool.http.access import LOCAL_NAMES, Access, new_access
-from carpool.http.admin_address import AdminApp
-from carpool.http.app import App
+from carpool.http.app import AdminApp, App
 from carpool.http.listener import Certificates, InheritedListener, Listener, PortListener, UnixListener, listener_at
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol

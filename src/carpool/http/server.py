@@ -20,8 +20,7 @@ from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import CarpoolError, Unavailable
 from carpool.http.admin import ReloadOrder, SourceFiles, reload_on_change
-from carpool.http.admin_address import AdminApp
-from carpool.http.app import App
+from carpool.http.app import AdminApp, App
 from carpool.http.connection import Connection
 from carpool.http.listener import BACKLOG, Certificates, InheritedListener, Listener, PortListener, TlsServer
 from carpool.http.server_state import Limits, ServerState

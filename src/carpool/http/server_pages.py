@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from carpool.engine.clock import monotonic
 from carpool.engine.observe.figures import DEATHS_S, EVERY_S, PastFigures, figures, problems
@@ -20,69 +20,21 @@ from carpool.engine.observe.stats import Stats
 from carpool.engine.request import DEFAULT_LANE
 from carpool.engine.wire.payload import JSON
 from carpool.http import openapi
-from carpool.http.access import Access
 from carpool.http.codec import NotReady, Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import Ask, ErrorResponder, Exchange, HttpResponse, ServedModel
 from carpool.http.openapi import overview
-from carpool.http.protocols.base import ShownRoute
-from carpool.http.routes import Handler, Routes
-from carpool.http.shares import ConnectionShares
+from carpool.http.routes import AppView, Handler
 from carpool.http.streaming import SSE, Delivery
 
 if TYPE_CHECKING:
     from carpool.engine.drive.aio import Driver
-    from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
 
 
 _NOT_SHOWN = re.compile(rb"/?|/(dashboard|docs)/.*|/models/.*")
 """The page that lists them, files of pages, and those that are listed below their model."""
 
 _TEXT_TYPE = b"text/plain; charset=utf-8"
-
-
-class DescribedApp(ErrorResponder, Protocol):
-    """The app as the pages describe it.
-
-    Attributes:
-        endpoints: The services as the app serves them, in order.
-        access: Who may ask; None if everybody may.
-        own_metrics: The metrics that models have of their own; None if nobody collects them.
-        root_path: What a proxy puts before each path.
-        is_tls: Whether the server that runs it speaks TLS.
-        max_body_bytes: Size of the largest request body.
-        routes: What answers, by path and method.
-        connection_shares: How many connections of our own server each service has; None under
-            another one.
-    """
-
-    endpoints: list[Endpoint]
-    access: Access | None
-    own_metrics: OwnMetricsOfWorkers | None
-    root_path: str
-    is_tls: bool
-    max_body_bytes: int
-    routes: Routes
-    connection_shares: ConnectionShares | None
-
-    @property
-    def served(self) -> list[Endpoint]:
-        """The services that take requests."""
-
-    def problems(self) -> dict[str, str]:
-        """Return what keeps services from answering now, by their names."""
-
-    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
-        """Return why no request should be sent to the app now; None if one service would answer."""
-
-    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done beside the requests, until the app stops."""
-
-    def running_stats(self) -> list[Stats]:
-        """Return the statistics of the services that run."""
-
-    def protocol_routes(self) -> Sequence[ShownRoute]:
-        """Return the addresses of protocols that fit the models."""
 
 
 class StatusPages:
@@ -97,7 +49,7 @@ class StatusPages:
         idle_check_s: After how long without a good answer `/readyz` runs an example.
     """
 
-    def __init__(self, app: DescribedApp, idle_check_s: float, timeout_status: int) -> None:
+    def __init__(self, app: AppView, idle_check_s: float, timeout_status: int) -> None:
         self._app = app
         self.idle_check_s = idle_check_s
         self._timeout_status = timeout_status

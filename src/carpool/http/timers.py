@@ -25,50 +25,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
 
 from carpool.http.reader import RequestReader
-from carpool.http.server_state import Limits
+from carpool.http.server_state import ClientConnection, Limits
 
 _LINGER_S = 2.0
 _PROBE_AFTER_S = 0.02
 _PROBE_TRIES = 8
 _LATE_S = 0.25  # a timer that comes later than this has been kept from it
 _CATCH_UP_S = 0.1  # in which what has come meanwhile is read
-
-
-class Timed(Protocol):
-    """A connection as its timers see it.
-
-    Attributes:
-        is_reading_paused: Whether the server, and not the client, holds the input up.
-    """
-
-    is_reading_paused: bool
-
-    @property
-    def requests(self) -> int:
-        """How many requests were begun."""
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether no request is owed an answer, half received, or waiting to be read."""
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes wait for the client."""
-
-    def received_too_slowly(self) -> None:
-        """Refuse the request that is half received."""
-
-    def probe(self, is_first: bool) -> bool:
-        """Find out whether the client is still there; return whether to try again."""
-
-    def close(self) -> None:
-        """Close once everything has been written."""
-
-    def abort(self) -> None:
-        """Cut the connection off."""
 
 
 class Timers:
@@ -99,7 +64,7 @@ class Timers:
         "receiving",
     )
 
-    def __init__(self, connection: Timed, reader: RequestReader, limits: Limits) -> None:
+    def __init__(self, connection: ClientConnection, reader: RequestReader, limits: Limits) -> None:
         self._connection = connection
         self._reader = reader
         self._limits = limits
