@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import importlib.util
+import inspect
 import logging
 import os
 import threading
@@ -29,7 +30,7 @@ from carpool.service.checks import at_least, nonnegative_seconds, positive, seco
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
-from carpool.service.settings import ServerSettings, UsualNumber, with_defaults
+from carpool.service.settings import NAMES, ServerSettings, UsualNumber, with_defaults
 
 try:
     from carpool.http.server import Server
@@ -38,6 +39,7 @@ except ImportError as error:
         f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'", name=error.name
     ) from None
 
+_OF_THE_APP = tuple(name for name in NAMES if name in inspect.signature(App).parameters)
 _LARGEST_PORT = 65535
 _MODE_DIGITS = 3
 _LONGEST_S = 30 * 24 * 3600.0  # timers of event loops cannot run for ever
@@ -141,30 +143,18 @@ def _new_app(
     listener: Listener,
 ) -> App:
     """Make the app that some settings describe. Raises as `new_server` does."""
-    return App(
-        *services,
-        when_full=settings["when_full"],
-        timeout_status=settings["timeout_status"],
-        max_body_bytes=max(1, int(positive("max_body_mb", settings["max_body_mb"]) * 2**20)),
-        debug=settings["debug"],
-        protocols=protocols,
-        accept_compressed=settings["accept_compressed"],
-        join=_join(settings),
-        on=on or settings["on"],
-        output=log_lines.worker_line,
-        api_keys=settings["api_keys"],
-        allow_host=settings["allow_host"] or _usual_names(listener),
-        cors_origin=settings["cors_origin"],
-        open_readyz=settings["open_readyz"],
-        root_path=settings["root_path"],
-        has_admin_address=settings["admin_address"] is not None,
-        access_log=settings["access_log"],
-        access_log_slow_ms=settings["access_log_slow_ms"],
-        server_timing=settings["server_timing"],
-        trace=settings["trace"],
-        compress=settings["compress"],
-        compress_from_bytes=settings["compress_from_bytes"],
-    )
+    chosen: dict[str, Any] = {**settings}
+    of_the_app = {
+        **{name: chosen[name] for name in _OF_THE_APP},
+        "max_body_bytes": max(1, int(positive("max_body_mb", chosen["max_body_mb"]) * 2**20)),
+        "protocols": protocols,
+        "join": _join(settings),
+        "on": on or chosen["on"],
+        "output": log_lines.worker_line,
+        "allow_host": chosen["allow_host"] or _usual_names(listener),
+        "has_admin_address": chosen["admin_address"] is not None,
+    }
+    return App(*services, **of_the_app)
 
 
 def _new_admin_app(app: App, settings: ServerSettings, listener: Listener) -> AdminApp:

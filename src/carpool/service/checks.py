@@ -21,7 +21,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import MISSING, field, fields
 from math import inf
 from numbers import Real
 from typing import Any, Generic, TypeVar
@@ -30,7 +30,7 @@ from carpool.engine.call.oom import names_of
 from carpool.engine.forms import Form
 from carpool.engine.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
 from carpool.engine.policy.adapted import is_former
-from carpool.engine.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
+from carpool.engine.worker.place import COUNT_VARIABLE, INDEX_VARIABLE, Cores, parse_cores
 from carpool.model import Traits
 
 MOST_WORKERS = 10_000
@@ -118,6 +118,11 @@ def when_full_waits(value: Any) -> bool:
     if value not in ("refuse", "wait"):
         raise ValueError(f'when_full must be "refuse" or "wait", not {value!r}')
     return bool(value == "wait")
+
+
+def seconds_or_endless(name: str, value: Any) -> float:
+    """Return a positive duration, or infinity if none is given. Raises ValueError."""
+    return inf if value is None else seconds(name, value)
 
 
 def optional_seconds(name: str, value: Any) -> float | None:
@@ -259,6 +264,11 @@ def valid_priority(priority: Any) -> int:
             f"priority must be a whole number from -{LARGEST_PRIORITY} to {LARGEST_PRIORITY}, not {priority!r}"
         )
     return whole
+
+
+def optional_cores(name: str, value: Any) -> Cores | None:
+    """Return the cores of a coordinator, or None if none are given. Raises ValueError."""
+    return None if value is None else parse_cores(value)
 
 
 def rising(example: str) -> Callable[[str, Any], tuple[int, ...] | None]:
@@ -461,12 +471,11 @@ def check_lone_wait(wait_s: float, timeout_s: float) -> None:
         )
 
 
-def check_overload(overload: str) -> None:
-    """Check what a service pursues while it cannot serve all requests. Raises ValueError."""
-    if overload not in ("goodput", "latency"):
-        raise ValueError(
-            f'overload must be "goodput" (as many answers in time as possible) or "latency", not {overload!r}'
-        )
+def overload_goal(name: str, value: Any) -> str:
+    """Return the goal of a service while it cannot serve all requests. Raises ValueError."""
+    if value not in ("goodput", "latency"):
+        raise ValueError(f'{name} must be "goodput" (as many answers in time as possible) or "latency", not {value!r}')
+    return str(value)
 
 
 def check_room(max_batch_size: int, max_queue_size: int) -> None:
@@ -548,11 +557,14 @@ class Setting(Generic[Given, Kept]):
         raise TypeError(_NEVER_MADE)
 
 
-def setting(default: Any, check: Callable[[str, Any], Any] | None = None, *, from_outside: bool = False) -> Any:
+def setting(
+    default: Any = MISSING, check: Callable[[str, Any], Any] | None = None, *, from_outside: bool = False
+) -> Any:
     """Return a field with a default and a check.
 
     Args:
-        default: The value of a setting that is left out.
+        default: The value of a setting that is left out; none where the `__init__` of the class is
+            written by hand and has it.
         check: Takes the name and the value, and returns the value that is kept or raises ValueError
             or TypeError. None where the class checks it together with other settings.
         from_outside: Whether a file, the environment or a flag may change it.

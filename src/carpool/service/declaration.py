@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from carpool.engine.call.invoke import is_async
@@ -19,19 +18,23 @@ from carpool.engine.http_request import HTTPRequest
 from carpool.engine.observe.shown import Row, as_html
 from carpool.engine.type_hints import signature_of
 from carpool.engine.wire.payload import MOST_ADAPTERS
-from carpool.engine.worker.place import Cores, parse_cores
+from carpool.engine.worker.place import Cores
 from carpool.model import Adapter, Traits, types_of
 from carpool.service.checks import (
-    at_least,
     check_lone_wait,
-    check_overload,
     header_of,
+    keep,
+    keep_checked,
     lone_wait_s,
     mapping,
+    optional_cores,
+    optional_count,
     optional_finite_seconds,
     optional_text,
+    overload_goal,
     positive,
-    seconds,
+    seconds_or_endless,
+    setting,
 )
 from carpool.service.graph import (
     Element,
@@ -62,6 +65,7 @@ class Declaration:
         takes: The traits of what gets the items: the first stage, or what branches agree on.
         gives: The traits of what returns the answers: the last stage, or what branches come to.
         name: The model's name over HTTP and in metrics.
+        routes: The addresses that it has over HTTP besides the usual ones.
         timeout_s: The longest time from a request's arrival to its answer, in seconds; infinity for
             no limit.
         slo_s: The latency that requests should be answered within, in seconds; None for no goal. Of
@@ -74,7 +78,6 @@ class Declaration:
             their shares.
         cpus: The cores that the coordinator is tied to; None for no tie.
         max_parallel_starts: How many workers may load at the same time; None for the default.
-        routes: The addresses that it has over HTTP besides the usual ones.
     """
 
     graph: Line
@@ -82,15 +85,15 @@ class Declaration:
     takes: Traits
     gives: Traits
     name: str
-    timeout_s: float
-    slo_s: float | None
-    part_slo_s: float | None
-    max_stream_s: float
-    overload: str
-    share: float
-    cpus: Cores | None
-    max_parallel_starts: int | None
     routes: tuple[HttpRoute, ...]
+    timeout_s: float = setting(check=seconds_or_endless, from_outside=True)
+    slo_s: float | None = setting(check=optional_finite_seconds, from_outside=True)
+    part_slo_s: float | None = setting(check=optional_finite_seconds, from_outside=True)
+    max_stream_s: float = setting(check=seconds_or_endless, from_outside=True)
+    overload: str = setting(check=overload_goal, from_outside=True)
+    share: float = setting(check=positive, from_outside=True)
+    cpus: Cores | None = setting(check=optional_cores)
+    max_parallel_starts: int | None = setting(check=optional_count, from_outside=True)
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class Declaration:
         max_parallel_starts: int | None = None,
         routes: Mapping[str, Adapter | None] | None = None,
     ) -> None:
+        given = {**locals()}  # all arguments by their names
         graph = line_of(stages)
         check_graph(graph)
         declared, first, last = stages_in(graph), graph[0], graph[-1]
@@ -117,27 +121,17 @@ class Declaration:
                     whose = last.name if isinstance(last, Stage) else name
                     text = f"is for models that answer in parts, and {whose} returns whole answers"
                     raise ValueError(f"{setting} {text}: leave it out")
-        check_overload(overload)
-        if max_parallel_starts is not None:
-            max_parallel_starts = at_least("max_parallel_starts", max_parallel_starts, 1)
-        values = {
+        made = {
             "graph": graph,
             "stages": declared,
             "takes": traits_of_first(graph),
             "gives": gives,
             "name": name,
-            "timeout_s": inf if timeout_s is None else seconds("timeout_s", timeout_s),
-            "slo_s": optional_finite_seconds("slo_s", slo_s),
-            "part_slo_s": optional_finite_seconds("part_slo_s", part_slo_s),
-            "max_stream_s": inf if max_stream_s is None else seconds("max_stream_s", max_stream_s),
-            "overload": overload,
-            "share": positive("share", share),
-            "cpus": None if cpus is None else parse_cores(cpus),
-            "max_parallel_starts": max_parallel_starts,
             "routes": routes_of(routes, first if isinstance(first, Stage) else None),
         }
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
+        for each in fields(self):
+            keep(self, each.name, made[each.name] if each.name in made else given[each.name])
+        keep_checked(self)
         waits_s = [lone_wait_s(stage.new_policy()) for stage in declared if not stage.traits.in_parts]
         check_lone_wait(sum(waits_s), self.timeout_s)
 
@@ -211,11 +205,11 @@ def routes_of(routes: Any, first: Stage | None) -> tuple[HttpRoute, ...]:
     declared = tuple(_route(path, adapter, first) for path, adapter in mapping("routes", routes).items())
     if len(declared) > MOST_ADAPTERS:
         raise ValueError(f"routes names {len(declared)} addresses: at most {MOST_ADAPTERS} are possible")
-    for setting, value in (("size", first.size), ("length", first.length), ("key", first.key)):
+    for what, value in (("size", first.size), ("length", first.length), ("key", first.key)):
         if value is not None and header_of(value) is None and adapters_of(declared):
             raise ValueError(
-                f"{setting}= of {first.name} weighs items on arrival, but those of routes are made in the workers:"
-                f" leave out {setting}=, or give None for each address instead of a function"
+                f"{what}= of {first.name} weighs items on arrival, but those of routes are made in the workers:"
+                f" leave out {what}=, or give None for each address instead of a function"
             )
     return declared
 

@@ -28,15 +28,7 @@ OF_A_STAGE = from_outside(Stage)
 _MADE = frozenset({"graph", "stages", "takes", "gives", "routes"})
 """Fields of a service that are no settings."""
 
-OF_A_SERVICE = (
-    "timeout_s",
-    "slo_s",
-    "part_slo_s",
-    "max_stream_s",
-    "overload",
-    "share",
-    "max_parallel_starts",
-)
+OF_A_SERVICE = from_outside(Service)
 """The settings of a service that can be changed from outside."""
 
 _FOR_EACH_WORKER = ("cpus", "env")  # a list of these says how many workers there are

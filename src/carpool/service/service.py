@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 from carpool.service.declaration import Declaration
 
 if TYPE_CHECKING:
-    from carpool.service.handle import AsyncHandle, RunSettingsByName
+    from carpool.service.handle import AsyncHandle, RunSettings
     from carpool.service.settings import ServerSettings
     from carpool.service.thread_handle import Handle
 
@@ -71,7 +71,7 @@ class Service(Declaration):
 
     __slots__ = ()
 
-    def run_async(self, **settings: Unpack[RunSettingsByName]) -> AsyncHandle:
+    def run_async(self, **settings: Unpack[RunSettings]) -> AsyncHandle:
         """Return a handle for tasks: `async with service.run_async() as s: await s.predict(x)`.
 
         The service starts on the running loop when the block is entered, and is closed at its end.
@@ -97,11 +97,11 @@ class Service(Declaration):
             TypeError: `output` cannot be called, or there is no such setting.
             ImportError: `on="ray"`, and Ray is not installed.
         """
-        from carpool.service.handle import AsyncHandle, run_settings_of
+        from carpool.service.handle import AsyncHandle
 
-        return AsyncHandle(self, run_settings_of(self, settings))
+        return AsyncHandle(self, settings)
 
-    def run(self, **settings: Unpack[RunSettingsByName]) -> Handle:
+    def run(self, **settings: Unpack[RunSettings]) -> Handle:
         """Return a handle for threads: `with service.run() as s: s.predict(x)`.
 
         The service starts on a loop in a thread of its own when the block is entered, and is closed
@@ -115,12 +115,11 @@ class Service(Declaration):
             TypeError: See `run_async`.
             ImportError: See `run_async`.
         """
-        from carpool.service.handle import run_settings_of
         from carpool.service.thread_handle import Handle
 
-        return Handle(self, run_settings_of(self, settings))
+        return Handle(self, settings)
 
-    def start(self, **settings: Unpack[RunSettingsByName]) -> Handle:
+    def start(self, **settings: Unpack[RunSettings]) -> Handle:
         """Start the service at once and return a handle for threads, which the caller must `close`.
 
         A service whose handle is dropped without `close` is ended, with a `ResourceWarning`.
