@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint
     from carpool.service.service import Service
 
-
 _ERRORS = {
     "400": ("InvalidRequest", "invalid_request"),
     "413": ("TooLarge", "too_large"),

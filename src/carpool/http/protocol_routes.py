@@ -49,7 +49,6 @@ from carpool.http.streaming import SSE, Delivery
 if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint
 
-
 T = TypeVar("T")
 
 

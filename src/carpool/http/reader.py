@@ -30,7 +30,6 @@ from carpool.http.server_state import FRAMING_HEADERS, HttpHead
 if TYPE_CHECKING:
     from carpool.http.server_state import ClientConnection, ServerState
 
-
 LARGE_BODY: Final = 64 * 1024
 LARGEST_READ: Final = 256 * 1024
 """The most bytes that come in one piece."""

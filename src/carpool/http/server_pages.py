@@ -30,7 +30,6 @@ from carpool.http.streaming import SSE, Delivery
 if TYPE_CHECKING:
     from carpool.engine.drive.aio import Driver
 
-
 _NOT_SHOWN = re.compile(rb"/?|/(dashboard|docs)/.*|/models/.*")
 """The page that lists them, files of pages, and those that are listed below their model."""
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from carpool.model import Traits
     from carpool.service.declaration import Declaration
 
-
 _LONGEST_NAMES = 200
 
 
