@@ -219,7 +219,7 @@ class Settings:
     def pieces(self, x: Any) -> list[Any]:
         """Cut a chunk that has more rows than a batch may hold; all else is one piece.
 
-        Chunks for a merge function of the user's are never cut, since we do not know how.
+        Chunks for a merge function of the user's are never cut, as it alone could do that.
 
         Raises:
             TypeError: The chunk is not of a kind that we can join with others.

@@ -158,8 +158,8 @@ def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | No
     try:
         answer = send(url, "POST", path, key=server_key(key_file), order=order, timeout_s=_LONGEST_S)
         if answer.status == _OK:
-            told: dict[str, Any] = answer.json
-            return told
+            found: dict[str, Any] = answer.json
+            return found
     except (NoAnswer, ValueError) as error:
         fail(
             f"no carpool server answers at {url} ({error}): say where it listens, such as http://127.0.0.1:8000", FAILED
@@ -268,7 +268,7 @@ def _why(answer: PlainAnswer, model: str | None, *, has_key: bool) -> str:
     if answer.status in advice:
         return advice[answer.status]
     try:
-        told = answer.json["error"]
-        return "; ".join(told.get("models", {}).values()) or str(told["message"]).rstrip(".")
+        error = answer.json["error"]
+        return "; ".join(error.get("models", {}).values()) or str(error["message"]).rstrip(".")
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"it answers {answer.status}"

@@ -146,7 +146,7 @@ def _cluster(settings: list[str]) -> Any:
 
 
 def summarize(server: Server, settings: ServerSettings) -> None:
-    """Tell a person, or a program, what is about to be served."""
+    """Show a person, or a program, which services and addresses are about to be served."""
     if settings["log"] == "text":
         print_summary(server, settings)
     else:

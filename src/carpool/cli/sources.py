@@ -113,8 +113,8 @@ def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoRetu
         traceback: That of the user's code, if it has raised; it is shown before the text.
     """
     if log.is_json():
-        told = f"{text}\n{traceback}".rstrip()
-        logger.critical("%s", told, extra={"code": "startup_failed"})
+        line = f"{text}\n{traceback}".rstrip()
+        logger.critical("%s", line, extra={"code": "startup_failed"})
     log.flush()  # lines that are still on their way come first
     if not log.is_json():
         print(f"{traceback}carpool: {text}", file=sys.stderr)

@@ -360,8 +360,8 @@ class AsyncClient:
                 async with aclosing(duplex.pieces()) as pieces:
                     if duplex.status != 200:
                         async with self._waits.at_most(items.limit_s):
-                            told = b"".join([piece async for piece in pieces])
-                        raise error_in(duplex.status, duplex.headers, told)
+                            answered = b"".join([piece async for piece in pieces])
+                        raise error_in(duplex.status, duplex.headers, answered)
                     async for data in pieces:
                         yield data
             finally:

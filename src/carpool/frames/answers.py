@@ -118,11 +118,11 @@ def _has_errors(rows: list[Any]) -> bool:
 def _as_list(write: Callable[[Any], bytes], result: Any) -> bytes:
     """Write answers, with an object with its error in the place of each row that has one."""
     if type(result) is list and _has_errors(result):
-        result = [{"error": _told_of(row)} if _is_error(row) else row for row in result]
+        result = [{"error": _error_of(row)} if _is_error(row) else row for row in result]
     return write(result)
 
 
-def _told_of(error: CarpoolError) -> dict[str, Any]:
+def _error_of(error: CarpoolError) -> dict[str, Any]:
     """Return the text for clients of a row's error."""
     message = text_for_clients(error) or MODEL_MESSAGES.get(error.code, MODEL_MESSAGES["model_error"])
     return {"code": error.code, "message": message, "status": error.status}
@@ -202,8 +202,8 @@ class Writers:
         name = ERROR
         while name in columns:
             name = f"carpool_{name}"
-        told = [_told_of(row) if _is_error(row) else None for row in rows]
-        columns[name] = [None if each is None else f"{each['code']}: {each['message']}" for each in told]
+        errors = [_error_of(row) if _is_error(row) else None for row in rows]
+        columns[name] = [None if each is None else f"{each['code']}: {each['message']}" for each in errors]
         return columns
 
     def _columns_of(self, rows: list[Any]) -> dict[str, list[Any]]:

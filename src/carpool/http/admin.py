@@ -236,8 +236,8 @@ class Admin:
 
     def _failure(self, status: int, code: str, text: str) -> HttpResponse:
         """Return the answer to an order that was not carried out, or not all of it."""
-        told = {"code": code, "message": text, "workers": self._workers()}
-        return HttpResponse(status, as_json({"error": told}))
+        body = {"code": code, "message": text, "workers": self._workers()}
+        return HttpResponse(status, as_json({"error": body}))
 
     def _workers(self) -> dict[str, dict[str, int]]:
         """Return how many workers each stage of each service has."""

@@ -119,7 +119,7 @@ class Refusal(CarpoolError):
 
 
 class NotReady(Unavailable):
-    """Models of the server do not answer now; the text names them, where clients may know them.
+    """Models of the server do not answer now; the text names them to who may see the names.
 
     Args:
         code: One of `MESSAGES`.
@@ -174,8 +174,8 @@ def error_response(
         message = _OVERLOADED.get(reason, message)
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
-    told = text_for_clients(error, debug=debug)
-    message = message if told is None else told
+    ours = text_for_clients(error, debug=debug)
+    message = message if ours is None else ours
     headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
         message = text_of(error)
@@ -550,5 +550,5 @@ def nothing_here(owner: str, paths: Sequence[str], more: str = "") -> Refusal:
     """
     *first, last = [*paths[:_MOST_NAMED], "others"] if len(paths) > _MOST_NAMED else paths or [""]
     named = f"{', '.join(first)} and {last}" if first else last
-    told = f" {owner} {named}{more}." if paths else ""
-    return Refusal(404, "not_found", text=MESSAGES["not_found"] + told)
+    listed = f" {owner} {named}{more}." if paths else ""
+    return Refusal(404, "not_found", text=MESSAGES["not_found"] + listed)

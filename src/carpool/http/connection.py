@@ -271,7 +271,7 @@ class Connection(AnswerWriter):
         self._set_protocol(self._large_body)
 
     def large_body_received(self, nbytes: int, is_full: bool) -> None:
-        """Tell the reader that more is in the memory of its large body."""
+        """Take note that more is in the memory of the large body."""
         if is_full:
             self._large_body_ended()
         self._reader.large_body_received(nbytes)
@@ -294,7 +294,7 @@ class Connection(AnswerWriter):
             transport.resume_reading()
 
     def send_continue(self) -> None:
-        """Tell a client that waits for a 100 (Continue) to send its body."""
+        """Send a 100 (Continue) to a client that waits for it before it sends its body."""
         self._transport.write(CONTINUE)
 
     def refuse(self, response: HttpResponse) -> None:

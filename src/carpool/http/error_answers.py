@@ -57,8 +57,8 @@ class ErrorAnswers:
         if isinstance(error, ModelError):
             message = printable(text_of(error)).replace("\n", "\\n")
             about["code"] = error.code
-            told = f"{message}\n{printable(error.traceback)}".rstrip()
-            logger.error("request %s: %s", request_id, told, extra=about)
+            line = f"{message}\n{printable(error.traceback)}".rstrip()
+            logger.error("request %s: %s", request_id, line, extra=about)
         elif type(error) is DeadlineExceeded and error.worker_lost:
             about["code"] = error.code
             text = "request %s may have killed its worker, and had no answer when it was to run again: %s"

@@ -413,7 +413,7 @@ class Exchange(Request):
     def tell_part(self, part: object) -> None:
         """Put a part of the answer into HTTP and send it."""
         ask, delivery = self.head.ask, self.delivery
-        assert ask is not None and ask.framing is not None, "parts are told to those who asked for them"
+        assert ask is not None and ask.framing is not None, "parts are sent to those who asked for them"
         assert delivery is not None
         delivery.has_begun = True
         self.write_part(framed(ask.framing, part))
@@ -423,7 +423,7 @@ class Exchange(Request):
         ask, result, delivery = self.head.ask, self.result, self.delivery
         assert ask is not None, "the driver answers only what a model was asked"
         if delivery is not None and delivery.has_begun:
-            assert ask.framing is not None, "parts are told to those who asked for them"
+            assert ask.framing is not None, "parts are sent to those who asked for them"
             self._tell_end(ask, ask.framing)
         elif self.error is not None:
             self.respond(ask.responder.error(self.head, self.error))
@@ -470,8 +470,8 @@ def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
         accept: The format of the entry, JSON or MSGPACK.
         more: Further fields.
     """
-    told = msgspec.json.decode(response.body)["error"]
-    return entries.of_error({**told, "status": response.status, **more}, accept)
+    shown = msgspec.json.decode(response.body)["error"]
+    return entries.of_error({**shown, "status": response.status, **more}, accept)
 
 
 def _part_of(response: CheckedResponse, framing: Framing) -> tuple[bytes | None, ModelError | None]:
@@ -483,8 +483,8 @@ def _part_of(response: CheckedResponse, framing: Framing) -> tuple[bytes | None,
         except ValueError as error:
             text = f"the model wrote an answer that is {error}"
     else:
-        told = f"of status {response.status} and type {kind.decode('latin-1')}"
-        text = f"the model returned a response of its own {told}, after events had begun"
+        about = f"of status {response.status} and type {kind.decode('latin-1')}"
+        text = f"the model returned a response of its own {about}, after events had begun"
     return None, ModelError(text, code="bad_result")
 
 

@@ -173,8 +173,8 @@ async def _written(reading: _Reading, framing: Framing, answers: ErrorAnswers) -
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            told = error if isinstance(error, CarpoolError) else as_model_error(error, "the stream")
-            yield framing.error % error_entry(answers.response(b"", told), JSON)
+            shown = error if isinstance(error, CarpoolError) else as_model_error(error, "the stream")
+            yield framing.error % error_entry(answers.response(b"", shown), JSON)
             return
         yield data
         if part is _END:

@@ -76,7 +76,7 @@ class ProtocolRoutes:
         protocols: In the order in which addresses are given to them.
         endpoints: The models of the app.
         responder: Puts errors into HTTP.
-        problem: Tells why the app could not answer now.
+        problem: Returns why the app could not answer now; None if it could.
         is_patient: Whether items wait while the queue is full.
         root_path: What a proxy puts before each path.
 
@@ -420,7 +420,7 @@ class SubmittedStreams(SubmittedItems):
 
     def __init__(self, exchange: Exchange, submission: Submission, terms: SubmissionTerms) -> None:
         super().__init__(exchange, submission, terms)
-        assert submission.parts is not None, "a submission without a writer is not told in parts"
+        assert submission.parts is not None, "a submission without a writer is not sent in parts"
         self._writer: PartsWriter = submission.parts
         self._has_ended = False
         self._ended: set[int] = set()  # the positions of items whose answers have ended

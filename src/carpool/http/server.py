@@ -332,7 +332,7 @@ class Server:
         stopping.set()
 
     def _announce_end(self) -> None:
-        """Tell probers and clients that the server is about to drain, and begin the delay."""
+        """Announce to probers and clients that the server will drain, and begin the delay."""
         logger.info("SIGTERM: not ready any more; serving for %g s until requests are refused", self.drain_delay_s)
         self._serves_until = asyncio.get_running_loop().time() + self.drain_delay_s
         self.app.announce_end()

@@ -59,36 +59,36 @@ class StatusPages:
         self._document = None
 
     def livez(self, exchange: Exchange) -> None:
-        """Tell that the process is alive."""
+        """Answer 200, since the process is alive."""
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))
 
     def readyz(self, exchange: Exchange) -> None:
-        """Tell whether requests to some model would be answered, and which models do not answer."""
+        """Answer whether some model would answer a request, with the models that would not."""
         self._find_problems(self._app.served, partial(self._respond_readiness, exchange))
 
     def ready_page(self, endpoint: Endpoint) -> Handler:
         """Return the page of the readiness of one model."""
         return lambda exchange: self._find_problems([endpoint], partial(self._respond_model, exchange, endpoint.name))
 
-    def _find_problems(self, endpoints: Sequence[Endpoint], tell: Callable[[dict[str, str]], None]) -> None:
-        """Tell what keeps models from answering, by their names.
+    def _find_problems(self, endpoints: Sequence[Endpoint], then: Callable[[dict[str, str]], None]) -> None:
+        """Call `then` with the reasons why models do not answer, by their names.
 
         Those of `endpoints` that have had no good answer for some time answer an example first.
         """
         problems = self._app.problems()
         idle = [each for each in endpoints if each.name not in problems and each.is_stale(self.idle_check_s)]
         if idle and self._app.unreadiness(problems) is None:
-            self._app.run_beside(self._try_examples(idle, tell))
+            self._app.run_beside(self._try_examples(idle, then))
         else:
-            tell(problems)
+            then(problems)
 
-    async def _try_examples(self, endpoints: Sequence[Endpoint], tell: Callable[[dict[str, str]], None]) -> None:
+    async def _try_examples(self, endpoints: Sequence[Endpoint], then: Callable[[dict[str, str]], None]) -> None:
         found: Sequence[str | None] = ()
         try:
             found = await asyncio.gather(*[endpoint.try_example() for endpoint in endpoints])
         finally:  # `stop` may cancel the check
             tried = {each.name: problem for each, problem in zip(endpoints, found, strict=False) if problem is not None}
-            tell({**self._app.problems(), **tried})
+            then({**self._app.problems(), **tried})
 
     def _respond_readiness(self, exchange: Exchange, problems: dict[str, str]) -> None:
         unready = self._app.unreadiness(problems)
@@ -96,7 +96,7 @@ class StatusPages:
             self._respond_unready(exchange, unready)
             return
         text = "ready\n"
-        if self._may_be_told_models(exchange):
+        if self._may_see_models(exchange):
             text += "".join([f"not ready: {problem}\n" for problem in problems.values()])
         exchange.respond(HttpResponse(200, text.encode(), _TEXT_TYPE))
 
@@ -111,10 +111,10 @@ class StatusPages:
             exchange.respond(HttpResponse(200, b"ready\n", _TEXT_TYPE))
 
     def _respond_unready(self, exchange: Exchange, unready: NotReady) -> None:
-        told = unready if self._may_be_told_models(exchange) else NotReady(unready.code)
-        exchange.respond(self._app.error(exchange.head, told))
+        shown = unready if self._may_see_models(exchange) else NotReady(unready.code)
+        exchange.respond(self._app.error(exchange.head, shown))
 
-    def _may_be_told_models(self, exchange: Exchange) -> bool:
+    def _may_see_models(self, exchange: Exchange) -> bool:
         """Report whether a prober may see the names of models: it has a key, or none is needed."""
         return not self._needs_key or exchange.head.caller != ""
 

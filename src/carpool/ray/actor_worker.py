@@ -198,8 +198,8 @@ class ActorWorker:
             self._end(f"Ray cannot take it: {named_text_of(made)[:_LONGEST_TEXT]}")
             return
         self._actor, self._call, self._avoids = made.actor, made.call, made.avoids
-        told = partial(self._session.from_ray, self._died, order.ticket)
-        made.call.future().add_done_callback(told)
+        died = partial(self._session.from_ray, self._died, order.ticket)
+        made.call.future().add_done_callback(died)
 
     def _look(self) -> None:
         """See to an actor that has not connected yet.

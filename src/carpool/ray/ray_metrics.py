@@ -34,7 +34,7 @@ def where_workers_are(stats: Stats) -> Where:
 
 
 class RayMetrics:
-    """Tells of one service.
+    """Ray's metrics of one service.
 
     Args:
         service: Its name.
@@ -46,7 +46,7 @@ class RayMetrics:
         self._shown: dict[str, set[tuple[tuple[str, str], ...]]] = {}  # by gauge, the tags that stood last
 
     def tell(self, snapshot: ServiceSnapshot, where: Where) -> None:
-        """Tell of a snapshot.
+        """Set and count all metrics by a snapshot.
 
         Args:
             snapshot: The numbers of the service.
@@ -69,15 +69,15 @@ class RayMetrics:
             sizes.append((about, stage.mean_batch_size))
             states += [({**about, "state": state}, n) for state, n in stage.workers.items()]
             for place, hello in where.get(stage.name, {}).items():
-                told = {name: getattr(hello, name) for name in ("host", "node", "actor", "device")}
-                placed.append(({**about, "worker": str(place), **told}, 1))
+                tags = {name: getattr(hello, name) for name in ("host", "node", "actor", "device")}
+                placed.append(({**about, "worker": str(place), **tags}, 1))
         self._show("carpool_queue_length", queued)
         self._show("carpool_mean_batch_size", sizes)
         self._show("carpool_workers", states)
         self._show("carpool_worker_info", placed)
 
     def end(self) -> None:
-        """Tell that there is nothing any more: the service is closed."""
+        """Set all gauges to 0, since the service is closed."""
         for name in self._shown:
             self._show(name, [])
 

@@ -139,11 +139,11 @@ class Session:
         self._thread.start()
 
     def observe(self, stats: Stats) -> None:
-        """Tell Ray's metrics of the service every few seconds, from now on."""
-        told = self._metrics = RayMetrics(self.service)
+        """Write the service into Ray's metrics every few seconds, from now on."""
+        metrics = self._metrics = RayMetrics(self.service)
 
         def tell() -> None:
-            self._errands.put(partial(told.tell, stats.snapshot(self.clock()), where_workers_are(stats)))
+            self._errands.put(partial(metrics.tell, stats.snapshot(self.clock()), where_workers_are(stats)))
             self._telling = self._loop.call_later(TELL_EVERY_S, tell)
 
         tell()

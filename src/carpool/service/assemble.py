@@ -242,15 +242,15 @@ def _setup(
     stage = service.stages[index]
     root = logging.getLogger()
     adapters = adapters_of(service.routes) if stage is service.graph[0] else ()
-    told = program.describe()
+    described = program.describe()
     if is_elsewhere:  # where the file of the main program need not be
-        told = msgspec.structs.replace(told, main_name=None, main_file=None)
+        described = msgspec.structs.replace(described, main_name=None, main_file=None)
     packed = b""
     if _is_sent(stage):
         spots = spots_of(service.graph, service.gives)[0][index]
         packed = program.pack_model(stage.model, stage.kwargs, adapters, spots, has_main=not is_elsewhere)
     return Setup(
-        program=told,
+        program=described,
         model=packed,
         stage=stage.name,
         place=0,

@@ -19,7 +19,7 @@ class Site(Protocol):
         """Makes a worker for a place; it is called like `WorkerProcess`."""
 
     def observe(self, stats: Stats) -> None:
-        """Tell the cluster's own metrics of the service from now on, which has started."""
+        """Add the service, which has started, to the cluster's own metrics from now on."""
 
     async def close(self) -> None:
         """Let go of the cluster, once all workers have ended."""

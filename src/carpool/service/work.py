@@ -73,8 +73,8 @@ def work(service: Declaration, stage: Stage, way: remote.Way, wait_s: float) -> 
 
     def read_setup(frame: Frame) -> tuple[Setup, FindModel]:
         """Return what the service says, and what finds the model: it is here already."""
-        told = msgspec.msgpack.decode(frame.payloads[0], type=Setup)  # type: ignore[arg-type]
-        setup = msgspec.structs.replace(told, program=own)
+        sent = msgspec.msgpack.decode(frame.payloads[0], type=Setup)  # type: ignore[arg-type]
+        setup = msgspec.structs.replace(sent, program=own)
         return setup, lambda: (stage.model, stage.kwargs, adapters, spots)
 
     faulthandler.enable()

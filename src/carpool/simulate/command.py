@@ -493,7 +493,7 @@ def _print_table(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the user wants to be simulated; texts are read by the file that knows their form.
+    """The run that the user wants; each text is read by the module of its subject.
 
     Attributes:
         policy: The policies, separated by commas: adaptive, greedy, static:10ms,

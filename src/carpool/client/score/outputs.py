@@ -321,8 +321,8 @@ class SheetRows:
         else:
             what = "is no object, and the CSV file has a column for each field"
         message = f"the answer {what}: NDJSON and Parquet have room for all answers"
-        told = {"code": "bad_result", "message": message, "status": 500, _RESULT: value}
-        return Answer(entries.of_error(told), True)
+        error = {"code": "bad_result", "message": message, "status": 500, _RESULT: value}
+        return Answer(entries.of_error(error), True)
 
     def written(self, answers: Sequence[Answer]) -> list[bytes]:
         """Return a row for each answer, the first one with the header; none while all have

@@ -69,13 +69,13 @@ def failed(error: BaseException) -> Answer:
     if not isinstance(error, CarpoolError):
         error = CarpoolError(text_of(error))
     response = error_response(error, error.request_id, debug=True)
-    told = msgspec.json.decode(response.body)
+    shown = msgspec.json.decode(response.body)
     if isinstance(error, ModelError) and error.type_name:  # who scores a file may see it: it is their model
-        told["error"]["message"] = ": ".join(filter(None, (error.type_name, told["error"]["message"])))
-    told["error"]["status"] = response.status
-    if not told["error"]["request_id"]:
-        del told["error"]["request_id"]
-    return Answer(_encode(told), True)
+        shown["error"]["message"] = ": ".join(filter(None, (error.type_name, shown["error"]["message"])))
+    shown["error"]["status"] = response.status
+    if not shown["error"]["request_id"]:
+        del shown["error"]["request_id"]
+    return Answer(_encode(shown), True)
 
 
 class _Unfit:

@@ -117,8 +117,8 @@ _read_error = msgspec.json.Decoder(_Error).decode
 
 def shown_in(response: HttpResponse) -> ShownError:
     """Return the error of a response of the app, as docs/http.md describes it."""
-    told = _read_error(response.body).error
-    return ShownError(response.status, told.code, told.message, told.request_id)
+    found = _read_error(response.body).error
+    return ShownError(response.status, found.code, found.message, found.request_id)
 
 
 class PartsWriter(Protocol):

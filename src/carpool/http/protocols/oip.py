@@ -191,18 +191,18 @@ class _ServedTables:
         return self._inputs is not None and self._model.formats.holds(OBJECT, ARRAYS)
 
     def ready(self, request: ProtocolRequest) -> HttpResponse:
-        """Tell whether the model can answer."""
+        """Answer whether the model is ready."""
         problem = request.problem or self._model.problem
         if problem is not None:
             return as_response({"name": self._model.name, "ready": False, "error": problem}, status=503)
         return as_response({"name": self._model.name, "ready": True})
 
     def stats(self, request: ProtocolRequest) -> HttpResponse:
-        """Tell what the model has done so far."""
+        """Answer with the counts of the model's work so far."""
         return as_response(_statistics_of([self._model]))
 
     def metadata(self, request: ProtocolRequest) -> HttpResponse:
-        """Tell the names, types and shapes of the tensors."""
+        """Answer with the names, types and shapes of the tensors."""
         inputs, outputs = self._tables()
         return as_response(
             {
@@ -215,7 +215,7 @@ class _ServedTables:
         )
 
     def config(self, request: ProtocolRequest) -> HttpResponse:
-        """Tell the same, and how large batches may be, as Triton does."""
+        """Answer with the same, and with the largest batch, as Triton does."""
         inputs, outputs = self._tables()
         most = self._model.service.stages[0].max_batch_size
         return as_response(

@@ -93,9 +93,9 @@ class OpenAI(HttpProtocol):
     def error(self, error: ShownError) -> HttpResponse:
         """Return an error as OpenAI has them; with a header that says whether to try again."""
         status = 400 if error.status == UNPROCESSABLE else error.status
-        told = {"message": error.message, "type": _type_of(status), "param": None, "code": error.code}
+        shown = {"message": error.message, "type": _type_of(status), "param": None, "code": error.code}
         should_retry = b"true" if status in _RETRIED else b"false"
-        return as_response({"error": told}, status)._replace(headers=((b"x-should-retry", should_retry),))
+        return as_response({"error": shown}, status)._replace(headers=((b"x-should-retry", should_retry),))
 
 
 def _type_of(status: int) -> str:

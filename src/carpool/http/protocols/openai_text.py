@@ -193,8 +193,8 @@ def submission_of(
     """
     prompts = form.prompts(parameters)
     _check_size(model.allowance(nbytes), parameters, len(prompts) or 1, wishes.n, nbytes)
-    told = ({**parameters, "prompt": each} for each in prompts) if prompts else [parameters]
-    items = [item for each in told for item in _items_of(kind, each, wishes.n)]
+    of_prompts = ({**parameters, "prompt": each} for each in prompts) if prompts else [parameters]
+    items = [item for each in of_prompts for item in _items_of(kind, each, wishes.n)]
     about = About(form, form.prefix + secrets.token_hex(12), created, model.name)
     n = sum(form.prompt_tokens(item, partial(count_tokens, counter)) for item in items[:: wishes.n])
     terms = ChoiceTerms(items[0].stop, items[0].max_tokens, counter) if items else ChoiceTerms([], None, None)
@@ -267,7 +267,7 @@ class About:
     created: int
     model: str
 
-    def told(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def as_object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """Return an answer, or a piece of it."""
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices, **more}
@@ -287,7 +287,7 @@ def _respond(about: About, prompt_tokens: int, terms: ChoiceTerms, results: list
         text = "".join([*map(choice.add, result if is_yielded else [result]), choice.end()])
         n += choice.tokens
         choices.append({"index": index, **about.form.choice(text), "finish_reason": choice.finish_reason})
-    return as_response(about.told(about.form.kind, choices, usage=_usage(prompt_tokens, n)))
+    return as_response(about.as_object(about.form.kind, choices, usage=_usage(prompt_tokens, n)))
 
 
 def delta_of(part: Any) -> Delta:
@@ -436,7 +436,7 @@ class Chunks:
             terms = replace(terms, count=None)  # nobody asks, and an endless text would be kept
         self._choices = [Choice(terms, is_yielded) for _ in range(n)]
         self._prompt_tokens = prompt_tokens
-        self._tells_usage = tells_usage
+        self._sends_usage = tells_usage
 
     def part(self, index: int, part: Any) -> bytes:
         """Return a part of a choice as a chunk."""
@@ -461,22 +461,22 @@ class Chunks:
     def close(self) -> bytes:
         """Return what says that the answer is whole."""
         usage = b""
-        if self._tells_usage:
+        if self._sends_usage:
             n = sum(choice.tokens for choice in self._choices)
-            told = self._about.told(self._about.form.chunk_kind, [], usage=_usage(self._prompt_tokens, n))
-            usage = b"data: %b\n\n" % _encode(told)
+            last = self._about.as_object(self._about.form.chunk_kind, [], usage=_usage(self._prompt_tokens, n))
+            usage = b"data: %b\n\n" % _encode(last)
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: ShownError) -> bytes:
         """Return what a broken answer ends with; no `[DONE]` follows."""
         kind = "rate_limit_error" if error.status == 429 else "server_error"
-        told = {"message": error.message, "type": kind, "param": None, "code": error.code}
-        return b"data: %b\n\n" % _encode({"error": {**told, "request_id": error.request_id}})
+        shown = {"message": error.message, "type": kind, "param": None, "code": error.code}
+        return b"data: %b\n\n" % _encode({"error": {**shown, "request_id": error.request_id}})
 
     def _chunk(self, index: int, text: str, finish_reason: str | None = None) -> bytes:
         choice, form = self._choices[index], self._about.form
         content = form.delta(text, is_first=not choice.has_begun)
         choice.has_begun = True
-        usage = {"usage": None} if self._tells_usage else {}
-        told = {"index": index, **content, "finish_reason": finish_reason}
-        return b"data: %b\n\n" % _encode(self._about.told(form.chunk_kind, [told], **usage))
+        usage = {"usage": None} if self._sends_usage else {}
+        of_choice = {"index": index, **content, "finish_reason": finish_reason}
+        return b"data: %b\n\n" % _encode(self._about.as_object(form.chunk_kind, [of_choice], **usage))
