@@ -1,4 +1,4 @@
-"""What batch functions over `def` and over `async def` have in common.
+"""The common part of batch functions over `def` and over `async def`.
 
 These are their settings, how they behave as methods, copies and pickles, and how they call the
 user's function.
@@ -89,7 +89,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Shares(NamedTuple):
-    """What the items of one call count for in batches.
+    """The sizes of the items of one call in batches.
 
     Attributes:
         sizes: How much of a batch each takes up; None if each counts as one.
@@ -249,7 +249,7 @@ class Settings:
             ValueError: The priority is not a whole number from -100 to 100.
             ModelError: A size or length function did not return a whole number from 0 on, or a key
                 function no key.
-            Exception: What such a function raises, and what `pieces` raises.
+            Exception: Such a function, or `pieces`, raised it.
         """
         lanes = [Lane(valid_priority(priority), None, 0)] * len(items) if priority else None
         if self.each_counts_as_one:

@@ -263,7 +263,8 @@ class BatchSettings(TypedDict, total=False):
 
 
 class Results(Protocol[B_co]):
-    """What a function over lists returns: a list, or an array or tensor whose rows are results."""
+    """The results of a function over lists: a list, or an array or tensor whose rows are
+    results."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[B_co]: ...

@@ -61,7 +61,7 @@ class _Drivers:
             `__call__` sees that it runs in this thread; else None.
         closed_because: Why there are to be no more calls; None while there may be.
         ends: For each loop, the task that closes its driver.
-        gone: What was done on loops that are closed.
+        gone: The counts of loops that are closed.
     """
 
     __slots__ = ("by_loop", "closed_because", "ends", "gone", "latest")
@@ -163,7 +163,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             Overloaded: The item could not be answered within `slo_s`, and the policy refuses such
                 items.
             RuntimeError: This is a call from inside the function itself.
-            Exception: What the function raised. Each caller of a batch that raised gets it.
+            Exception: The function raised it. Each caller of a batch that raised gets it.
         """
         if self._asks_many or priority:
             return (await self.many([x], priority=priority))[0]
@@ -242,7 +242,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
         Raises:
             RuntimeError: This is a call from inside the function itself.
-            Exception: What the model's `teardown` raised.
+            Exception: The model's `teardown` raised it.
         """
         drivers, loop = self._drivers, asyncio.get_running_loop()
         around = _drivers_around()

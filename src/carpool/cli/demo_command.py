@@ -33,7 +33,7 @@ _START_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients got.
+    """The answers that the clients got.
 
     Attributes:
         answers: The answers, by the index of the image.
@@ -173,7 +173,7 @@ def _report(
 
     Args:
         console: Where to print.
-        tally: What the clients got.
+        tally: The answers that the clients got.
         took_s: How many seconds it took.
         sizes: The numbers of requests and of batches.
         alone: The answers of the model alone, one for each image.

@@ -149,8 +149,8 @@ async def profiled(
     """Return what the batches of each stage cost, first to last.
 
     Args:
-        service: What is measured. The first stage gets its model's examples, and each later one
-            what comes to it of them.
+        service: The service that is measured. The first stage gets its model's examples, and each
+            later one what comes to it of them.
         runs: How many batches of each size are timed; the median counts.
         most_s: The longest time for one size, in seconds, once it has been timed three times.
         threads: How many threads BLAS and OpenMP have in the worker, where the stage's `env` or
@@ -190,7 +190,7 @@ class _Profiler:
     to it.
 
     Attributes:
-        costs: What the batches of each stage cost, by its name.
+        costs: The costs of the batches of each stage, by its name.
     """
 
     def __init__(

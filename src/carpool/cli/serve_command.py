@@ -91,10 +91,10 @@ def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Conf
     """Make the server, or exit with an error.
 
     Args:
-        services: What it serves.
+        services: Those that it serves.
         chosen: Its settings.
-        found: What the environment, the file and `--set` change of services and stages.
-        of_cluster: What `--set` says of stages on a cluster.
+        found: The changes of services and stages in the environment, the file and `--set`.
+        of_cluster: The settings of stages on a cluster from `--set`.
     """
     try:
         from carpool.http.serve import check_port, new_server

@@ -108,7 +108,7 @@ def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoRetu
     Where the log is JSON, the line is, too, with the traceback in it.
 
     Args:
-        text: What is wrong, and what to change.
+        text: The mistake, and its remedy.
         status: The exit status.
         traceback: That of the user's code, if it has raised; it is shown before the text.
     """
@@ -181,7 +181,7 @@ def server_url(url: str | None, *, admin: bool = True) -> str:
     """Return the address of the server to ask; by default the one that the settings here give it.
 
     Args:
-        url: What the command was given; None for nothing.
+        url: The address that the command was given; None for none.
         admin: Whether to prefer its address for orders and pages of its operators.
     """
     if url is not None:
@@ -231,7 +231,7 @@ def send(
         method: Of the request.
         path: Below the URL.
         key: An API key; empty if the server needs none.
-        order: What is sent as JSON; None for nothing.
+        order: The body, which is sent as JSON; None for none.
         timeout_s: For how long the server may be silent.
 
     Raises:

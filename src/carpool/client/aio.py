@@ -196,8 +196,8 @@ class AsyncClient:
             priority: From -100 to 100. Larger goes first.
 
         Raises:
-            CarpoolError: What a Python caller of the service would get; its `request_id` is in the
-                server's log.
+            CarpoolError: The one that a Python caller of the service would get; its `request_id` is
+                in the server's log.
             ValidationError: The answer is not of type `as_type`, besides.
             TypeError: The item cannot be written.
         """
@@ -278,7 +278,7 @@ class AsyncClient:
             Unavailable: The answer broke off; items for which there is no answer may have been run.
             ValueError: An item holds NaN or an infinity, which lines of JSON cannot express;
                 `predict` sends them.
-            BaseException: What the input has raised.
+            BaseException: The input has raised it.
         """
         async with aclosing(self.bunches(xs, as_type, priority, timeout_s)) as bunches:
             async for bunch in bunches:

@@ -1,4 +1,4 @@
-"""What a client sends and understands: items and results, and the errors in answers. Sans-IO."""
+"""The messages of a client: items and results, and the errors in answers. Sans-IO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of tables returns, one answer for each row.
+"""The answers of a model of tables, one for each row.
 
 The answers are counted, cut up for the requests, turned into plain values, and written in the
 format that the client wants. An exception in the place of a row's answer, or within it, is that
@@ -73,7 +73,7 @@ def with_errors(values: list[Any], what: str) -> list[Any]:
 
     Args:
         values: Plain values, as `plain` returns them.
-        what: What has returned them, as the subject of a sentence.
+        what: Their maker, as the subject of a sentence.
     """
     if set(map(type, values)) <= _SCALARS:
         return values

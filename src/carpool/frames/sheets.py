@@ -133,7 +133,7 @@ class Cell(NamedTuple):
     Attributes:
         row: Its row, counted from 1 below the header.
         column: The name of its column.
-        text: What stands in it.
+        text: Its content.
     """
 
     row: int

@@ -74,7 +74,7 @@ class TableModel(Model):
     produces = (CSV, JSON, MSGPACK, ARROW)
 
     body_type: ClassVar[Any]
-    """What a body is in JSON and msgpack: one record, or a list of them."""
+    """The type of a body in JSON and msgpack: one record, or a list of them."""
 
     _library: ClassVar[Library]
     _readers: ClassVar[_Records]
@@ -119,7 +119,7 @@ class _Values(NamedTuple):
         records: One for each row.
         names: The columns of the frame.
         is_single: Whether they were sent as one record.
-        allowance: What may still be made of the body.
+        allowance: The remaining limits of the body.
     """
 
     records: list[Any]

@@ -49,7 +49,7 @@ _ALLOWED_HEADERS = (
 _EXPOSED_HEADERS = b"x-request-id, retry-after, server-timing"
 _PREFLIGHT_S = b"600"
 LOCAL_NAMES: Final = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
-"""What a browser on the same machine calls a server that listens on a loopback address."""
+"""The names by which a browser on the same machine calls a server on a loopback address."""
 
 
 class Access:
@@ -61,7 +61,7 @@ class Access:
             `*.example.com` or `[::1]`; empty if any will do.
         origins: The sites whose pages may ask, such as `https://example.com`; `*` for all.
         is_readyz_open: Whether `/readyz` needs no key, as `/livez` never does.
-        prefix: What stands before each path, as of a proxy.
+        prefix: The path of a proxy, which stands before each path.
 
     Attributes:
         wanted_headers: The headers that it looks at.

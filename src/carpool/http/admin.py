@@ -48,7 +48,7 @@ REMOVE_SERVICE = b"/admin/services/remove"
 
 
 class ReloadOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """What is to be reloaded.
+    """An order to reload services.
 
     Attributes:
         service: The name of a service; None for all.
@@ -125,7 +125,7 @@ class Admin:
 
     @property
     def routes(self) -> dict[bytes, Callable[[Exchange], None]]:
-        """What answers to POST, by path."""
+        """The functions that answer to POST, by path."""
         return {
             RELOAD: self._reload,
             SCALE: self._scale,

@@ -67,7 +67,7 @@ class App:
     """An HTTP app for one or several services, to run under `carpool serve` or any ASGI server.
 
     Args:
-        services: What to serve; the first service also answers at `/predict`.
+        services: Those to serve; the first one also answers at `/predict`.
         when_full: "refuse" a request with 429 while the queue is full, or let it "wait" until its
             deadline.
         timeout_status: Status of a missed deadline, 504 or 408.
@@ -75,7 +75,7 @@ class App:
         debug: Whether error bodies show the texts of user exceptions.
         idle_check_s: Once there has been no good answer for this long, `/readyz` runs an example
             through the model.
-        output: What to do with each line that a worker prints.
+        output: Takes each line that a worker prints.
         join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
             socket. Only one of the services can have such stages.
         on: Where worker processes run: "ray", or a `carpool.ray.Cluster`; None for this machine.
@@ -84,7 +84,8 @@ class App:
         allow_host: The names by which clients may call the server; empty if any will do.
         cors_origin: The sites whose pages may ask; empty for none but the server's own.
         open_readyz: Whether `/readyz` needs no key, as `/livez` never does.
-        root_path: What a proxy puts before each path, such as `/api`; it may also cut it off.
+        root_path: The path that a proxy puts before each address, such as `/api`; it may also cut
+            it off.
         has_admin_address: Whether the pages for those who run the server are at another address.
         access_log: The share of requests that get a line in the log `carpool.access`, from 0 to 1;
             errors always do, probes that are answered 200 never.
@@ -105,7 +106,7 @@ class App:
         observer: Watches requests and their answers; None if nothing asks for it.
         request_ids: Gives ids to requests that bring none.
         own_metrics: The metrics that models have of their own; None if nobody collects them.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
         is_tls: Whether the server that runs it speaks TLS; the server says so.
         wanted_headers: The headers that the app or one of its protocols looks at.
         endpoints: The services as the app serves them, in order.
@@ -116,11 +117,11 @@ class App:
         coming: Services that are being started while the others run, and are not served yet.
         is_leaving: Whether the app still answers, but will be drained in a moment.
         admin: Changes the services while they run.
-        on_new_routes: What is called when services have been added or removed.
+        on_new_routes: Functions that are called when services have been added or removed.
         shares: The `share` of each service.
         connection_shares: How many connections of our own server each service has; None under
             another one.
-        routes: What answers, by path and method.
+        routes: The functions that answer, by path and method.
 
     Raises:
         ValueError: A setting is out of range, or two services have one name.
@@ -534,7 +535,7 @@ class App:
         """Return why no request should be sent to the app now; None if one service would answer.
 
         Args:
-            problems: What keeps services from answering.
+            problems: The reasons why services do not answer.
         """
         if self._draining or self.is_leaving:
             return NotReady("draining")
@@ -558,7 +559,7 @@ _LARGEST_BODY = 64 * 1024
 
 
 class AdminApp:
-    """What a connection asks of an app, for the pages that are not for everybody.
+    """The app of a connection to the pages that are not for everybody.
 
     Args:
         app: The app whose pages these are.
@@ -571,7 +572,7 @@ class AdminApp:
         access: Who may ask.
         observer: Watches requests and their answers.
         request_ids: Gives ids to requests that bring none.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
         shares: Nothing, as these pages are of no service.
     """
 

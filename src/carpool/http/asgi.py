@@ -31,7 +31,7 @@ _WATCH_AFTER_S = 0.005  # most answers are quicker, and watching whether the cli
 
 
 class ServedApp(Protocol):
-    """What this front asks of an app. See `App`, of which there is only one kind."""
+    """The app as this front sees it; there is one kind, `App`."""
 
     max_body_bytes: int
     wants_heads: bool

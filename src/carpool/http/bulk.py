@@ -78,7 +78,7 @@ class BulkItems(ExchangeItems):
 
     Args:
         exchange: Is answered line by line.
-        ask: What is asked of which model.
+        ask: The wish of the request, and the model that is asked.
         driver: Of the model.
         window: How many items may be inside at a time.
         longest: Bytes of the longest line.

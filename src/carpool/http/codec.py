@@ -544,7 +544,7 @@ def nothing_here(owner: str, paths: Sequence[str], more: str = "") -> Refusal:
     """Return the refusal of an address at which there is nothing.
 
     Args:
-        owner: What has other addresses, with the verb.
+        owner: The owner of other addresses, with the verb.
         paths: These addresses, of which the text names some.
         more: How the sentence goes on.
     """

@@ -49,7 +49,7 @@ class Endpoint:
 
     Args:
         service: The declaration of the service.
-        output: What to do with each line that a worker prints.
+        output: Takes each line that a worker prints.
         join: Where its workers join; None if none do.
         on: Where its worker processes run; None for this machine.
         is_first: Whether the service is the first one of its app.
@@ -164,7 +164,7 @@ BULK_TYPES = frozenset(
 """The content types of bodies with an item in each line."""
 
 MANY = "/many"
-"""What follows the path of an address where a body is a list of what it is there."""
+"""The end of the address at which a body is a list of items, behind the path for one item."""
 
 
 @dataclass(frozen=True, slots=True)

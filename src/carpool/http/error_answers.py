@@ -72,7 +72,7 @@ class ErrorAnswers:
 
 
 class HasErrorHandlers(Protocol):
-    """What `install_error_handlers` asks of an app: a FastAPI or Starlette app is one."""
+    """An app that takes error handlers, such as one of FastAPI or Starlette."""
 
     def add_exception_handler(self, exc_class_or_status_code: Any, handler: Any) -> None:
         """Have errors of a class answered by a handler."""

@@ -130,7 +130,7 @@ class ServedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What `App.admit` makes of the head of a request for a model.
+    """The wish of a request for a model, as `App.admit` reads it off its head.
 
     Attributes:
         endpoint: The model.
@@ -168,10 +168,11 @@ class Head:
         method: As received.
         path: As received, without the query.
         headers: By name in lower case; only those in `WANTED_HEADERS` and what the front needs.
-        query: What follows the `?` of the address; kept only by an app that `wants_heads`.
+        query: The part of the address behind the `?`; kept only by an app that `wants_heads`.
         fields: All headers; kept only by an app that `wants_heads`.
         route: Answers the request; set by `App.admit`.
-        ask: What is asked of which model; set by `App.admit`, None for the app's own pages.
+        ask: The wish of the request, and the model that is asked; set by `App.admit`, None for the
+            app's own pages.
         model: The model that is asked; None for pages, and where the body will say it.
         caller: The name of the key with which it is asked; empty where keys are not needed.
         extra: Headers that each answer to it has; set by `App.admit`.
@@ -242,7 +243,7 @@ class Exchange(Request):
     Attributes:
         head: The request's head; its body is the item.
         delivery: How far its answer in parts has come on its way; None if it has none.
-        notes: What is noted of it; only an app with an `Observer` sets it.
+        notes: The notes of its times and stages; only an app with an `Observer` sets it.
     """
 
     __slots__ = ("delivery", "head", "notes")
@@ -294,7 +295,7 @@ class Exchange(Request):
             responder: Compresses it, and puts an error into HTTP.
             nbytes: How many bytes the results have of which it is made.
             make: Makes the response; it may raise anything.
-            what: What makes it, for the log.
+            what: The maker, for the log.
         """
         if nbytes < LARGE:
             self.respond(self._made(responder, make, what))
@@ -317,7 +318,7 @@ class Exchange(Request):
         Args:
             responder: Answers for what a thread raises.
             nbytes: Of how many bytes something is made.
-            work: What is to be done; it uses nothing that belongs to the loop.
+            work: Does the work; it uses nothing that belongs to the loop.
             then: Goes on with the result.
         """
         if nbytes < LARGE:
@@ -499,7 +500,7 @@ class RequestIds:
     and an object less are the difference between a cost that can be measured and one that cannot.
 
     Attributes:
-        start: What all ids begin with.
+        start: The beginning of all ids.
         next_number: Returns what follows it in the next id.
     """
 
@@ -540,7 +541,7 @@ class InStage:
 
 
 class Notes:
-    """What is noted of one request while it is inside.
+    """The notes of one request while it is inside.
 
     Attributes:
         began: When the app got it.

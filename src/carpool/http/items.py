@@ -160,7 +160,7 @@ class ItemList(ExchangeItems):
 
     Args:
         exchange: Is answered once all items are.
-        ask: What is asked of which model.
+        ask: The wish of the request, and the model that is asked.
         bodies: Of the items.
         deadline: Of all of them.
         patient: Whether they wait while the queue is full.

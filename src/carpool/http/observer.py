@@ -1,4 +1,4 @@
-"""What an answer gets on its way out besides being written: an id, times, a line in the log, spans.
+"""Adds to an answer on its way out: an id, times, a line in the log, spans.
 
 An app has an `Observer` only where something of this is asked for. Then answers take the long way
 through `Connection._write`, and each request carries `Notes`. Otherwise nothing here is called.
@@ -49,7 +49,8 @@ class Lines(NamedTuple):
 
     Attributes:
         share: How many of the others, from 0 to 1; probes that are answered 200 never do.
-        slow_s: What takes longer than this gets one, whatever the share; infinity for nothing.
+        slow_s: A request that takes longer than this gets one, whatever the share; infinity for
+            nothing.
     """
 
     share: float

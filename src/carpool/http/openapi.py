@@ -80,10 +80,10 @@ def document(
     """Return the OpenAPI document of an app.
 
     Args:
-        endpoints: What the app serves.
+        endpoints: The services of the app.
         timeout_status: Status of a missed deadline.
         max_body_bytes: Size of the largest request body.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
         needs_key: Whether a key has to be sent.
         of_protocols: The addresses of protocols.
     """
@@ -357,11 +357,11 @@ def overview(
     """Return the page.
 
     Args:
-        endpoints: What the app serves.
+        endpoints: The services of the app.
         pages: The addresses of the app's own pages.
         of_protocols: The addresses of protocols.
         host: Under which name and port the client has asked; empty if it has not said.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
         is_tls: Whether the server speaks TLS.
         needs_key: Whether clients have to send a key.
     """

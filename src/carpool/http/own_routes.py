@@ -52,7 +52,7 @@ async def stream_response(
             return await carpool.http.stream_response(parts, request=request)
 
     Args:
-        parts: What `predict_stream` returned, not yet entered, or another asynchronous iterator,
+        parts: The result of `predict_stream`, not yet entered, or another asynchronous iterator,
             for example a generator that awaits a batched function.
         request: The request of the route, whose body has been read. It says what `accept` is, and
             whether the client leaves before the first part.

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class _Found(NamedTuple):
-    """What answers at a path with a method, and the model that is asked, if the path says it."""
+    """The route at a path with a method, and the model that is asked, if the path says it."""
 
     protocol: HttpProtocol
     route: ProtocolRoute
@@ -78,7 +78,7 @@ class ProtocolRoutes:
         responder: Puts errors into HTTP.
         problem: Returns why the app could not answer now; None if it could.
         is_patient: Whether items wait while the queue is full.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
 
     Attributes:
         headers: The names of further headers that the protocols read.
@@ -353,7 +353,7 @@ class SubmittedItems(ExchangeItems):
 
     Args:
         exchange: Gets the response.
-        submission: What the protocol has submitted.
+        submission: The items that the protocol has submitted.
         terms: On which its items are run.
 
     Raises:
@@ -500,7 +500,7 @@ def _failure_of(error: BaseException, what: str) -> CarpoolError:
     """Return as what a request fails of which the answer could not be written.
 
     Args:
-        error: What was raised.
+        error: The error that was raised.
         what: The code that raised it, as the subject of a sentence.
     """
     if isinstance(error, CarpoolError):

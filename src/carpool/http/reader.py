@@ -118,7 +118,7 @@ class RequestReader:
         """Read bytes, and return those that have to wait for their turn.
 
         Args:
-            data: What came.
+            data: The bytes that came.
             raw_head: The head with which `data` begins, blank line and all, if that is known.
         """
         self.at_request_start = False

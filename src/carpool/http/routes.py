@@ -66,10 +66,10 @@ class AppView(ErrorResponder, Protocol):
 
     Attributes:
         endpoints: The services as the app serves them, in order.
-        routes: What answers, by path and method.
+        routes: The functions that answer, by path and method.
         max_body_bytes: Size of the largest request body.
         accepts_compressed: Whether compressed request bodies are read.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
         is_tls: Whether the server that runs it speaks TLS.
         access: Who may ask; None if everybody may.
         observer: Watches requests and their answers; None if nothing asks for it.
@@ -125,7 +125,7 @@ class HeadAdmission:
     Args:
         app: The app whose addresses they are.
         models: Answers at the addresses of models.
-        routes: What answers, by path and method.
+        routes: The functions that answer, by path and method.
         access: Who may ask; None if everybody may.
         protocols: Has further addresses; None where there are none.
     """
@@ -312,7 +312,7 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 Handler = Callable[[Exchange], None]
 """Answers an exchange, now or later."""
 Target = tuple[Handler, Endpoint | None, Address | None]
-"""What answers at an address; at the address of a model also the model and the `Address`."""
+"""The function at an address; at the address of a model also the model and the `Address`."""
 Routes = dict[bytes, dict[bytes, Target]]
 """By path and method, what answers."""
 
@@ -333,8 +333,8 @@ def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Handler, 
     Args:
         routes: The table.
         endpoints: The models.
-        predict: What answers where a body is an item.
-        predict_list: What answers where a body is a list of items.
+        predict: Answers where a body is an item.
+        predict_list: Answers where a body is a list of items.
 
     Raises:
         ValueError: Something else answers at one of the addresses.
@@ -355,7 +355,7 @@ def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
     Args:
         routes: The table, of addresses for clients.
         for_operators: Those for the ones who run the server, which are added.
-        root_path: What a proxy puts before each path; empty for nothing.
+        root_path: The path that a proxy puts before each address; empty for nothing.
     """
     if root_path:
         routes.update({root_path.encode() + path: methods for path, methods in routes.items()})
@@ -379,7 +379,7 @@ class WhatIsThere(NamedTuple):
     """The answer to a client that asked at an address where nothing is.
 
     Attributes:
-        owner: What has other addresses, with the verb.
+        owner: The owner of other addresses, with the verb.
         paths: These addresses.
         more: How the sentence goes on.
     """
@@ -395,7 +395,7 @@ def what_is_there(routes: Routes, root_path: str) -> WhatIsThere:
 
     Args:
         routes: The table.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
     """
     targets = [target for methods in routes.values() for target in methods.values()]
     paths = dict.fromkeys(address.path for _, _, address in targets if address is not None and not address.is_list)

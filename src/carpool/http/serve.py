@@ -67,7 +67,7 @@ def serve(*services: Service, **settings: Unpack[ServerSettings]) -> None:
     models.
 
     Args:
-        services: What to serve. The first one answers at /predict, and each at
+        services: Those to serve. The first one answers at /predict, and each at
             /models/NAME/predict.
         settings: Those of `carpool serve`, such as `host="0.0.0.0"`, `port=8000` and
             `api_keys="keys.txt"`; "Settings" in the docs has them all. `log` and `log_level` do
@@ -110,7 +110,7 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
     """Make the server that some settings describe. Nothing is bound or started here.
 
     Args:
-        services: What it serves.
+        services: Those that it serves.
         settings: Its own; those that are left out have their defaults.
         on: Where worker processes run; None for what the settings say.
 
@@ -281,7 +281,7 @@ def why_not_bound(error: OSError, settings: ServerSettings, named: Callable[[str
     """Return why a server cannot listen, and what to do about it.
 
     Args:
-        error: What binding raised.
+        error: The error that binding raised.
         settings: Of the server.
         named: Returns how the user writes a setting.
     """

@@ -37,10 +37,10 @@ class _ServedAddress:
 
     Attributes:
         listener: Where.
-        app: What is served.
+        app: The app that is served.
         tls: The server's certificate; None where TLS is not spoken.
-        sock: What it listens on, once it is bound.
-        state: What its connections share, once it accepts any.
+        sock: The socket on which it listens, once it is bound.
+        state: The state that its connections share, once it accepts any.
         server: Accepts connections.
     """
 
@@ -128,7 +128,7 @@ class Server:
     """Serves one app, at one address or with another one for those who run it.
 
     Args:
-        app: What to serve.
+        app: The app to serve.
         host: The address to bind, unless there is a `listener`.
         port: The port to bind; 0 takes a free one.
         limits: How much one client may take up.
@@ -137,10 +137,10 @@ class Server:
         admin: Where those who run the server ask, and what is served there.
 
     Attributes:
-        app: What is served.
+        app: The app that is served.
         listener: Where the server listens.
         admin_listener: Where those who run it ask; None if that is no address of its own.
-        sockets: What the server listens on; empty until `bind`.
+        sockets: Those on which the server listens; empty until `bind`.
         watched: The folder whose source files have the services reloaded when they change; None
             for none.
         drain_delay_s: For how long requests are still served after SIGTERM, while `/readyz` says
@@ -177,12 +177,12 @@ class Server:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """What the server listens on; empty until `bind`."""
+        """The sockets on which the server listens; empty until `bind`."""
         return [served.sock for served in self._addresses if served.sock is not None]
 
     @property
     def state(self) -> ServerState | None:
-        """What the connections at its address share; None until it listens."""
+        """The state that the connections at its address share; None until it listens."""
         return self._addresses[0].state
 
     @property

@@ -224,7 +224,7 @@ class Dashboard:
         responder: Puts an error into HTTP.
 
     Attributes:
-        pages: What answers, by path.
+        pages: The functions that answer, by path.
     """
 
     def __init__(self, stats: Callable[[], Sequence[Stats]], responder: ErrorResponder) -> None:

@@ -192,7 +192,7 @@ class ClientConnection(Protocol):
 
 
 class ServerState:
-    """What all connections of one server share.
+    """The state that all connections of one server share.
 
     Args:
         app: Answers the requests.

@@ -121,7 +121,7 @@ class ActorWorker:
 
     @property
     def hello(self) -> Hello | None:
-        """What it has said of itself; None while it has not connected."""
+        """Its own greeting; None while it has not connected."""
         return None if self._joined is None else self._joined.hello
 
     @property

@@ -211,7 +211,7 @@ def options_of(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         stage: As it is declared.
-        changes: What differs from that, as `differing` has returned it.
+        changes: The differences from that, as `differing` has returned it.
     """
     needs = dict(stage.needs)
     if stage.cpus is not None:

@@ -82,7 +82,7 @@ def map_batches(
 
 
 class StageScorer:
-    """What an actor of a dataset does: it runs one stage for the rows that it is given.
+    """An actor of a dataset: it runs one stage for the rows that it is given.
 
     Args:
         stage: The stage, as it runs there.

@@ -58,7 +58,7 @@ def new_app(target: str, cluster: Cluster) -> App:
 
 
 class Replica:
-    """What Serve calls of a replica, besides HTTP."""
+    """The methods of a replica that Serve calls, besides HTTP."""
 
     async def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
         """Return the model's answer to one item; see `AsyncHandle.predict`."""

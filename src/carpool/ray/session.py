@@ -76,7 +76,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the workers of a service ask of the cluster.
+    """The demands of the workers of a service on the cluster.
 
     Attributes:
         needs: By stage, options of its actors in Ray's own words.
@@ -92,7 +92,7 @@ class Session:
 
     Args:
         service: The name of the service.
-        terms: What its workers ask of the cluster.
+        terms: The demands of its workers on the cluster.
         ports: The first and the last port that its gate may have; None for any.
         silence_s: For how long a node may be silent.
         new_worker: Makes a worker; it is called with this session, and then like `WorkerProcess`.
@@ -177,7 +177,7 @@ class Session:
         """Ask for an actor.
 
         Args:
-            order: What is asked for.
+            order: The actor that is asked for.
             is_wanted: Whether it still is, when its turn comes.
             placed: Called on the loop with what has come of it.
         """

@@ -1,4 +1,4 @@
-"""What runs in the actor of a worker: it connects to its service, and is the worker then.
+"""The program of the actor of a worker: it connects to its service, and is the worker then.
 
 Ray places the actor, gives it its process and its environment, and ends it with its coordinator.
 Its constructor loads nothing. It has one call, `live`, which runs on the main thread, as models
@@ -36,7 +36,7 @@ class WayHome(NamedTuple):
         service: The name of the service.
         stage: The name of the stage.
         ticket: Which token is the actor's.
-        token: What it proves itself with, once.
+        token: Its proof, which is good once.
     """
 
     host: str

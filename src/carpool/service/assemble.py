@@ -90,7 +90,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     """Make the parts of a service for the running loop. Nothing is started here.
 
     Args:
-        service: What is to run.
+        service: The service that is to run.
         journal: Records what happens to each request; None to record nothing.
         output: Takes each line that a worker prints.
         site: Where worker processes run; None for this machine.

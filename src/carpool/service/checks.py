@@ -324,8 +324,8 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
 
     Args:
         name: The setting.
-        value: What was given.
-        arguments: What it will be called with, for the error text.
+        value: The given value.
+        arguments: Its arguments in each call, for the error text.
 
     Raises:
         TypeError: It cannot be called, or what it returns has to be awaited.
@@ -340,7 +340,7 @@ def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None
     """Check a policy or the name of one.
 
     Args:
-        policy: What was given.
+        policy: The given policy.
         in_parts: Whether it is for answers in parts.
 
     Raises:
@@ -508,8 +508,8 @@ def _number(value: Any) -> float | None:
 
 
 Key = Callable[[Any], Any] | str
-"""What requests must have in common to share a batch: a function of an item, the name of a field of
-it, or `header:` and the name of an HTTP header."""
+"""The trait that requests must have in common to share a batch: a function of an item, the name of
+a field of it, or `header:` and the name of an HTTP header."""
 
 _HEADER = "header:"
 

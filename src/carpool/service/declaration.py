@@ -72,9 +72,9 @@ class Declaration:
             answers in parts it counts to the first part.
         part_slo_s: How far apart the parts of an answer should be, in seconds; None for no goal.
         max_stream_s: The longest time of an answer in parts, in seconds; infinity for no limit.
-        overload: What a policy that plans pursues while more requests come than can be served:
+        overload: The goal of a policy that plans while more requests come than can be served:
             "goodput" or "latency".
-        share: What is guaranteed to it of a server that it shares with others, in proportion to
+        share: Its guaranteed part of a server that it shares with others, in proportion to
             their shares.
         cpus: The cores that the coordinator is tied to; None for no tie.
         max_parallel_starts: How many workers may load at the same time; None for the default.

@@ -1,4 +1,4 @@
-"""What a service is made of: stages in a row, and between them branches, routes and lists.
+"""The parts of a service: stages in a row, and between them branches, routes and lists.
 
 An element is a stage, a list of elements (a line; an empty one hands its item on), or one of
 `Parallel`, `Route` and `ForEach`. A stage may stand at several places; it is one pool of workers
@@ -454,7 +454,7 @@ def _check_types(line: Line, gives: Any, whose: str) -> tuple[Any, str]:
     Args:
         line: The elements.
         gives: The type of what comes to the first one.
-        whose: What gives it, as text; empty if it comes from the caller.
+        whose: Its origin, as text; empty if it comes from the caller.
 
     Returns:
         The same of what they come to.

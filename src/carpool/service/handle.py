@@ -471,7 +471,7 @@ class AsyncHandle:
         """Return how many items of a stream may be inside at a time.
 
         Args:
-            max_in_flight: What the user says; None for what keeps every worker busy.
+            max_in_flight: The user's number; None for as many as keep every worker busy.
         """
         return window_of(self.service.stages, max_in_flight)
 
@@ -530,7 +530,7 @@ def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> StreamWindo
 
     Args:
         stages: Those of the service.
-        max_in_flight: What the user says; None for what keeps every worker busy.
+        max_in_flight: The user's number; None for as many as keep every worker busy.
 
     Raises:
         ValueError: `max_in_flight` is not a whole number of at least 1.

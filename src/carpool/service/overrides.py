@@ -193,7 +193,7 @@ class BrokenModule(ValueError):
     """A module raised when it was imported.
 
     Attributes:
-        error: What it raised.
+        error: The error that it raised.
     """
 
     def __init__(self, module_name: str, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""What a handle has started, and how that ends.
+"""The running parts of a handle, and how they end.
 
 It ends when the handle closes it, or because the handle or the loop is gone. It has no reference to
 its handle. So a handle that nothing refers to any more is collected, and what it has started is

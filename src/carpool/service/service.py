@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from carpool.service.thread_handle import Handle
 
 FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
-"""What imports the function that serves services over a protocol, at its first use: Python callers
+"""Imports of the functions that serve services over a protocol, at the first use: Python callers
 need no HTTP. `carpool/__init__.py` fills it in, since services do not import the modules that build
 on them."""
 
@@ -26,7 +26,7 @@ class Service(Declaration):
     """An immutable declaration of a service; `run`, `run_async` and `start` bring it to life.
 
     Args:
-        stages: What a request passes through, first to last: stages, and elements of graphs (lists
+        stages: The way of a request, first to last: stages, and elements of graphs (lists
             of elements, `Parallel`, `Route`, `ForEach`; docs/graphs.md). A bare model stands for a
             stage of single items. One `Stage` object at several places is one pool of workers.
         name: The model's name over HTTP and in metrics. Defaults to the name of the last stage, or
@@ -44,10 +44,10 @@ class Service(Declaration):
             bounds each silence of a stream. None for no goal.
         max_stream_s: The longest time of an answer in parts, in seconds. None or infinity means no
             limit.
-        overload: What a policy that plans pursues while more requests come than can be served:
+        overload: The goal of a policy that plans while more requests come than can be served:
             "goodput" for as many answers within `slo_s` as possible, or "latency" for quick answers
             to those that are served, at the cost of some goodput.
-        share: What is guaranteed to this service where a server has several: half of its
+        share: The guarantee of this service where a server has several: half of its
             connections, and of the memory for bodies that are being received, is divided among them
             in proportion to their shares ("Operating" in the docs).
         cpus: The core, or cores, that the coordinator is tied to while the service runs.

@@ -309,7 +309,7 @@ class Stage:
         """Make a policy for one run of the stage, with the limits of the stage filled in.
 
         Args:
-            overload: What the service pursues under overload; see `Service`.
+            overload: The goal of the service under overload; see `Service`.
             slo_s: The latency that the service promises, in seconds, if it does.
         """
         if self.max_batch_size is None:
@@ -333,7 +333,7 @@ class Stage:
         Args:
             part_slo_s: How far apart the parts of an answer should be, in seconds.
             slo_s: How soon the first part should be there, in seconds.
-            overload: What the service pursues under overload; see `Service`.
+            overload: The goal of the service under overload; see `Service`.
         """
         policy = "static" if self.traits.form is Form.BATCH_GENERATOR else self.policy
         return new_step_policy(policy, self.rows, part_slo_s=part_slo_s, slo_s=slo_s, overload=overload)
@@ -372,7 +372,7 @@ def _check_run_in(run_in: str, model: AnyModel, given: Collection[str]) -> None:
     """Check where workers run against the model, and against settings that say more of it.
 
     Args:
-        run_in: What was given.
+        run_in: The given place.
         model: The stage's.
         given: The settings of the workers that are not left out.
 

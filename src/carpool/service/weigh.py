@@ -1,8 +1,8 @@
-"""What a user's `size=`, `length=` and `key=` say of an item, written on its request.
+"""Writes on a request the results of a user's `size=`, `length=` and `key=` for its item.
 
 This is the only reason for the coordinator to open an item, and it opens each one once, whatever it
 is asked of it; without these settings it forwards items unread. An item of which one of them cannot
-be told fails alone, before it joins a queue.
+be found fails alone, before it joins a queue.
 
 Of a list of items (`http/items.py`) the coordinator finds only where each item ends.
 """
@@ -38,8 +38,8 @@ class Weigher:
         name: The name of the stage, for error texts.
         input_type: The type of the stage's items, to read those that come as JSON or msgpack.
         length: The user's function for the length of an item; None if that does not matter.
-        key: What requests must have in common to share a batch: a function of an item, the name of
-            a field or `header:` with that of a header; None if any may share one.
+        key: The trait that requests must have in common to share a batch: a function of an item,
+            the name of a field or `header:` with that of a header; None if any may share one.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ def units(returned: Any, whose: str, setting: str = "size") -> int:
     0 counts as 1, since an empty item is an item of the batch all the same.
 
     Args:
-        returned: What the function returned.
+        returned: The result of the function.
         whose: The stage or function that it belongs to, for error texts.
         setting: The setting that it was given as.
 
@@ -174,7 +174,7 @@ def valid_key(returned: Any, whose: str) -> Hashable:
     whose comparison runs no code of the user's.
 
     Args:
-        returned: What the function returned.
+        returned: The result of the function.
         whose: The stage or function that it belongs to, for error texts.
 
     Raises:

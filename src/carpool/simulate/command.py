@@ -156,7 +156,7 @@ def _goal_s(text: str) -> float | None:
 
 
 class _Comparison(NamedTuple):
-    """What is to be simulated: policies, and the workload that each of them meets.
+    """The contest: policies, and the workload that each of them meets.
 
     Attributes:
         policies: The policies' specs.
@@ -172,7 +172,7 @@ class _Comparison(NamedTuple):
 
 
 class _Capacity(NamedTuple):
-    """What the simulated workers can do, and how much is asked of them.
+    """The capacity of the simulated workers, and the load on them.
 
     Attributes:
         per_second: How many requests per second they can serve.
@@ -184,7 +184,7 @@ class _Capacity(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the runs have found.
+    """The reports of the runs.
 
     Attributes:
         reports: One for each policy.

@@ -1,4 +1,4 @@
-"""What a batch costs, in seconds of a worker's time: curves over its size, and what disturbs them.
+"""The cost of a batch, in seconds of a worker's time: curves over its size, and disturbances.
 
 A curve is called with the size of a batch, which is the sum of the weights where requests have any,
 and need not be a whole number, and with the length that all of its items are padded to, which most
@@ -28,7 +28,7 @@ from carpool.simulate import specs
 
 
 class BatchShape(NamedTuple):
-    """What a worker is given at once.
+    """The load of a worker in one call.
 
     Attributes:
         n: The size of the batch after padding to an allowed size, if there are any.
@@ -51,7 +51,7 @@ _SAMPLES = 64  # for the mean of a function that draws its seconds at random
 
 
 class Cost(ABC):
-    """What batches cost: undisturbed, and in a run."""
+    """The cost of batches: undisturbed, and in a run."""
 
     @abstractmethod
     def __call__(self, n: float, longest: float = 1.0) -> float:

@@ -132,7 +132,7 @@ def run(
         start_s: The seconds until a worker that is added takes requests.
         scaling: How many workers there should be, where they come and go: "load" (as services do),
             "ongoing:2" or "busy:0.7".
-        coordinator: What the work of the coordinator takes, which is the process that reads
+        coordinator: The time of the work of the coordinator, which is the process that reads
             requests and writes batches: a `Coordinator`, or a spec such as "12us,63us" (for each
             request, and for each batch). None if it takes no time. Latencies then count from the
             moment when a client has sent its request, which is before the coordinator reads it.

@@ -45,7 +45,7 @@ class _Item(int):
 
     Attributes:
         key: Which one: the positions in all lists around it.
-        before: What the list was made of.
+        before: The item of which the list was made.
     """
 
     key: tuple[int, ...]
@@ -63,7 +63,7 @@ class SimulatedGraph:
         queues: How many requests may wait for each.
         early: The share of the items for which each answers early.
         items: How long lists are; each list has one of these lengths, all with equal chance.
-        parts: What the graph is made of.
+        parts: The elements of the graph.
     """
 
     stages: tuple[str, ...]

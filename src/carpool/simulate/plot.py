@@ -64,7 +64,7 @@ SETTINGS: Any = {
 
 
 class Plotted(Protocol):
-    """What a picture needs of a report; see `Report` for the attributes."""
+    """The part of a report that a picture needs; see `Report` for the attributes."""
 
     @property
     def policy(self) -> str: ...
@@ -430,7 +430,7 @@ def draw_workers(
 
     Args:
         path: The file; its ending, .png, .svg or .html, says what is written.
-        reports: What came of each rule or policy, by its name.
+        reports: The report of each rule or policy, by its name.
         arrivals: By the second, how many requests came.
         title: The title above the picture.
     """

@@ -61,7 +61,7 @@ class Servers:
     """Stages, in a row or in a graph; every attribute has one entry for each of them.
 
     Attributes:
-        costs: What batches cost.
+        costs: The costs of batches.
         limits: The largest batch.
         workers: How many workers there are, at most if they come and go.
         ranges: How many there are at least, and at most.
@@ -197,7 +197,7 @@ class Busy:
 
 Rule = Load | Ongoing | Busy
 _RULES: dict[str, Callable[..., Rule]] = {"load": Load, "ongoing": Ongoing, "busy": Busy}
-"""What a spec can name."""
+"""The names that a spec can have."""
 
 USUAL_RULE = "load"
 

@@ -54,7 +54,7 @@ class Traffic:
 
     Attributes:
         duration_s: How long requests arrive, as given or found.
-        record: What happens to the requests.
+        record: Takes down the fates of the requests.
         load: The mean arrival rate as a share of capacity; None with a closed loop,
             because its rate depends on the answers.
 

@@ -32,7 +32,7 @@ _TOLERANCE: Final = 1e-4
 _TOLERANCES: Final = {"float16": 1e-2, "bfloat16": 5e-2}
 """Of the largest number of an answer; computing in another order makes a hundredth of that."""
 _NOTHING: Final = 1e-6
-"""What two numbers may differ by, however small they are."""
+"""The allowed difference of two numbers, however small they are."""
 
 
 class BatchesError(AssertionError):
@@ -57,7 +57,7 @@ def check_batches(
         model: The class of a batched model, a `functools.partial` of it, or a function without
             arguments that makes one; or a model that is set up; or a function that takes a list.
         items: Items as callers bring them. Different lengths find most; a few items are enough.
-        seed: What happens follows from it.
+        seed: All that happens follows from it.
         rounds: How many batches to run.
         max_batch_size: How many items share a batch, at most; None for all items, and at least 8.
         equal: Whether two answers are the same, the first of them in company. By default numbers

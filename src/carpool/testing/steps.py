@@ -62,7 +62,7 @@ def check_steps(
     Args:
         make: The class of the model, or a function without arguments that makes one.
         xs: Items as callers bring them. Different lengths find most; a few items are enough.
-        seed: What happens follows from it.
+        seed: All that happens follows from it.
         streams: How many streams to run; items take turns. By default 200, or ten for each row.
         max_batch_size: As that of the stage: how many streams run at a time, or with `size` the
             sum of their sizes.
@@ -99,7 +99,7 @@ def check_steps(
 
 
 class _Limits(NamedTuple):
-    """What a running set may hold.
+    """The limits of a running set.
 
     Attributes:
         sizes: The most that the sizes of its streams may add up to.
@@ -114,11 +114,11 @@ class _Limits(NamedTuple):
 
 @dataclass
 class _Alone:
-    """What an item gets by itself.
+    """The answer of an item by itself.
 
     Attributes:
         parts: Its parts.
-        end: What comes after them, in words; None if it was left.
+        end: Their end, in words; None if it was left.
         longest_silence: The most steps that one of them, or the end, has taken.
     """
 
@@ -138,7 +138,7 @@ class _Stream:
         raw: The parts as the model gave them, for `resume`.
         n_silent: How many steps it has had since its last part.
         rests: Whether it is paused.
-        history: What has happened to it, in words.
+        history: Its history, in words.
     """
 
     id: int

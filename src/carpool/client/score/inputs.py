@@ -1,4 +1,4 @@
-"""What `carpool score` reads: rows of NDJSON, CSV and Parquet, one after the other.
+"""Reads for `carpool score` the rows of NDJSON, CSV and Parquet, one after the other.
 
 A column of a Parquet file gets a type that keeps each of its values as it is, or JSON text where
 none does. pyarrow would decide by the rows that it sees first, and make 1.0 of `true` among floats,
@@ -217,7 +217,7 @@ class ListOf(NamedTuple):
     """The kind of a list.
 
     Attributes:
-        kind: What its elements are.
+        kind: The type of its elements.
     """
 
     kind: Kind
@@ -227,7 +227,7 @@ class Fields(NamedTuple):
     """The kind of an object.
 
     Attributes:
-        fields: What each of them is, in the order of their names.
+        fields: The type of each of them, in the order of their names.
     """
 
     fields: tuple[tuple[str, Kind], ...]

@@ -1,4 +1,4 @@
-"""What `carpool score` writes: an answer for each row, in their order, and how far it came."""
+"""Writes for `carpool score` an answer for each row, in their order, and how far it came."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_HELD: Final = 10_000
 
 
 class Answer(NamedTuple):
-    """What became of a row.
+    """The outcome of a row.
 
     Attributes:
         result: The result as JSON; the object with the error, if there is none.
@@ -153,7 +153,7 @@ class _Mended:
 
     Args:
         path: Of the file.
-        done: What is in it.
+        done: Its content.
     """
 
     def __init__(self, path: str, done: EarlierRun) -> None:
@@ -211,7 +211,7 @@ class RowsFile:
     Args:
         path: Of the file; "-" for the standard output.
         rows: Makes the rows.
-        done: What is in it already, and stays.
+        done: Its content, which stays.
         is_retried: Whether the first answers take the places of errors that are in it.
     """
 
@@ -512,7 +512,8 @@ class Errors:
 
     Args:
         path: Of the file.
-        done: What was done before. Errors of later rows are dropped, since these are run again.
+        done: The work that was done before. Errors of later rows are dropped, since these are run
+            again.
         is_retried: Whether those of earlier rows are, too: they stay until `forget` is called.
     """
 

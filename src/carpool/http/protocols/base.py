@@ -129,7 +129,7 @@ class PartsWriter(Protocol):
 
         Args:
             index: The position of the item in its submission.
-            part: What the model gave; of a model that returns whole answers, the answer.
+            part: The part that the model gave; of a model that returns whole answers, the answer.
         """
 
     def is_over(self, index: int) -> bool:
@@ -194,7 +194,7 @@ class ProtocolRoute(NamedTuple):
         answer: Called for each request. It raises a `CarpoolError` for what it cannot take.
         model: The model that is asked, if the path says it.
         replaces: Whether it stands in the place of an address that every app has.
-        summary: What it does, for the OpenAPI document.
+        summary: Its purpose, for the OpenAPI document.
         reads: The content types of bodies that it takes, for the document.
         writes: The content types of good answers, for the document.
         is_alias: Whether another address does the same, so that lists of addresses leave it out.
@@ -242,7 +242,7 @@ class HttpProtocol:
     """How `--protocol` and `App(protocols=)` call it."""
 
     prefixes: ClassVar[Sequence[str]] = ()
-    """What paths begin with at which this protocol also says that there is nothing."""
+    """The beginnings of paths at which this protocol also says that there is nothing."""
 
     headers: ClassVar[Sequence[str]] = ()
     """The names of further headers that it reads, in lower case."""

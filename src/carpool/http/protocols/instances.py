@@ -56,7 +56,7 @@ def of_instances(model: ModelOfApp, instances: bytes, key: str = "predictions") 
     Args:
         model: Gets the items.
         instances: The list.
-        key: What the answer calls the list of results.
+        key: The name of the list of results in the answer.
 
     Raises:
         InvalidRequest: It is no list.
@@ -102,7 +102,7 @@ def of_inputs(
     Args:
         model: Gets the items.
         inputs: The list or object.
-        key: What the answer calls the list of results.
+        key: The name of the list of results in the answer.
         respond: Makes the response of the results of columns; None for a list of them.
 
     Raises:
@@ -129,7 +129,7 @@ def records_of(names: Sequence[str], rows: Sequence[Sequence[Any]], allowance: A
     Args:
         names: Of the fields.
         rows: The values of each, in the order of the names.
-        allowance: What may be made of the body in which each name stands once.
+        allowance: The limits of the body in which each name stands once.
 
     Raises:
         InvalidRequest: The objects would be out of proportion to the body (413).

@@ -58,12 +58,12 @@ def count_tokens(counter: CountTokens | None, value: Any) -> int:
 
 
 class TextForm:
-    """What completions and chats do differently.
+    """The differences between completions and chats.
 
     Attributes:
         item: The class of the items.
-        kind: What OpenAI calls a whole answer.
-        chunk_kind: What it calls a piece of a stream.
+        kind: OpenAI's name of a whole answer.
+        chunk_kind: Its name of a piece of a stream.
         prefix: Of the ids of answers.
     """
 
@@ -182,7 +182,7 @@ def submission_of(
         model: The model.
         form: Whether it is a completion or a chat.
         kind: The class of the model's items.
-        wishes: What the request says besides.
+        wishes: The further wishes of the request.
         parameters: All else in its body.
         counter: Counts the tokens of a text; None if the model cannot.
         created: The time, in seconds since 1970.
@@ -253,7 +253,7 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What every piece of an answer repeats.
+    """The fields that every piece of an answer repeats.
 
     Attributes:
         form: Whether it is a completion or a chat.
@@ -420,7 +420,7 @@ class Chunks:
     """Writes answers as a stream of chunks.
 
     Args:
-        about: What every chunk repeats.
+        about: The fields that every chunk repeats.
         n: How many choices there are.
         prompt_tokens: How many tokens the prompts have.
         terms: Where an answer ends, and how it is counted.

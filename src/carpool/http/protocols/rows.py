@@ -78,7 +78,7 @@ def table_of(kind: Any, name: str, examples: Sequence[Any] = (), *, is_whole: bo
 
     Args:
         kind: The type hint of an item.
-        name: What the tensor is called if there is one.
+        name: The name of the tensor if there is one.
         examples: Of items.
         is_whole: Whether the hint is that of an array of all rows, and not of one.
 
@@ -317,7 +317,7 @@ def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
     """Return the tensors whose rows are results.
 
     Args:
-        table: What the results are by their hint; None if that does not say.
+        table: The form of the results by their hint; None if that does not say.
         results: One for each row; records are dicts.
 
     Raises:

@@ -55,7 +55,7 @@ _encode = as_item
 
 
 class SageMaker(HttpProtocol):
-    """What SageMaker and MLflow ask of a container; the model is the first one."""
+    """The protocol of containers of SageMaker and MLflow; the model is the first one."""
 
     name = "sagemaker"
     prefixes = ("/invocations", "/ping")

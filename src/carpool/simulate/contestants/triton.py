@@ -26,7 +26,7 @@ class TritonPayload:
     """A batch that is ready, or becomes so.
 
     Attributes:
-        requests: What it has.
+        requests: Its requests.
         is_saturated: Whether it grows no more.
         is_ready: Whether an instance may take it.
     """
