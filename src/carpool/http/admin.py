@@ -26,7 +26,7 @@ import itertools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -38,6 +38,7 @@ from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailab
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
+from carpool.http.routes import AppView
 from carpool.service.overrides import BrokenModule, NotFound, service_named
 from carpool.service.service import Service
 
@@ -299,29 +300,6 @@ def is_local(host: str | None) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-class ChangingApp(Protocol):
-    """The app whose services change.
-
-    Attributes:
-        endpoints: The services as the app serves them, in order.
-        coming: Those that are being started, and are not served yet.
-        refusing: Why requests are refused now; None while the services run.
-    """
-
-    endpoints: list[Endpoint]
-    coming: list[Endpoint]
-    refusing: CarpoolError | None
-
-    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
-        """Make an endpoint of a service. Raises ValueError if the app cannot serve it."""
-
-    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None:
-        """Raise ValueError if two of these services have one address."""
-
-    def serve_at(self, endpoints: Sequence[Endpoint]) -> None:
-        """Answer at the addresses of these services from now on, and of no others."""
-
-
 class ServiceList:
     """Changes which services an app has.
 
@@ -329,7 +307,7 @@ class ServiceList:
         app: The app.
     """
 
-    def __init__(self, app: ChangingApp) -> None:
+    def __init__(self, app: AppView) -> None:
         self._app = app
 
     async def add(self, target: str) -> Endpoint:

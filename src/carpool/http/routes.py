@@ -52,6 +52,7 @@ from carpool.service.weigh import Weigher
 if TYPE_CHECKING:
     from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
     from carpool.engine.observe.stats import Stats
+    from carpool.service.service import Service
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _USUALLY_EXPANDED = 16  # times its size a body becomes at most, but for those that are made to
@@ -62,42 +63,56 @@ T = TypeVar("T")
 
 
 class AppView(ErrorResponder, Protocol):
-    """The app as its routes and its pages see it; there is one kind, `App`.
-
-    Attributes:
-        endpoints: The services as the app serves them, in order.
-        routes: The functions that answer, by path and method.
-        max_body_bytes: Size of the largest request body.
-        accepts_compressed: Whether compressed request bodies are read.
-        root_path: The path that a proxy puts before each address.
-        is_tls: Whether the server that runs it speaks TLS.
-        access: Who may ask; None if everybody may.
-        observer: Watches requests and their answers; None if nothing asks for it.
-        own_metrics: The metrics that models have of their own; None if nobody collects them.
-        connection_shares: How many connections of our own server each service has; None under
-            another one.
+    """The app as the modules on which it builds see it; there is one kind, `App`, which explains
+    these attributes.
     """
 
     endpoints: list[Endpoint]
+    coming: list[Endpoint]
     routes: Routes
     max_body_bytes: int
     accepts_compressed: bool
+    wants_heads: bool
+    wanted_headers: frozenset[bytes]
     root_path: str
     is_tls: bool
     access: Access | None
     observer: Observer | None
     own_metrics: OwnMetricsOfWorkers | None
     connection_shares: ConnectionShares | None
+    refusing: CarpoolError | None
 
-    # -- routes call these
+    # -- fronts call these
 
-    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
-        """Return why a request to a model is refused now; None if it is not."""
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the app was started on another event loop than the running one."""
+
+    async def ensure_started(self, *, anew: bool = False) -> None:
+        """Start the app unless it has been started."""
+
+    async def stop(self, drain: bool = True) -> None:
+        """Stop the app."""
+
+    def admit(self, head: Head) -> HttpResponse | None:
+        """Judge a head: return a refusal, or None if the body is to be read."""
 
     def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
         """Return the response to a request that is broken off after its admission, and count it."""
 
-    # -- pages call these
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an admitted exchange whose body has been read."""
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Give up an exchange whose client has left."""
+
+    def pause(self, exchange: Exchange, is_paused: bool) -> None:
+        """Have no more parts made for a client that does not take them, or go on."""
+
+    # -- routes and pages call these
+
+    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
+        """Return why a request to a model is refused now; None if it is not."""
 
     @property
     def served(self) -> list[Endpoint]:
@@ -117,6 +132,17 @@ class AppView(ErrorResponder, Protocol):
 
     def protocol_routes(self) -> Sequence[ShownRoute]:
         """Return the addresses of protocols that fit the models."""
+
+    # -- orders to add and remove services call these
+
+    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
+        """Make an endpoint of a service. Raises ValueError if the app cannot serve it."""
+
+    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None:
+        """Raise ValueError if two of these services have one address."""
+
+    def serve_at(self, endpoints: Sequence[Endpoint]) -> None:
+        """Answer at the addresses of these services from now on, and of no others."""
 
 
 class HeadAdmission:
