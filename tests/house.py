@@ -27,10 +27,10 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 311,
-    "lines of code": 46_790,
+    "files": 288,
+    "lines of code": 46_400,
     "bases with a single subclass": 19,
-    "protocol classes": 67,
+    "protocol classes": 57,
     "words of the glossary": 50,
     "words of the docs": 95_690,
 }

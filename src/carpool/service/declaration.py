@@ -66,18 +66,9 @@ class Declaration:
         gives: The traits of what returns the answers: the last stage, or what branches come to.
         name: The model's name over HTTP and in metrics.
         routes: The addresses that it has over HTTP besides the usual ones.
-        timeout_s: The longest time from a request's arrival to its answer, in seconds; infinity for
-            no limit.
-        slo_s: The latency that requests should be answered within, in seconds; None for no goal. Of
-            answers in parts it counts to the first part.
-        part_slo_s: How far apart the parts of an answer should be, in seconds; None for no goal.
-        max_stream_s: The longest time of an answer in parts, in seconds; infinity for no limit.
-        overload: The goal of a policy that plans while more requests come than can be served:
-            "goodput" or "latency".
-        share: Its guaranteed part of a server that it shares with others, in proportion to
-            their shares.
-        cpus: The cores that the coordinator is tied to; None for no tie.
-        max_parallel_starts: How many workers may load at the same time; None for the default.
+
+    `Service` explains the settings. They are here in the form in which they are kept: infinity
+    stands for no limit.
     """
 
     graph: Line
