@@ -27,12 +27,12 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 288,
-    "lines of code": 46_400,
+    "files": 289,
+    "lines of code": 46_440,
     "bases with a single subclass": 19,
-    "protocol classes": 57,
+    "protocol classes": 58,
     "words of the glossary": 50,
-    "words of the docs": 95_690,
+    "words of the docs": 95_810,
 }
 
 
