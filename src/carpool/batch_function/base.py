@@ -241,7 +241,7 @@ class Settings:
         return self.size is None and self.length is None and self.key is None and not self.merge
 
     def shares(self, items: Sequence[Any], priority: int = 0) -> Shares:
-        """Return what each item counts for in a batch, and with which others it may share one.
+        """Return the size of each item in a batch, and with which others it may share one.
 
         Chunks of different dtypes, columns and the like may not share one.
 
@@ -263,11 +263,11 @@ class Settings:
         return Shares(sizes, lengths, lanes)
 
     def weigh(self, item: Any) -> int:
-        """Return how much of a batch an item takes up. Raises what `shares` raises."""
+        """Return how much of a batch an item takes up. Raises the errors of `shares`."""
         return self._told(self.size or (merging.length if callable(self.merge) else chunks.count_rows), "size", item)
 
     def _told(self, function: Callable[[Any], int], setting: str, item: Any) -> int:
-        """Return what a size or length function says of an item."""
+        """Return the result of a size or length function for an item."""
         try:
             return units(function(item), "@carpool.batch", setting)
         except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end of `xs`
@@ -374,7 +374,7 @@ class Bindable:
         return getattr, (self._instance, self._attribute)
 
     def _types_of_items(self) -> tuple[Any, Any]:
-        """Return the types of what callers bring and get, by the hints of the function."""
+        """Return the types of items and results, by the hints of the function."""
         function = self._function
         if self._settings.merge:
             return types_of(function)
@@ -431,7 +431,8 @@ class Bindable:
         return Unavailable(f"{self.__name__} is closed", code="stopped")
 
     def _of_instance(self, instance: Any, new: Callable[[], Any]) -> Any:
-        """Return what runs the batches of an instance's method. It lives as long as the instance.
+        """Return the runner of the batches of an instance's method. It lives as long as the
+        instance.
 
         Args:
             instance: The instance.
@@ -466,7 +467,7 @@ def _fatal_errors(settings: Settings, is_async: bool) -> tuple[type[BaseExceptio
 def invoker_of(
     function: AnyModel | Model, settings: Settings, is_async: bool, sibling: Invoker | None = None
 ) -> Invoker:
-    """Make what calls a user's function or model.
+    """Make the caller of a user's function or model.
 
     Args:
         function: The function, or a model class or instance.

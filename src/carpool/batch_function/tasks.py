@@ -45,7 +45,7 @@ _OTHER_LOOP_S = 0.01  # how often a task looks whether the task of another loop 
 _drivers_around = drivers_around.get  # bound once: a look-up of the method for each call takes time
 
 SharedWork = asyncio.Task[BaseException | None]
-"""Work that several callers wait for; its result is what it has raised, or None."""
+"""Work that several callers wait for; its result is its error, or None."""
 
 
 class _Drivers:
@@ -196,7 +196,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         return request.result  # type: ignore[return-value]
 
     def stats(self) -> FunctionSnapshot:
-        """Return what it has done so far, on all event loops; of a method, for its instance."""
+        """Return its figures so far, on all event loops; of a method, for its instance."""
         drivers = self._drivers
         return together(self.__name__, [*drivers.gone, *[_snapshot(driver) for driver in drivers.listed()]])
 
@@ -437,7 +437,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
 
 def _set_shares(requests: Sequence[Request], shares: Shares) -> None:
-    """Set on requests what their items count for in a batch."""
+    """Set the sizes of their items on requests."""
     for i, request in enumerate(requests):
         if shares.sizes is not None:
             request.size = shares.sizes[i]
@@ -453,7 +453,7 @@ def _snapshot(driver: Driver) -> FunctionSnapshot:
 
 
 async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """Do some work and return what it raises, or None.
+    """Do some work and return its error, or None.
 
     A task that raised KeyboardInterrupt or SystemExit would end the loop.
 
@@ -469,7 +469,7 @@ async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | No
 
 
 async def _wait_for(work: SharedWork) -> None:
-    """Wait for shared work and raise what it raised; cancelling the caller does not end it."""
+    """Wait for shared work and raise its error; cancelling the caller does not end it."""
     failure = await asyncio.shield(work)
     if failure is not None:
         raise failure

@@ -96,7 +96,7 @@ def _server(target: str) -> Iterator[tuple[str, int]]:
 
 
 def _send_all(host: str, port: int, images: list[list[float]], console: Console) -> tuple[Tally, float]:
-    """Send every image `ROUNDS` times; return what the clients got and how many seconds it took."""
+    """Send every image `ROUNDS` times; return the answers and how many seconds they took."""
     tally, lock = Tally(), threading.Lock()
     jobs = iter([i for _ in range(ROUNDS) for i in range(len(images))])  # the clients share them
     bodies = [json.dumps(image) for image in images]

@@ -71,7 +71,7 @@ def graph(
 
 
 def _notes(url: str, name: str, key_file: Path | None, watch_s: float) -> dict[str, str]:
-    """Return what each stage of a running service does now, by the stage's name."""
+    """Return the present figures of each stage of a running service, by the stage's name."""
     before = _figures(url, name, key_file)
     time.sleep(max(0.1, watch_s))
     after = _figures(url, name, key_file)
@@ -193,7 +193,7 @@ def as_svg(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
 
 
 def _drawn(service: Declaration, notes: Mapping[str, str] | None) -> tuple[Picture, Mapping[str, str]]:
-    """Return what is drawn, and the notes."""
+    """Return the picture, and the notes."""
     return picture(outline(service.graph)), notes or {stage.name: _in_short(stage) for stage in service.stages}
 
 

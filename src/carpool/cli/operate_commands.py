@@ -153,7 +153,7 @@ def remove(name: str, /, url: str | None = None, *, key_file: Path | None = None
 
 
 def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Send an order, and return what the server answers; exit if it was not carried out."""
+    """Send an order, and return the answer of the server; exit if it was not carried out."""
     url = server_url(url)
     try:
         answer = send(url, "POST", path, key=server_key(key_file), order=order, timeout_s=_LONGEST_S)
@@ -170,7 +170,7 @@ def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | No
 
 
 def _message_of(answer: PlainAnswer) -> str:
-    """Return what the server says is wrong."""
+    """Return the error that the server reports."""
     try:
         return str(answer.json["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -252,7 +252,7 @@ def health(
 
 
 def _question(model: str | None, *, live: bool) -> tuple[str, str]:
-    """Return what a server is to be, and the path at which it says whether it is."""
+    """Return the wanted state of a server, and the path at which it reports that."""
     if live:
         return "live", "/livez"
     if model is None:
@@ -261,7 +261,7 @@ def _question(model: str | None, *, live: bool) -> tuple[str, str]:
 
 
 def _why(answer: PlainAnswer, model: str | None, *, has_key: bool) -> str:
-    """Return why a server is not ready: what it says itself, if it is one of ours."""
+    """Return why a server is not ready: its own reason, if it is one of ours."""
     if answer.status == _UNAUTHORIZED and has_key:
         return "it does not know the key that CARPOOL_KEY or --key-file has"
     advice = _ADVICE if model is None else {**_ADVICE, **_ADVICE_ABOUT_A_MODEL}

@@ -1,4 +1,4 @@
-"""`carpool profile`: measures what batches of each size cost, with the examples of the models.
+"""`carpool profile`: measures the costs of batches of each size, with the examples of the models.
 
 Each stage runs alone, in one warm worker of the kind that it has in the service. A policy that only
 notes how long batches took stands in the place of the stage's own, so the times are those of a
@@ -125,7 +125,7 @@ MeasuringProgress = Callable[[str, int, int], None]
 
 
 class _Noting(Greedy):
-    """Sends all that waits, and notes what each batch took.
+    """Sends all that waits, and notes the seconds of each batch.
 
     Attributes:
         batches: The number of requests and the seconds of each batch that went well.
@@ -146,7 +146,7 @@ class _Noting(Greedy):
 async def profiled(
     service: Service, *, runs: int = 9, most_s: float = 5.0, threads: int = 1, progress: MeasuringProgress | None = None
 ) -> list[StageCosts]:
-    """Return what the batches of each stage cost, first to last.
+    """Return the costs of the batches of each stage, first to last.
 
     Args:
         service: The service that is measured. The first stage gets its model's examples, and each
@@ -204,7 +204,7 @@ class _Profiler:
         self.costs: dict[str, StageCosts] = {}
 
     async def through(self, line: Line, items: dict[Any, Any]) -> dict[Any, Any]:
-        """Return what a line makes of items; both by what identifies an item.
+        """Return the results of a line for items; both by the identity of an item.
 
         Items that are answered early (`Done`) are not in it.
         """
@@ -255,7 +255,7 @@ class _Profiler:
     async def _stage(
         self, stage: Stage, went: dict[Any, _Went], names: Sequence[str], *, is_alone: bool
     ) -> dict[Any, _Went]:
-        """Return what a stage makes of items, and measure it unless it has been."""
+        """Return the results of a stage for items, and measure it unless it has been."""
         noting = _Noting()
         items = [each.value for each in went.values()]
         async with _alone(stage, noting, self._threads, None if is_alone else names).run_async() as s:
@@ -267,7 +267,7 @@ class _Profiler:
         return {key: result for key, result in zip(went, results, strict=True) if isinstance(result, _Went)}
 
     async def _measured(self, stage: Stage, s: Any, noting: _Noting, items: list[Any]) -> StageCosts:
-        """Return what batches of a stage that runs alone cost."""
+        """Return the costs of the batches of a stage that runs alone."""
         seconds: dict[int, float] = {}
         sizes = sizes_of(stage)
         for done, size in enumerate(sizes):

@@ -154,7 +154,7 @@ def summarize(server: Server, settings: ServerSettings) -> None:
 
 
 def print_summary(server: Server, settings: ServerSettings) -> None:
-    """Print for a person what is about to be served."""
+    """Print the services that are about to be served, for a person."""
     app = server.app
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]carpool {__version__}[/] on [bold]{server.address}[/]")
@@ -170,7 +170,7 @@ def print_summary(server: Server, settings: ServerSettings) -> None:
 
 
 def _log_summary(app: App, address: str) -> None:
-    """Log for a program what is about to be served, since loading the models may take minutes."""
+    """Log the services that are about to be served, since their models may load for minutes."""
     serves = [
         {"model": service.name, "path": path, "stages": {stage.name: in_short(stage) for stage in service.stages}}
         for service, path in zip(app.services, _paths(app), strict=True)

@@ -47,7 +47,7 @@ class Sources:
         self._places: dict[str, str] = {}
 
     def __call__(self, app: Cli, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Fill in what no flag says; this is what cyclopts calls."""
+        """Fill in the settings that no flag gives; cyclopts calls this."""
         if not commands or commands[0] not in WITH_SETTINGS:
             return
         by_name = {
@@ -122,12 +122,12 @@ def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoRetu
 
 
 def in_words(error: CycloptsError) -> str:
-    """Return what is wrong, and what to write instead."""
+    """Return the mistake, and its remedy."""
     return " ".join(_as_setting(error)) or " ".join(str(error).split())
 
 
 def _as_setting(error: CycloptsError) -> tuple[str, ...]:
-    """Return what an option is that is a setting of a stage or service, and how to write it.
+    """Return the meaning of an option that is a setting of a stage or service, and its form.
 
     Who comes from another server looks for `--workers`. For any other mistake it is empty.
     """
@@ -144,7 +144,8 @@ def _as_setting(error: CycloptsError) -> tuple[str, ...]:
 
 
 def find_service(target: str) -> Service:
-    """Return the service at `module:attribute`, or exit with an error that says what is there."""
+    """Return the service at `module:attribute`, or exit with an error that names those that there
+    are."""
     add_current_folder()
     try:
         return service_named(target)
@@ -267,7 +268,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
-    """Return a connection to a server, and what stands before the paths there. Raises NoAnswer."""
+    """Return a connection to a server, and the prefix of the paths there. Raises NoAnswer."""
     if url.startswith(_UNIX):
         return _UnixConnection(url.removeprefix(_UNIX), timeout_s), ""
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")

@@ -150,7 +150,7 @@ class Target(NamedTuple):
 
 
 class _Answer:
-    """Takes what httptools finds in an answer."""
+    """Takes the findings of httptools in an answer."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}

@@ -129,7 +129,7 @@ def _error_of(error: CarpoolError) -> dict[str, Any]:
 
 
 def _plain_series(series: Any) -> list[Any]:
-    """Return the values of a pandas series, with None for what its type calls missing."""
+    """Return the values of a pandas series, with None for values that its type calls missing."""
     values: list[Any] = series.tolist()
     if hasattr(series.dtype, "na_value"):
         return [None if gone else value for value, gone in zip(values, series.isna().tolist(), strict=True)]

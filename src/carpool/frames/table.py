@@ -246,7 +246,7 @@ class _Reading:
             self._done[index] = _complaint(error)
 
     def all(self) -> list[Any]:
-        """Read what is left, and return `FrameRows` or an error for each request."""
+        """Read the rest, and return `FrameRows` or an error for each request."""
         for header, sheets in self._sheets.items():
             self._together(sheets, lambda some, header=header: self._read_sheets(header, some))  # type: ignore[misc]
         if self._columns is None:
@@ -398,7 +398,7 @@ def _runs(library: Library, group: list[FrameRows]) -> list[Any]:
 def _answer_group(
     answer: Any, n: int, group: list[tuple[int, FrameRows]], items: list[Any], results: list[Any]
 ) -> None:
-    """Cut up what `predict` has returned for one frame.
+    """Cut up the result of `predict` for one frame.
 
     Callers that gave frames get a part of it, and all others get plain values. Raises ModelError.
     """

@@ -280,7 +280,8 @@ def _is_cancelled(error: BaseException) -> bool:
 
 
 def _check_client(exchange: Exchange) -> None:
-    """Refuse clients on other machines, and what pages in browsers could send. Raises Refusal."""
+    """Refuse clients on other machines, and requests that pages in browsers could send. Raises
+    Refusal."""
     if not is_local(exchange.client_host):
         raise Refusal(403, "not_local")
     kind = exchange.head.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()

@@ -212,7 +212,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
 
     @abstractmethod
     def _regulate(self) -> None:
-        """Read only while there is room for what would come."""
+        """Read only while there is room for more."""
 
     @property
     @abstractmethod
@@ -275,7 +275,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
             self._transport.write(start)
         elif len(body) < LARGE_BODY:
             self._transport.writelines([start, body])
-        else:  # asyncio's own transports copy all that they join, and of a view only what the socket leaves
+        else:  # asyncio's own transports copy all that they join, and of a view only the bytes that the socket leaves
             self._transport.write(start)
             self._transport.write(memoryview(body))
         if was_paused:
@@ -343,7 +343,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         self._transport.close()
 
     def abort(self) -> None:
-        """Close now, whatever has not been written."""
+        """Close now, although some bytes may not have been written."""
         self._transport.abort()
 
     def _end_politely(self) -> None:
@@ -419,7 +419,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
             self.flush()
 
     def _turn_of_parts(self, exchange: HttpExchange, delivery: Delivery) -> None:
-        """Write what was held of an answer whose turn has come."""
+        """Write the held parts of an answer whose turn has come."""
         if not delivery.held:
             return
         self._write_in_parts(

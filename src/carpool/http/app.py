@@ -1,13 +1,14 @@
-"""The app says what each address means, and what each outcome is in HTTP. It has no socket.
+"""The app has the meaning of each address, and the answer to each outcome in HTTP. It has no
+socket.
 
 Two fronts lead here, our own HTTP/1.1 connection (`connection.py`) and ASGI (`asgi.py`). A front
 asks `admit` once it has a request's head, reads the body unless that was refused, makes an
 `Exchange` of both and calls `handle`. The answer comes back through `Exchange.respond`, at once or
 later.
 
-`App` starts and stops its services, and puts together what does the work: `routes.py` judges heads
-by the table of addresses, and answers at those of models, `protocol_routes.py` answers at those of
-protocols, and `server_pages.py` shows pages.
+`App` starts and stops its services, and puts together the parts that do the work: `routes.py`
+judges heads by the table of addresses, and answers at those of models, `protocol_routes.py` answers
+at those of protocols, and `server_pages.py` shows pages.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class App:
         self.serve_at(self.endpoints)
 
     def _make_pages(self, idle_check_s: float) -> None:
-        """Make what answers at the addresses that belong to no model."""
+        """Make the pages, whose addresses belong to no model."""
         self.admin = Admin(self.endpoints, self.error, self.run_beside, ServiceList(self))
         self._pages = StatusPages(self, idle_check_s, self._errors.timeout_status)
         self._dashboard = Dashboard(self.running_stats, self)
@@ -224,7 +225,7 @@ class App:
         self.services_changed()
 
     def _tables(self, endpoints: Sequence[Endpoint]) -> tuple[ProtocolRoutes, PredictRoutes, Routes]:
-        """Make what answers at addresses of services. Raises ValueError if two share one."""
+        """Make the routes at addresses of services. Raises ValueError if two share one."""
         served = tuple(endpoints)
         protocols = ProtocolRoutes(
             self._named_protocols, served, self, self.problem, is_patient=self._is_patient, root_path=self.root_path
@@ -341,7 +342,10 @@ class App:
     # -- the routes
 
     def _make_routes(self, endpoints: Sequence[Endpoint], models: PredictRoutes) -> Routes:
-        """Return, by path and method, what answers. Raises ValueError if two services share one."""
+        """Return the functions that answer, by path and method.
+
+        Raises ValueError if two services share an address.
+        """
         pages = {
             b"/livez": self._pages.livez,
             b"/readyz": self._pages.readyz,
@@ -357,11 +361,11 @@ class App:
         return routes
 
     def _operators_routes(self) -> Routes:
-        """Return what answers where those who run the server ask."""
+        """Return the routes for those who run the server."""
         return {**of_pages(self._admin_pages), **of_orders(self.admin.routes)}
 
     def admin_admission(self, access: Access | None) -> HeadAdmission:
-        """Return what judges the requests at the address of those who run the server."""
+        """Return the admission at the address of those who run the server."""
         pages = of_pages({b"/livez": self._pages.livez, b"/readyz": self._pages.readyz})
         return HeadAdmission(self, self._models, {**pages, **self._operators_routes()}, access)
 
@@ -511,7 +515,7 @@ class App:
             raise RuntimeError("this app is running already")
         starting = self._starting
         if starting is not None and not self.is_elsewhere:
-            await asyncio.wait([starting])  # a start that was interrupted ends what it had begun
+            await asyncio.wait([starting])  # a start that was interrupted ends the services that it had begun
         await asyncio.gather(*[endpoint.stop(drain=False) for endpoint in self.endpoints])
         if self._starting is not starting:
             return  # another caller was faster
@@ -527,7 +531,7 @@ class App:
         return [endpoint for endpoint in self.endpoints if not endpoint.is_leaving]
 
     def problems(self) -> dict[str, str]:
-        """Return what keeps services from answering now, by their names."""
+        """Return the reasons why services do not answer now, by their names."""
         problems = {endpoint.name: endpoint.problem for endpoint in self.served}
         return {name: problem for name, problem in problems.items() if problem is not None}
 

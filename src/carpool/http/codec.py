@@ -50,7 +50,7 @@ _MOST_NAMED = 8  # addresses in the text of a 404
 _encoder = msgspec.json.Encoder()
 
 TYPES_OF_ENTRIES: Final = {JSON: _JSON, MSGPACK: _MSGPACK}
-"""In what a list is written, and so each of its entries, by format."""
+"""The content type of a list, and so of each of its entries, by format."""
 
 MESSAGES = {
     "invalid_request": "The request could not be read.",
@@ -396,7 +396,7 @@ class Formats:
         return (wish == _OCTETS and (self._raw_out or self._parts_are_raw)) or (wish == _TEXT and self._text_out)
 
     def _unread(self, kind: bytes = b"") -> InvalidRequest:
-        """Return the refusal of what the model does not read."""
+        """Return the refusal of a body that the model does not read."""
         text = f"the model does not read this content type; it reads {self._all_read}"
         if self.owns_input:
             text = f"the model reads what it is sent by a decode of its own, of {self._all_read}, and in no other way"
@@ -456,7 +456,7 @@ class Formats:
 
 
 def format_of_entries(content_type: bytes | None) -> int:
-    """Return in what each entry of a list, or each line, of a body is written: JSON or MSGPACK."""
+    """Return the format of each entry of a list, or each line, of a body: JSON or MSGPACK."""
     return MSGPACK if _kind(content_type or b"") in _MSGPACK_TYPES else JSON
 
 

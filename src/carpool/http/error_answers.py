@@ -43,7 +43,7 @@ class ErrorAnswers:
         self.ids = RequestIds()
 
     def response(self, given_id: bytes, error: Exception, model: str = "", caller: str = "") -> HttpResponse:
-        """Return the response to a request that ended with `error`; what a model raised is logged.
+        """Return the response to a request that ended with `error`; an error of a model is logged.
 
         Args:
             given_id: The request's `X-Request-Id`; empty if it has none.

@@ -125,7 +125,7 @@ class ServedModel(Protocol):
         """The declaration of the service."""
 
     def allowance(self, nbytes: int) -> Allowance:
-        """Return what may be made of a body of so many bytes."""
+        """Return the limits of the objects that a body of so many bytes may become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Ask:
 
 
 class Head:
-    """A request's head: what was received, and what the app made of it.
+    """A request's head, as it was received, and as the app reads it.
 
     Equal heads mean the same, so a front may keep them and use them for several requests.
 
@@ -309,14 +309,14 @@ class Exchange(Request):
     def work_beside(
         self, responder: ErrorResponder, nbytes: int, work: Callable[[], T], then: Callable[[T], object]
     ) -> None:
-        """Call `then` with what `work` returns; where that is much, `work` runs in a thread.
+        """Call `then` with the result of `work`; where that is much, `work` runs in a thread.
 
         So one client's body or answer of many megabytes holds up nobody else's. `then` is called on
-        the loop, and not if the client has left by then. What `work` raises is up to the caller
+        the loop, and not if the client has left by then. An error of `work` is up to the caller
         where there is little to do, and otherwise raised by a route.
 
         Args:
-            responder: Answers for what a thread raises.
+            responder: Answers for the errors of a thread.
             nbytes: Of how many bytes something is made.
             work: Does the work; it uses nothing that belongs to the loop.
             then: Goes on with the result.
@@ -324,7 +324,7 @@ class Exchange(Request):
         if nbytes < LARGE:
             then(work())
             return
-        was_new = self.state == NEW  # `App.cancel` ends what is new
+        was_new = self.state == NEW  # `App.cancel` ends new requests
         try:
             working = asyncio.get_running_loop().run_in_executor(None, work)
         except RuntimeError:  # the loop is about to end, and takes no more work for its threads
@@ -336,7 +336,7 @@ class Exchange(Request):
                 return
             try:
                 then(worked.result())
-            except BaseException as error:  # as `App.handle` does for what is raised at once
+            except BaseException as error:  # as `App.handle` does for an error that is raised at once
                 responder.route_raised(self, error)
 
         working.add_done_callback(done)
@@ -349,13 +349,13 @@ class Exchange(Request):
         then: Callable[[T], object],
         refuse: Callable[[CarpoolError], HttpResponse],
     ) -> None:
-        """Call `then` with what `read` makes of a body, as `work_beside` does.
+        """Call `then` with the content that `read` finds in a body, as `work_beside` does.
 
         Args:
-            responder: Answers for what a thread raises.
+            responder: Answers for the errors of a thread.
             nbytes: Of how many bytes something is made.
             read: Reads the body; where it raises a `CarpoolError`, the request is refused.
-            then: Goes on with what was read.
+            then: Goes on with the content.
             refuse: Makes the response to the error.
         """
 
@@ -374,7 +374,7 @@ class Exchange(Request):
         self.work_beside(responder, nbytes, tried, go_on)
 
     def _made(self, responder: ErrorResponder, make: Callable[[], HttpResponse], what: str) -> HttpResponse:
-        """Return what `make` returns, or the response to what it raises."""
+        """Return the result of `make`, or the response to its error."""
         try:
             return make()
         except CarpoolError as error:
@@ -563,7 +563,7 @@ class Notes:
         self.request_id = b""
 
     def with_ends(self, now: float) -> list[tuple[InStage, float]]:
-        """Return what was noted of each stage, and when the request left it."""
+        """Return the notes of each stage, and the time at which the request left it."""
         arrivals = [each.arrived for each in self.stages[1:]] + [now]
         return [
             (each, arrival if each.left is None else each.left)

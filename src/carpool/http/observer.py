@@ -274,7 +274,7 @@ class Observer:
 def new_observer(
     lines: Lines, tells_times: bool, traces: bool, compression: Compression | None, ids: RequestIds
 ) -> Observer | None:
-    """Return what watches requests by some settings; None if none of them asks for it.
+    """Return the observer of requests by some settings; None if none of them asks for one.
 
     Raises:
         ValueError: `lines.share` is no share, `lines.slow_s` is no time, or a package for tracing

@@ -107,7 +107,7 @@ class _Reading:
         self._coming: asyncio.Future[Any] | None = None
 
     async def begin(self, leaving: asyncio.Future[BaseException | None] | None) -> bool:
-        """Wait for what `next` will return first; raise what fails until then.
+        """Wait for the first result of `next`; raise an error until then.
 
         Args:
             leaving: Ends when the client leaves, see `disconnected`.
@@ -144,7 +144,7 @@ class _Reading:
         return coming.result()
 
     async def close(self) -> None:
-        """Give up what has not come, and leave the block of the parts."""
+        """Give up the parts that have not come, and leave their block."""
         if self._coming is not None:
             self._coming.cancel()
             await asyncio.wait((self._coming,))

@@ -96,7 +96,7 @@ class RequestReader:
         self._header_bytes = 0
         self._unparsed_bytes = 0  # received since the parser last completed something
         self._raw_head = b""  # the bytes of the present head, if they are worth remembering
-        self._refusal: HttpResponse | None = None  # what the app said to the present head
+        self._refusal: HttpResponse | None = None  # the answer of the app to the present head
         self._parts: list[bytes] = []
         self._chunks = 0
         self._large_body: memoryview | None = None  # the memory of a large body
@@ -165,7 +165,7 @@ class RequestReader:
     # -- the parser's calls
 
     def on_message_begin(self) -> None:
-        if self._receiver.ignoring_input:  # what came before it in the same piece has ended the reading
+        if self._receiver.ignoring_input:  # a request before it in the same piece has ended the reading
             raise _Ignored
         if self._is_resumed:
             return
@@ -295,7 +295,8 @@ class RequestReader:
         self.on_message_complete()
 
     def _parse(self, data: bytes) -> None:
-        """Have the parser read some bytes; what it objects to is refused, and nothing is raised."""
+        """Have the parser read some bytes; bytes that it rejects are refused, and nothing is
+        raised."""
         self._unparsed_bytes += len(data)
         while data and not self._receiver.ignoring_input:
             try:
@@ -368,7 +369,7 @@ class RequestReader:
         return self._app.refuse(self.head, CarpoolError("internal error"))
 
     def _check_framing(self, version: str) -> None:
-        """Refuse what llhttp lets pass and we do not."""
+        """Refuse heads that llhttp lets pass and we do not."""
         headers = self._headers
         if version not in ("1.1", "1.0"):
             raise Refusal(505, "version_not_supported")
@@ -404,7 +405,7 @@ class RequestReader:
             self._large_body = memoryview(self._state.memory.buffer(head.length))
 
     def _take_body(self) -> bytes | bytearray:
-        """Take what was received of the body, and its bytes off the account."""
+        """Take the received part of the body, and its bytes off the account."""
         self._state.bodies.remove(self)
         if self._large_body is not None:
             body = cast(bytearray, self._large_body.obj)

@@ -119,7 +119,7 @@ class AppView(ErrorResponder, Protocol):
         """The services that take requests."""
 
     def problems(self) -> dict[str, str]:
-        """Return what keeps services from answering now, by their names."""
+        """Return the reasons why services do not answer now, by their names."""
 
     def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
         """Return why no request should be sent to the app now; None if one service would answer."""
@@ -233,7 +233,7 @@ class HeadAdmission:
         """Raise `CarpoolError` if no request to a model is taken now."""
         refusal = self._app.refusal_of(endpoint)
         if refusal is not None:
-            raise copy.copy(refusal)  # each raise adds its frames to the traceback of what it raises
+            raise copy.copy(refusal)  # each raise adds its frames to the traceback of its error
 
     def _check_coding(self, headers: Mapping[bytes, bytes], *, is_bulk: bool = False) -> None:
         """Raise `CarpoolError` if a body in this coding is not read."""
@@ -266,7 +266,7 @@ class HeadAdmission:
         )
 
     def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
-        """Read what is asked of a model off a request's headers."""
+        """Read the wish of a request for a model off its headers."""
         headers, formats = head.headers, address.formats
         self._check_taken(endpoint)
         self._check_coding(headers, is_bulk=is_bulk)
@@ -340,7 +340,7 @@ Handler = Callable[[Exchange], None]
 Target = tuple[Handler, Endpoint | None, Address | None]
 """The function at an address; at the address of a model also the model and the `Address`."""
 Routes = dict[bytes, dict[bytes, Target]]
-"""By path and method, what answers."""
+"""The functions that answer, by path and method."""
 
 
 def of_pages(pages: Mapping[bytes, Handler]) -> Routes:
@@ -349,7 +349,7 @@ def of_pages(pages: Mapping[bytes, Handler]) -> Routes:
 
 
 def of_orders(orders: Mapping[bytes, Handler]) -> Routes:
-    """Return the entries of what changes the server."""
+    """Return the entries of the orders that change the server."""
     return {path: {b"POST": (order, None, None)} for path, order in orders.items()}
 
 
@@ -432,7 +432,10 @@ def what_is_there(routes: Routes, root_path: str) -> WhatIsThere:
 
 
 def check_root_path(path: str) -> str:
-    """Return what a proxy puts before each path, without a slash at its end. Raises ValueError."""
+    """Return the path that a proxy puts before each address, without a slash at its end.
+
+    Raises ValueError.
+    """
     if path and (not _ROOT_PATH.fullmatch(path) or path == "/"):
         raise ValueError(f"root_path must begin with a slash, such as /api, not {path!r}")
     return path.rstrip("/")
@@ -453,7 +456,7 @@ class PredictRoutes:
         self._is_patient = is_patient
 
     def predict(self, exchange: Exchange, is_weighed: bool = False) -> None:
-        """Hand a request to its model's driver, once it is noted on it what it counts for.
+        """Hand a request to its model's driver, once its size is noted on it.
 
         Only the deadline is set here. By when the SLO wants it answered, the core says.
         """
@@ -475,7 +478,7 @@ class PredictRoutes:
         driver.submit(exchange)
 
     def _weigh(self, weigher: Weigher, exchange: Exchange) -> None:
-        """Note on an item what it counts for, and hand it over then."""
+        """Note the size of an item on it, and hand it over then."""
         body = exchange.body
         self._with(
             exchange,
@@ -530,7 +533,7 @@ class PredictRoutes:
         self._with(exchange, listed, submit)
 
     def _with(self, exchange: Exchange, read: Callable[[], T], then: Callable[[T], object]) -> None:
-        """Go on with what is read from a body, or refuse the request."""
+        """Go on with the content of a body, or refuse the request."""
         head = exchange.head
         exchange.read_beside(self._app, exchange.nbytes, read, then, lambda error: self._app.refuse(head, error))
 

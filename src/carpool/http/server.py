@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class _ServedAddress:
-    """Where a server listens, and what it serves there.
+    """Where a server listens, and the app that it serves there.
 
     Attributes:
         listener: Where.

@@ -142,7 +142,7 @@ class StatusPages:
         exchange.respond(HttpResponse(200, body, content_type.encode()))
 
     def overview(self, exchange: Exchange) -> None:
-        """Show what the server has, in plain text."""
+        """Show the models and addresses of the server, in plain text."""
         root = self._app.root_path.encode()
         shown = [
             path
@@ -200,7 +200,7 @@ class _Source:
 
     @property
     def driver(self) -> Driver:
-        """Itself: it is asked for nothing but what follows."""
+        """Itself: only the methods below are called."""
         return cast("Driver", self)
 
     def pause(self, exchange: Exchange, is_paused: bool) -> None:
@@ -307,7 +307,7 @@ class Dashboard:
         exchange.tell_part(message)
 
     def _message(self) -> bytes:
-        """Return the figures and what is wrong."""
+        """Return the figures and the problems."""
         now = figures(self._stats(), monotonic())
         lately, earlier = self._past.before(now["time"]), self._past.before(now["time"], DEATHS_S)
         return as_json({"figures": now, "problems": problems(lately, now, earlier)})
@@ -339,7 +339,7 @@ _PAGES = {
 
 
 def pages_at(path: bytes) -> Iterator[tuple[bytes, Callable[[Exchange], None]]]:
-    """Yield the addresses of a page and of the files that it loads, and what answers there."""
+    """Yield the addresses of a page and of the files that it loads, with their functions."""
     page, *files = _PAGES[path]
     yield path, _file(page)
     for name in files:

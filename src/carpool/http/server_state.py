@@ -148,7 +148,7 @@ class ClientConnection(Protocol):
         """Take a whole request, and the response if the app refused its head."""
 
     def large_body_started(self, memory: memoryview) -> None:
-        """Receive what comes next into `memory`, and call `large_body_received` for it."""
+        """Receive the next bytes into `memory`, and call `large_body_received` for it."""
 
     def refuse(self, response: HttpResponse) -> None:
         """Answer the present request with `response`, and read no further."""
@@ -177,7 +177,7 @@ class ClientConnection(Protocol):
         """Close once everything has been written."""
 
     def abort(self) -> None:
-        """Close now, whatever has not been written."""
+        """Close now, although some bytes may not have been written."""
 
     # -- its server calls these
 
@@ -250,7 +250,8 @@ class ServerState:
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
 
     def routes_changed(self) -> None:
-        """Judge all heads anew, keep what new services look at, and divide what there is anew."""
+        """Judge all heads anew, keep the headers that new services read, and divide the limits
+        anew."""
         self.heads.clear()
         self.kept_headers.update(self.app.wanted_headers)
         self._divide()
@@ -285,7 +286,7 @@ class ServerState:
             connection.turn_has_come()
 
     def write_soon(self, connection: ClientConnection) -> None:
-        """Have a connection write what it has gathered, at the end of this turn of the loop."""
+        """Have a connection write its gathered parts, at the end of this turn of the loop."""
         if not self._gathering:
             self._loop.call_soon(self._write_gathered)
         self._gathering.append(connection)

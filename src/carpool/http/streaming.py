@@ -109,7 +109,7 @@ class Delivery:
         self.unread = Unread()
 
     def hold(self, data: bytes) -> bool:
-        """Keep what cannot be written yet; report whether the stream must be paused now."""
+        """Keep bytes that cannot be written yet; report whether the stream must be paused now."""
         self.held.append(data)
         return self.unread.add(len(data))
 

@@ -1,4 +1,4 @@
-"""The timers of one connection: how long a client may take, and what happens if it takes longer.
+"""The timers of one connection: how long a client may take, and the consequence if it takes longer.
 
 The times are in `Limits`. There are five timers:
 
@@ -33,7 +33,7 @@ _LINGER_S = 2.0
 _PROBE_AFTER_S = 0.02
 _PROBE_TRIES = 8
 _LATE_S = 0.25  # a timer that comes later than this has been kept from it
-_CATCH_UP_S = 0.1  # in which what has come meanwhile is read
+_CATCH_UP_S = 0.1  # in which the bytes that have come meanwhile are read
 
 
 class Timers:
@@ -70,7 +70,7 @@ class Timers:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
 
-        # Idle: what the last look saw.
+        # Idle: the figures of the last look.
         self._idle: asyncio.TimerHandle | None = None
         self._requests_when_quiet = 0  # -1 if the connection was not quiet
         self._unsent_when_looked = 0
@@ -123,7 +123,8 @@ class Timers:
         self.receiving = self._loop.call_later(seconds, self._received_too_slowly)
 
     def reading_resumed(self) -> None:
-        """Give what is half received its whole time once more, since it was we who did not read."""
+        """Give a half received request its whole time once more, since it was we who did not
+        read."""
         self._received_part = (0, False)
         self.bytes_received()
 

@@ -106,7 +106,7 @@ class ActorWorker:
 
     @property
     def broke_protocol(self) -> bool:
-        """Whether it has sent what it must not send."""
+        """Whether it has broken the rules of the protocol."""
         return self._joined is not None and self._joined.broke_protocol
 
     @property
@@ -135,7 +135,7 @@ class ActorWorker:
             self._joined.close_input()
 
     def catch_up(self) -> bool:
-        """Read what it has sent already, and report whether there was anything."""
+        """Read the frames that it has sent already, and report whether there was anything."""
         return self._joined is not None and self._joined.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:

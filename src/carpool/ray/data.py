@@ -144,12 +144,12 @@ def _alone(stage: Stage) -> Stage:
 
 
 def _to_send(stage: Stage) -> Stage:
-    """Return a stage without what is found out of its model's hints, which need not pickle."""
+    """Return a stage without the readings of its model's hints, which need not pickle."""
     return with_changes(stage, {"traits": None})
 
 
 def _as_received(stage: Stage) -> Stage:
-    """Return a stage with what is found out of its model's hints."""
+    """Return a stage with the readings of its model's hints."""
     return with_changes(stage, {"traits": traits_of(stage.model, stage.max_batch_size is not None)})
 
 

@@ -25,11 +25,11 @@ _WORKER = (*_STAGE, "worker", "host", "node", "actor", "device")
 Tags = dict[str, str]
 
 Where = Mapping[str, Mapping[int, Hello]]
-"""By stage and place, what workers have said of themselves."""
+"""By stage and place, the greetings of workers."""
 
 
 def where_workers_are(stats: Stats) -> Where:
-    """Return a copy of what the workers of a service have said of themselves."""
+    """Return a copy of the greetings of the workers of a service."""
     return {stage.name: dict(stage.elsewhere) for stage in stats.stages}
 
 
@@ -82,7 +82,7 @@ class RayMetrics:
             self._show(name, [])
 
     def _count(self, name: str, total: float, tags: Tags) -> None:
-        """Add to a counter what has come since the last time."""
+        """Add the increase since the last time to a counter."""
         key = (name, *tags.values())
         more = total - self._counted.get(key, 0)
         if more > 0:
@@ -90,7 +90,7 @@ class RayMetrics:
             metric(name).inc(more, tags)
 
     def _show(self, name: str, values: list[tuple[Tags, float]]) -> None:
-        """Set a gauge; what stood last and is there no more becomes 0."""
+        """Set a gauge; a value that stood last and is there no more becomes 0."""
         now = {tuple(tags.items()): value for tags, value in values}
         for gone in self._shown.get(name, set()) - now.keys():
             metric(name).set(0, dict(gone))

@@ -228,7 +228,7 @@ class Session:
         self._suspects.disconnected(self.clock(), node)
 
     def find_room(self, stage: str, found: Callable[[bool], None]) -> None:
-        """Find out whether the cluster has free what a worker needs.
+        """Find out whether the cluster has room for a worker.
 
         Args:
             stage: The stage.
@@ -237,7 +237,7 @@ class Session:
         self._errands.put(lambda: self.from_ray(found, has_free(self._needs(stage), ray.available_resources())))
 
     def tell_what_is_missing(self, launch: Launch, place: int) -> None:
-        """Log what a worker needs, and what the cluster has free."""
+        """Log the needs of a worker, and the free room of the cluster."""
         stage = launch.setup.stage
         needs = self._needs(stage)
 
@@ -295,7 +295,7 @@ class Session:
 
 
 def has_free(needs: Mapping[str, Any], free: Mapping[str, float]) -> bool:
-    """Report whether a cluster has free what an actor needs, on whatever nodes.
+    """Report whether a cluster has room for an actor, on any nodes.
 
     Args:
         needs: In Ray's words.

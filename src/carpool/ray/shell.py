@@ -111,7 +111,7 @@ def ray_tls() -> Tls | None:
 
 
 def _read_setup(frame: Frame) -> tuple[Setup, FindModel]:
-    """Return what the service says, and what finds the model on this node."""
+    """Return the setup that the service sends, and the finder of the model on this node."""
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
     program.extend(setup.program)
     return setup, lambda: program.unpack_model(setup.program, setup.model)

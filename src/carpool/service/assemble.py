@@ -148,7 +148,7 @@ def _pool_class(stage: Stage) -> type[WorkerPool]:
 
 
 def _crew(service: Declaration, stage: Stage, has_keys: bool) -> Crew:
-    """Return what gives a stage's requests to its workers.
+    """Return the batcher or stepper that gives a stage's requests to its workers.
 
     Args:
         service: The service.
@@ -207,7 +207,7 @@ def _stepper(service: Declaration, stage: Stage, has_keys: bool) -> Stepper:
 def launch(
     service: Declaration, index: int, guard: Guard | None, usable_cores: int, site: Site | None = None
 ) -> Launch:
-    """Return what the workers of one stage are started with.
+    """Return the launch of the workers of one stage.
 
     Args:
         service: The service.

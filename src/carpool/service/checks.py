@@ -205,7 +205,7 @@ _NEEDS = (
 
 
 def cluster_needs(name: str, value: Any) -> dict[str, Any]:
-    """Return what a worker needs on a Ray cluster, in Ray's words, which Ray itself checks.
+    """Return the needs of a worker on a Ray cluster, in Ray's words, which Ray itself checks.
 
     Raises:
         TypeError: It is no mapping with text as its keys.
@@ -522,7 +522,7 @@ def header_of(key: Any) -> bytes | None:
 
 
 def check_key(key: Any, max_batch_size: int | None, traits: Traits) -> None:
-    """Check what requests must have in common. Raises ValueError or TypeError."""
+    """Check the key that requests must have in common. Raises ValueError or TypeError."""
     if not isinstance(key, str):
         check_callable("key", key, "an item")
     elif not key.removeprefix(_HEADER):

@@ -46,7 +46,7 @@ def may_fit(gives: Any, takes: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """Return a type without what annotates it; a dict with known keys is a dict."""
+    """Return a type without annotations; a dict with known keys is a dict."""
     if typing.is_typeddict(kind):
         return dict
     while True:

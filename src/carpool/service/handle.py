@@ -54,7 +54,7 @@ _HOW_TO_CLOSE_ASYNC = "await close(), or use a block, `async with service.run_as
 
 
 class RunSettings(TypedDict, total=False):
-    """The settings of a run; `Service.run_async` says what each is."""
+    """The settings of a run, which `Service.run_async` explains."""
 
     journal_size: int
     output: LineSink
@@ -183,7 +183,7 @@ class AsyncHandle:
         return made
 
     async def _start_workers(self, made: Assembly) -> None:
-        """Start the workers and whatever they need, and wait until they are ready."""
+        """Start the workers and all that they need, and wait until they are ready."""
         self._running.pin(self.service)
         if made.guard is not None:
             made.guard.start()
@@ -276,7 +276,7 @@ class AsyncHandle:
         await self._changeable().changes.reload(rolling=flag("rolling", rolling), grace_s=grace_s)
 
     def _changeable(self) -> Assembly:
-        """Return the parts of the service, on its loop. Raises what `running_driver` raises."""
+        """Return the parts of the service, on its loop. Raises the errors of `running_driver`."""
         if asyncio.get_running_loop() is not self.running_driver.loop:
             self._refuse_other_loops()
         if self._life.state is LifeState.STARTING:
@@ -414,7 +414,7 @@ class AsyncHandle:
         return stream.run(xs, return_exceptions, self)
 
     def stats(self) -> ServiceSnapshot:
-        """Return what the service has done so far, even after it was closed.
+        """Return the figures of the service so far, even after it was closed.
 
         Raises:
             RuntimeError: The service has not been started, or was started by another process.
@@ -425,7 +425,7 @@ class AsyncHandle:
         return driver.snapshot()
 
     def story(self, request_id: int | None = None) -> list[Entry]:
-        """Return what happened to a request, in order; empty without a `journal_size`.
+        """Return the events of a request, in order; empty without a `journal_size`.
 
         Args:
             request_id: The number of the request; a service counts them from 1 as they come. None
@@ -434,7 +434,7 @@ class AsyncHandle:
         return [] if self._journal is None else self._journal.story(request_id)
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int, memory: Memory | None = None) -> Request:
-        """Make a request of an item. Raises what pickling or weighing the item raises.
+        """Make a request of an item. Raises the errors of pickling and weighing the item.
 
         Args:
             x: The item.

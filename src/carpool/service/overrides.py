@@ -186,7 +186,7 @@ def _share_anew(stage: Stage, settings: dict[str, Any], changes: Mapping[str, An
 
 
 class NotFound(ValueError):
-    """There is no such service; the text says what there is."""
+    """There is no such service; the text names those that there are."""
 
 
 class BrokenModule(ValueError):

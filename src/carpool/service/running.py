@@ -87,7 +87,7 @@ class Running:
     async def begin(
         self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, upkeep: Upkeep, how_to_close: str
     ) -> None:
-        """Take note, on the service's loop, of what is being started.
+        """Take note, on the service's loop, of the parts that are being started.
 
         Args:
             driver: The service's.

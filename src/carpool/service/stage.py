@@ -229,7 +229,8 @@ class Stage:
             keep(self, "devices", share_devices(parse_devices(given.devices), most))
 
     def _check_model(self) -> None:
-        """Check the model, and what depends on its form. Raises ValueError or TypeError."""
+        """Check the model, and the settings that depend on its form. Raises ValueError or
+        TypeError."""
         traits = self.traits
         check_parts(traits, self.max_batch_size, self.max_rows, self.allowed_batch_sizes, self.policy)
         if self.max_batch_size is not None or traits.form is Form.STEPS:
@@ -241,7 +242,7 @@ class Stage:
         check_policy(self.policy, in_parts=traits.in_parts)
 
     def _check_batches(self) -> None:
-        """Check what says how batches are composed. Raises ValueError or TypeError."""
+        """Check the settings of the composition of batches. Raises ValueError or TypeError."""
         most, traits = self.max_batch_size, self.traits
         if self.allowed_batch_sizes is not None:
             _check_allowed_sizes(self.allowed_batch_sizes, most, has_size=self.size is not None)
@@ -260,7 +261,7 @@ class Stage:
             _check_fits_frame(most, self.max_queue_size, is_weighed=self.size is not None)
 
     def _check_workers(self) -> None:
-        """Check what says how many workers there are, and where. Raises ValueError or TypeError."""
+        """Check the settings of the number and place of workers. Raises ValueError or TypeError."""
         settings = {
             "join": self.join,
             "cpus": self.cpus is not None,

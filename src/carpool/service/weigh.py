@@ -72,11 +72,11 @@ class Weigher:
         return 1 if self._size is None else units(self._told(self._size, "size", x), self._name)
 
     def length_of(self, x: Any) -> int:
-        """Return the length of an item; it is 1 without `length=`. Raises what `of` does."""
+        """Return the length of an item; it is 1 without `length=`. Raises the errors of `of`."""
         return 1 if self._length is None else units(self._told(self._length, "length", x), self._name, "length")
 
     def weigh(self, request: Request, x: Any) -> None:
-        """Write on a request what its item `x` counts for: its size, its length and its key.
+        """Write the size, the length and the key of its item `x` on a request.
 
         Raises:
             ModelError: One of the user's functions raised, or did not return what it must.
@@ -107,7 +107,7 @@ class Weigher:
         self.weigh(request, self._opened(item, format) if self._opens else None)
 
     def _told(self, function: Callable[[Any], Any], setting: str, x: Any) -> Any:
-        """Return what a user's function says of an item. One thread at a time calls it."""
+        """Return the result of a user's function for an item. One thread at a time calls it."""
         try:
             with self._asking:
                 return function(x)
@@ -131,7 +131,8 @@ class Weigher:
 
 
 def weigher_of(stage: Stage | None, has_keys: bool = False) -> Weigher | None:
-    """Return what weighs the items of a stage, or None if each counts as one and is like any other.
+    """Return the weigher of the items of a stage, or None if each counts as one and is like any
+    other.
 
     Args:
         stage: The stage; None if items are weighed where they come to branches.
@@ -143,7 +144,7 @@ def weigher_of(stage: Stage | None, has_keys: bool = False) -> Weigher | None:
 
 
 def units(returned: Any, whose: str, setting: str = "size") -> int:
-    """Return what a size or length function has returned as an int of at least 1.
+    """Return the result of a size or length function as an int of at least 1.
 
     0 counts as 1, since an empty item is an item of the batch all the same.
 
@@ -168,7 +169,7 @@ def units(returned: Any, whose: str, setting: str = "size") -> int:
 
 
 def valid_key(returned: Any, whose: str) -> Hashable:
-    """Return what a key function has returned, if it may be a key.
+    """Return the result of a key function, if it may be a key.
 
     Keys are compared by the core, so they must be of Python's own plain types, or tuples of them,
     whose comparison runs no code of the user's.

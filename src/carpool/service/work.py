@@ -72,7 +72,7 @@ def work(service: Declaration, stage: Stage, way: remote.Way, wait_s: float) -> 
     spots = spots_of(service.graph, service.gives)[0][[each is stage for each in service.stages].index(True)]
 
     def read_setup(frame: Frame) -> tuple[Setup, FindModel]:
-        """Return what the service says, and what finds the model: it is here already."""
+        """Return the setup that the service sends, and the finder of the model, which is here."""
         sent = msgspec.msgpack.decode(frame.payloads[0], type=Setup)  # type: ignore[arg-type]
         setup = msgspec.structs.replace(sent, program=own)
         return setup, lambda: (stage.model, stage.kwargs, adapters, spots)

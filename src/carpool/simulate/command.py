@@ -69,7 +69,7 @@ def simulate(*, options: Annotated[Options | None, Parameter(name="*")] = None) 
 
 
 def _simulate_batches(options: Options) -> None:
-    """Compare policies of batches, and show what came of it; exit if an option makes no sense."""
+    """Compare policies of batches, and show the reports; exit if an option makes no sense."""
     slo, plot = options.slo or "60ms", options.plot
     with _exit_on_mistake():
         comparison = _comparison(options, slo)
@@ -91,7 +91,7 @@ def _simulate_batches(options: Options) -> None:
 
 
 def _simulate_steps(options: Options) -> None:
-    """Compare policies of steps, and show what came of it; exit if an option makes no sense."""
+    """Compare policies of steps, and show the reports; exit if an option makes no sense."""
     slo = options.slo or "1s"
     with _exit_on_mistake():
         _refuse_what_steps_lack(options)
@@ -112,7 +112,7 @@ def _simulate_steps(options: Options) -> None:
 
 
 def _step_settings(options: Options) -> dict[str, Any]:
-    """Return what the options say of the one stage of a simulation of steps. Raises ValueError."""
+    """Return the options of the one stage of a simulation of steps. Raises ValueError."""
     cost = options.cost
     rows = _one_or_each(_numbers("max-batch-size", options.max_batch_size), 64)
     workers = _one_or_each(_fixed(_numbers("workers", options.workers)), 1)
@@ -214,7 +214,7 @@ def _exit_on_mistake() -> Iterator[None]:
 
 
 def _comparison(options: Options, slo: str) -> _Comparison:
-    """Return what the options say is to be simulated. Raises ValueError."""
+    """Return the contest that the options describe. Raises ValueError."""
     graph = _graph(options)
     cost: list[str] | dict[str, str]
     known_limits: list[int] | None
@@ -333,7 +333,7 @@ def _lengths(text: str | None) -> list[int] | None:
 
 
 def _numbers(option: str, given: list[str] | None) -> list[Any]:
-    """Return what an option says for each stage: numbers, and other texts as they are.
+    """Return the value of an option for each stage: numbers, and other texts as they are.
 
     Raises:
         ValueError: It says several things for one stage, or no number where one is needed.
@@ -376,7 +376,7 @@ def _one_or_each(values: Sequence[T] | None, default: int) -> T | int | list[T]:
 
 
 def _capacity(comparison: _Comparison) -> _Capacity:
-    """Return what the workers can do, and the load.
+    """Return the capacity of the workers, and the load.
 
     This finds the mistakes in the settings before any process starts.
 
@@ -445,7 +445,7 @@ def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, fo
 
 
 def _about_lengths(report: Report) -> str:
-    """Return what the columns about lengths mean; empty where requests have none."""
+    """Return the meaning of the columns about lengths; empty where requests have none."""
     if report.padding_share is None:
         return ""
     return (
@@ -457,7 +457,7 @@ def _about_lengths(report: Report) -> str:
 def _print_table(
     shown: _Shown, settings: dict[str, Any], capacity: _Capacity, reports: list[Report], plot: Path | None
 ) -> None:
-    """Print the workload in two lines, the table, and what its columns mean."""
+    """Print the workload in two lines, the table, and the meaning of its columns."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH

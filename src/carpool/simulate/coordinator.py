@@ -170,7 +170,7 @@ class BusyDriver(VirtualDriver):
     # -- the world outside, at its own time
 
     def at(self, when: float, event: Callable[[], None]) -> None:
-        """Have an event happen at `when`; the coordinator sees what it leaves in a socket."""
+        """Have an event happen at `when`; the coordinator sees its traces in a socket."""
         self._at(when, event)
 
     def enter(self, request: Request) -> None:
@@ -209,7 +209,7 @@ class BusyDriver(VirtualDriver):
     # -- a turn of the coordinator
 
     def _poll(self, now: float) -> None:
-        """Work through what has come; the clock stands still meanwhile."""
+        """Work through the events that have come; the clock stands still meanwhile."""
         if now < self._time:
             self._wake_at = self._time
             return

@@ -1,4 +1,4 @@
-"""One run: arrivals go into the core, batches cost what the user says, and a report comes out.
+"""One run: arrivals go into the core, batches cost as the user says, and a report comes out.
 
 Core, batcher, queue and policy are the same classes that a service uses; only the driver is
 another one. `BatchCosts` adds up the cost of a batch: curve, padding, noise, and the
@@ -354,7 +354,7 @@ class BatchCosts:
         return seconds
 
     def _work(self, batch: Batch) -> BatchShape:
-        """Return what the worker of a batch is given."""
+        """Return the load of the worker of a batch."""
         stage = batch.stage
         n = self._sizes[stage](self._traffic.weight_of(batch))
         lengths = self._traffic.lengths_of(batch)

@@ -327,7 +327,7 @@ def _jain(record: Record, good: list[bool]) -> float | None:
 
 
 def _padding_share(stage: StageRecord) -> float | None:
-    """Return the share of padding in what a stage computed; None without lengths."""
+    """Return the share of padding in the work of a stage; None without lengths."""
     return 1 - stage.of_requests / stage.computed if stage.computed else None
 
 

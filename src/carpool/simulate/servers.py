@@ -170,7 +170,7 @@ _BUSY_OVER = 10  # looks over which the share of time is taken in which workers 
 
 @dataclass(frozen=True)
 class Load:
-    """As many as the load needs, by what comes and what batches cost: the rule of services."""
+    """As many as the load needs, by arrivals and the costs of batches: the rule of services."""
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def run_steps(
     learned: bool = False,
     most_requests: int | None = None,
 ) -> StepReport:
-    """Simulate a stage of steps, and report what its readers see.
+    """Simulate a stage of steps, and report the waits of its readers.
 
     Requests arrive in [0, duration), and the run goes on until all of them are done.
 

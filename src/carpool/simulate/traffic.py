@@ -1,4 +1,4 @@
-"""The requests of one run, and what sends them: open processes, and clients of closed loops.
+"""The requests of one run, and their senders: open processes, and clients of closed loops.
 
 Each purpose has a random source of its own, so that all policies see the same arrivals with the
 same weights, lengths, keys and SLOs, whatever they decide. Only a closed loop's arrivals depend on
@@ -139,7 +139,7 @@ class Traffic:
         self._driver.at(self._driver.clock.now + pause_s, client.send)
 
     def weight_of(self, batch: Batch) -> float:
-        """Return what a batch weighs, from which its cost follows."""
+        """Return the weight of a batch, from which its cost follows."""
         if not self._has_weights:
             return len(batch)
         if self._features.weights_known:

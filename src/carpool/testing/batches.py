@@ -161,7 +161,7 @@ class _Check:
         return batches
 
     async def _run(self, batch: Sequence[int]) -> list[Any]:
-        """Return what the items of a batch get, each as a value of its own."""
+        """Return the answers of the items of a batch, each as a value of its own."""
         trouble: list[Trouble] = []
         results = await self._invoker.run([_copied(self._items[at]) for at in batch], trouble)
         return [_copied(result) for result in results]
@@ -177,7 +177,7 @@ class _Check:
         return answer
 
     async def _check(self, batch: list[int]) -> None:
-        """Compare what the items of a batch get with what they get alone."""
+        """Compare the answers of the items of a batch with those that they get alone."""
         answers = await self._run(batch)
         for place, answer in enumerate(answers):
             if not self._is_same(answer, batch[place]):
@@ -192,7 +192,7 @@ class _Check:
         return type(answer) is not Failed and self._equal(answer, alone)
 
     async def _error(self, batch: list[int], place: int, answer: Any) -> BatchesError:
-        """Return what is wrong with an answer, with as small a company as shows it."""
+        """Return the fault of an answer, with as small a company as shows it."""
         at = batch[place]
         again = await self._run_alone(at)
         if not self._is_same(again, at):

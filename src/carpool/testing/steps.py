@@ -150,7 +150,7 @@ class _Stream:
     history: list[str] = field(default_factory=list)
 
     def note(self, event: str) -> None:
-        """Remember what has happened to it."""
+        """Remember an event."""
         parts = "1 part" if self.n_heard == 1 else f"{self.n_heard} parts"
         self.history.append(f"{event} after {parts}" if self.n_heard else event)
 
@@ -323,7 +323,7 @@ class _Check:
     # -- alone
 
     async def _run_alone(self, at: int) -> _Alone:
-        """Return what an item gets by itself, from a model of its own."""
+        """Return the answer of an item by itself, from a model of its own."""
         worker, alone = await self._new_worker("a worker of its own"), _Alone()
         stream = _Stream(0, at)
         try:
@@ -418,7 +418,7 @@ class _Check:
     # -- comparing
 
     def _hear(self, worker: _Worker, outs: Outs) -> None:
-        """Compare what has come of streams with what it should have been."""
+        """Compare the parts of streams with those that they should have had."""
         for row, kind, value, raw in outs:
             stream = worker.streams[row.id]
             alone = self._alone[stream.at]

@@ -162,7 +162,7 @@ def _problem_of(fields: list[str], n: int) -> str | None:
 
 
 def candidates(row: InputRow, kind: Any) -> Iterator[Any]:
-    """Yield what a row of a table may be as an item, the likeliest first.
+    """Yield the items that a row of a table may stand for, the likeliest first.
 
     Args:
         row: Of a table, without a problem.
@@ -187,7 +187,7 @@ def candidates(row: InputRow, kind: Any) -> Iterator[Any]:
 
 
 def _guessed(text: str) -> Any:
-    """Return what a field of a CSV file seems to be: a number as JSON writes it, None if it is
+    """Return the likely value of a field of a CSV file: a number as JSON writes it, None if it is
     empty, else text, such as a code that begins with zeros.
     """
     if not text:
@@ -272,7 +272,7 @@ def _kind_of_integers(values: Iterable[int]) -> Kind:
 
 
 def merged(kinds: Iterable[Kind]) -> Kind:
-    """Return what values of these kinds are together."""
+    """Return the common kind of values of these kinds."""
     together: Kind = NOTHING
     for kind in kinds:
         together = _merged(together, kind)

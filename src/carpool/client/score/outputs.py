@@ -79,7 +79,7 @@ class Output(Protocol):
         """Return answers with an error in the place of each that the file cannot hold."""
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Write the next answers; what is written of one in part, a later run does not take."""
+        """Write the next answers; one that is written in part is not taken by a later run."""
 
     def close(self, *, is_whole: bool) -> None:
         """Take note that there are no more answers.
@@ -172,7 +172,7 @@ class _Mended:
         return not self._places
 
     def write(self, answer: bytes) -> None:
-        """Write the next new answer, and what is before it."""
+        """Write the next new answer, and the old ones before it."""
         place = self._places.popleft()
         self._copy(place.begin)
         self._new.write(answer)
@@ -265,7 +265,7 @@ class LineRows:
         return [(answer.result if answer.is_error else entries.of_result(answer.result)) + b"\n" for answer in answers]
 
     def rest(self) -> list[bytes]:
-        """Return what was kept back: nothing."""
+        """Return the bytes that were kept back: none."""
         return []
 
 
@@ -359,7 +359,7 @@ class SheetRows:
         return text.removesuffix("\r\n").encode() + b"\n"
 
     def write(self, text: str) -> None:
-        """Take what the csv module writes."""
+        """Take the text that the csv module writes."""
         self._texts.append(text)
 
 

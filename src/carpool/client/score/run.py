@@ -56,12 +56,12 @@ class Scorer(Protocol):
     """The names of the fields that answers may have, as far as they are known."""
 
     def answers(self, rows: Iterable[InputRow]) -> Iterator[list[Answer]]:
-        """Yield the answers to rows, in their order, in lists of what came together; an empty list
-        once it is ready.
+        """Yield the answers to rows, in their order, in lists of those that came together; an empty
+        list once it is ready.
         """
 
     def summary(self, seconds: float) -> list[str]:
-        """Return what is worth knowing in the end, in lines."""
+        """Return the summary for the end, in lines."""
 
 
 def failed(error: BaseException) -> Answer:
@@ -339,7 +339,7 @@ def _output(job: Job, format: str, done: EarlierRun, fields: Sequence[str]) -> O
 
 
 def _shown(console: Console) -> Progress:
-    """Return what shows how far it is, every second; there is none where no person looks."""
+    """Return a progress display, renewed every second; there is none where no person looks."""
     columns = (
         *(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")),
         *(TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(compact=True)),

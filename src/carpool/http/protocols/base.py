@@ -63,10 +63,10 @@ class ModelOfApp(Protocol):
         """Why the service could not answer now; None if it could."""
 
     def allowance(self, nbytes: int) -> Allowance:
-        """Return what may be made of a body of so many bytes; whoever reads one counts first."""
+        """Return the limits of a body of so many bytes; whoever reads one counts first."""
 
     def snapshot(self) -> ServiceSnapshot | None:
-        """Return what the service has done so far; None while it is not running."""
+        """Return the figures of the service so far; None while it is not running."""
 
 
 class ProtocolRequest(NamedTuple):
@@ -136,18 +136,18 @@ class PartsWriter(Protocol):
         """Report whether an item's answer needs no further parts, so that they need not be made."""
 
     def end(self, index: int) -> bytes:
-        """Return what follows the last part of an item's answer."""
+        """Return the end of an item's answer, behind its last part."""
 
     def close(self) -> bytes:
-        """Return what follows the answers of all items."""
+        """Return the end of the whole, behind the answers of all items."""
 
     def error(self, error: ShownError) -> bytes:
-        """Return what stands in the place of the rest after a failure; nothing follows it."""
+        """Return the error in the place of the rest after a failure; nothing follows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Items for a model, and what becomes of their results.
+    """Items for a model, and the use of their results.
 
     Attributes:
         model: Gets the items.
@@ -300,7 +300,7 @@ def first_of(models: Sequence[ModelOfApp]) -> ModelOfApp | None:
 
 
 def nobody_is_first(models: Sequence[ModelOfApp]) -> Answering:
-    """Return what answers where the first model did, after that has been removed: 404."""
+    """Return the answer at the address of a first model that has been removed: 404."""
 
     def refuse(request: ProtocolRequest) -> HttpResponse:
         text = f"the first service, which answered here, was removed; there is {_names(models)}"

@@ -65,7 +65,7 @@ def of_instances(model: ModelOfApp, instances: bytes, key: str = "predictions") 
 
 
 def allowance_of(model: ModelOfApp, body: bytes | bytearray) -> Allowance:
-    """Return what may be made of a body that lists items: of a model of tables they are the rows of
+    """Return the limits of a body that lists items: of a model of tables they are the rows of
     one table, which is one item.
     """
     allowance = model.allowance(len(body))

@@ -281,7 +281,7 @@ def _configured(column: TensorColumn) -> dict[str, Any]:
 
 
 def _parts_of(request: ProtocolRequest, inputs: TensorTable) -> tuple[_Infer, memoryview]:
-    """Return the JSON of a request and what follows it. Raises `InvalidRequest`."""
+    """Return the JSON of a request and the bytes behind it. Raises `InvalidRequest`."""
     body = request.body if isinstance(request.body, bytearray) else bytearray(request.body)  # rows may be written to
     given = request.headers.get(HEADER_LENGTH)
     if given is None:
@@ -297,7 +297,7 @@ def _parts_of(request: ProtocolRequest, inputs: TensorTable) -> tuple[_Infer, me
 
 
 def _raw(inputs: TensorTable, nbytes: int) -> _Infer:
-    """Return what a request means that is nothing but one tensor of one row."""
+    """Return the submission of a request that is nothing but one tensor of one row."""
     if inputs.is_record and len(inputs.columns) > 1:
         raise InvalidRequest("a body without JSON is one tensor, and the model has several inputs")
     (column,) = inputs.columns

@@ -176,7 +176,7 @@ def submission_of(
     created: int,
     nbytes: int,
 ) -> Submission:
-    """Return what a request asks of a model.
+    """Return the submission of a request.
 
     Args:
         model: The model.
@@ -291,7 +291,7 @@ def _respond(about: About, prompt_tokens: int, terms: ChoiceTerms, results: list
 
 
 def delta_of(part: Any) -> Delta:
-    """Return what a model has yielded as a `Delta`. Raises `ModelError` if it is no text."""
+    """Return a part of a model as a `Delta`. Raises `ModelError` if it is no text."""
     if isinstance(part, Delta):
         return part
     if isinstance(part, str):
@@ -397,7 +397,7 @@ class Choice:
         return max(begun, default=0)
 
     def end(self) -> str:
-        """Take note that the answer has ended, and return what was kept back."""
+        """Take note that the answer has ended, and return the text that was kept back."""
         held, self._held = self._held, ""
         if self._uncounted:
             text = "".join(self._uncounted)
@@ -452,14 +452,14 @@ class Chunks:
         return bool(self._choices[index].finish_reason)
 
     def end(self, index: int) -> bytes:
-        """Return what is left of a choice, and why it has ended."""
+        """Return the rest of a choice, and why it has ended."""
         choice = self._choices[index]
         rest = choice.end()
         first = self._chunk(index, rest) if rest else b""
         return first + self._chunk(index, "", choice.finish_reason)
 
     def close(self) -> bytes:
-        """Return what says that the answer is whole."""
+        """Return the sign that the answer is whole."""
         usage = b""
         if self._sends_usage:
             n = sum(choice.tokens for choice in self._choices)
@@ -468,7 +468,7 @@ class Chunks:
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: ShownError) -> bytes:
-        """Return what a broken answer ends with; no `[DONE]` follows."""
+        """Return the end of a broken answer; no `[DONE]` follows."""
         kind = "rate_limit_error" if error.status == 429 else "server_error"
         shown = {"message": error.message, "type": kind, "param": None, "code": error.code}
         return b"data: %b\n\n" % _encode({"error": {**shown, "request_id": error.request_id}})

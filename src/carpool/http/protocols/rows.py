@@ -74,7 +74,7 @@ class TensorTable(NamedTuple):
 
 
 def table_of(kind: Any, name: str, examples: Sequence[Any] = (), *, is_whole: bool = False) -> TensorTable:
-    """Return what tensors make items of a type.
+    """Return the tensors that make items of a type.
 
     Args:
         kind: The type hint of an item.
@@ -135,7 +135,7 @@ def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
 
 
 def _column(name: str, kind: Any, example: Any) -> TensorColumn:
-    """Return what the tensor of a type must be. Raises ValueError."""
+    """Return the demands on the tensor of a type. Raises ValueError."""
     import numpy as np
 
     shape: tuple[int, ...] = () if example is None else (-1,) * np.ndim(example)
@@ -257,7 +257,7 @@ def items_of(table: TensorTable, tensors: Sequence[Tensor]) -> Items:
 
 
 def _sent(values: list[Any], kind: Any, has_arrays: bool) -> Items:
-    """Return items as they are sent: what the worker need not check as objects."""
+    """Return items as they are sent: as objects where the worker need not check them."""
     if has_arrays or kind in _SCALARS or kind is Any:
         return Items(values, OBJECT)
     return Items([_pack(value) for value in values], MSGPACK)
