@@ -27,10 +27,10 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 311,
-    "lines of code": 46_800,
+    "files": 289,
+    "lines of code": 46_440,
     "bases with a single subclass": 19,
-    "protocol classes": 67,
+    "protocol classes": 58,
     "words of the glossary": 50,
     "words of the docs": 87_100,
 }

@@ -57,7 +57,7 @@ class Payloads:
         return chosen(choose, self._opened(item, format), known)
 
     def _opened(self, item: Any, format: int) -> Any:
-        """Return an item as an object. Raises what a worker reports of one that cannot be read."""
+        """Return an item as an object. Raises the error of a worker where it cannot be read."""
         try:
             return self._readers[format](item)
         except BaseException as error:  # reading runs code of the item's types
@@ -96,7 +96,7 @@ class Payloads:
         return parts
 
     def joined(self, block: Any, results: Sequence[Any], accept: int) -> Any:
-        """Return what branches have come to, as one payload, or as the caller wants the answer.
+        """Return the results of branches as one payload, or as the caller wants the answer.
 
         Raises ModelError where a worker has not made it what it had to be.
         """
