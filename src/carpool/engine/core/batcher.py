@@ -61,7 +61,7 @@ class Batcher:
             place and in their order; at least one for each place that is named.
         running: How many requests workers have been handed and have not answered.
         lent: The places of the workers that are lent to callers' threads.
-        places: Which of its workers are idle, and which are about to go.
+        places: Which of its workers are idle, lent, or about to go.
         leaving: The places of the workers that are about to go.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
@@ -92,13 +92,13 @@ class Batcher:
         self.times = Times(max_batch_time_s, patience_s, watches_gaps=self.runs_ahead)
         self.in_flight: dict[int, Batch] = {}
         self.ahead: dict[int, list[Batch]] = {}
-        self.lent: set[int] = set()
         self.running = 0
         self.stray_replies = 0
         self.late_results = 0
         self._lying = 0  # how many batches are ahead
         self._has_asked = False  # a batch was laid ahead a moment ago, in the same poll
         self.places = Places()
+        self.lent = self.places.lent
         self._knots = Knots(policy.max_batch_size or lobby.batch_limit)  # sizes, about which others are
         self._lone = LoneBatch(0, 0, 0, [], 1, "alone", 0.0)
         self._lone.n = 1
@@ -164,7 +164,6 @@ class Batcher:
             blames: Whether one of its requests may be to blame.
         """
         self.places.gone(place)
-        self.lent.discard(place)
         if self.keyed is not None:
             self.keyed.lost(place)
         batch = self.in_flight.pop(place, None)
@@ -404,8 +403,7 @@ class Batcher:
         if slack_s == inf:
             return False
         due = deadline
-        # As in `longest_wait_s`; a policy's own prediction is not asked for while a worker is idle.
-        if deadline != inf and deadline - now < self.times.usual_s * (2 + 1 / self._limit):
+        if deadline != inf and deadline - now < self.times.usual_s:  # whether it may be admitted is judged elsewhere
             return False
         if now + slo_s < due:
             due = now + slo_s
@@ -439,7 +437,7 @@ class Batcher:
 
         While it is away, all is as with one worker less, and `lone_done` may be called at any time
         later. Once something waits that no other worker is free for, it should come back
-        (`wanted_back`).
+        (`Todo.recall`).
 
         Returns:
             The worker's place; None if a lone request would have to wait.
@@ -449,13 +447,6 @@ class Batcher:
         place = self._idle.pop()
         self.lent.add(place)
         return place
-
-    @property
-    def wanted_back(self) -> Collection[int]:
-        """The places of the lent workers that something waits for, or that are to go."""
-        if self.queue.count and not self._idle:
-            return self.lent
-        return self.lent & self.leaving
 
     def take_back(self, place: int, request: Request | None = None, began: float = 0.0) -> Batch | None:
         """Have a worker back that was lent; the call that it is at work on becomes a batch.
@@ -732,32 +723,23 @@ class Batcher:
         """Return how long a request waits that has `units_before` units queued before it.
 
         It goes by what recent batches took, and is rather too short than too long: in a stage that
-        is not saturated, batches are smaller than they could be.
+        is not saturated, batches are smaller than they could be. It never falls as `units_before`
+        rises, unless the policy predicts waits itself.
         """
-        limit, usual_s, running = self._limit, self.times.usual_s, self.in_flight
-        if self._idle and units_before < limit:
+        limit, usual_s, running, n_idle = self._limit, self.times.usual_s, self.in_flight, len(self._idle)
+        if n_idle and units_before < limit:
             return 0.0
-        workers = max(1, len(self._idle) + len(running) + len(self.lent) - len(self.leaving))
+        workers = max(1, n_idle + len(running) + len(self.lent) - len(self.leaving))
         wait_s = self.lobby.predicted_wait_s(int(units_before), workers) if self.lobby.predicts else None
         if wait_s is None:
             wait_s = (units_before // limit + self._lying) * usual_s / workers
         elif self._lying:
             wait_s += self._lying * usual_s / workers
-        if self._idle or not running:
+        if n_idle or not running:
             return wait_s
         oldest = next(iter(running.values()))
         rest_s = oldest.started + usual_s - now
         return wait_s + rest_s if rest_s > 0.0 else wait_s
-
-    def longest_wait_s(self, more: int) -> float:
-        """Return a bound on a wait and the batch after it, if `more` units came now.
-
-        It is never less than `predicted_wait_s` and the fastest batch, see
-        tests/engine/core/test_fast_paths.py. Infinity where the policy makes its own predictions.
-        """
-        if self.lobby.predicts:
-            return inf
-        return self.times.usual_s * (2 + self._lying + (self.queue.size + more) / self._limit)
 
     @property
     def _limit(self) -> float:

@@ -454,11 +454,13 @@ class Core:
                 todo.wake_at = lobby.attention_at
             if lobby.wake_at is not None and lobby.wake_at < todo.wake_at:
                 todo.wake_at = lobby.wake_at
-            if batcher.leaving:
+            places = batcher.places
+            if places.leaving:
                 todo.drained += [(lobby.stage, place) for place in batcher.take_drained()]
-            if batcher.lent:
-                places = batcher.lent if self._has_closed else batcher.wanted_back
-                todo.recall = [*todo.recall, *[(lobby.stage, place) for place in places]]
+            if places.lent:
+                are_needed = self._has_closed or (batcher.queue.count and not places.idle)
+                back = places.lent if are_needed else places.lent & places.leaving
+                todo.recall = [*todo.recall, *[(lobby.stage, place) for place in back]]
         for door in self.doors:
             if door.queue.count:
                 todo.wake_at = min(todo.wake_at, door.queue.earliest_deadline)

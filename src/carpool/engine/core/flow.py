@@ -8,7 +8,8 @@ for each place at which the graph may begin. A request of a higher priority may 
 full queue: they are refused after all, or go back to the door.
 
 Deadlines of arrivals are judged one by one (`_admit_at_once`) only where the earliest deadline of a
-turn's arrivals is nearer than a quick bound of the predicted wait.
+turn's arrivals is nearer than the wait behind all of them and a usual batch, or where the policy
+predicts waits itself.
 """
 
 from __future__ import annotations
@@ -199,8 +200,10 @@ class Flow:
                 nbytes += request.nbytes
         is_hurried = False
         if soonest != inf:
-            units = n if in_order else sum([request.size for request in requests])
-            is_hurried = soonest - now < first.longest_wait_s(units) + first.lobby.view.onward_s
+            units = queue.size + (n if in_order else sum([request.size for request in requests]))
+            is_hurried = first.lobby.predicts or (
+                soonest - now < first.predicted_wait_s(now, units) + first.times.usual_s + first.lobby.view.onward_s
+            )
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
             _clear_ids(requests[: id - before])
             return False

@@ -150,10 +150,8 @@ class Stepper:
     """
 
     in_flight: Final[Mapping[int, Batch]] = {}
-    """There are no batches, and no worker is lent."""
+    """There are no batches."""
 
-    lent: Final[Collection[int]] = ()
-    wanted_back: Final[Collection[int]] = ()
     made: Final = None
     """It makes no batches, but running sets, whose steps are not counted here."""
 
@@ -444,10 +442,6 @@ class Stepper:
         if units_before < free:
             return 0.0
         return (units_before - free + 1) * self._stay_s / (most * max(1, len(self.sets)))
-
-    def longest_wait_s(self, more: int) -> float:
-        """Return a bound on a wait and the first part after it, if `more` units came now."""
-        return self.predicted_wait_s(0.0, self.queue.size + more) + self.times.usual_s
 
     # -- what workers report
 
@@ -894,5 +888,7 @@ Crew: TypeAlias = Batcher | Stepper
   batch, it seemed to hang and does not. A worker that is taken to hang stays so;
 * `completed` and `reported` take replies of workers, and refuse those that cannot be right;
 * `attend` and `poll` return actions;
-* `predicted_wait_s` and `longest_wait_s` predict times.
+* `predicted_wait_s` predicts times.
+
+Whether workers are idle, lent or about to go is asked of `places`.
 """
