@@ -20,8 +20,7 @@ from carpool.engine.core.journal import Journal
 from carpool.engine.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
 from carpool.engine.core.places import KeyedWorkers
 from carpool.engine.core.queue import Queue
-from carpool.engine.core.recycling import Recycling
-from carpool.engine.core.roster import Starts
+from carpool.engine.core.roster import Recycling, Starts
 from carpool.engine.core.stepper import Crew, Stepper
 from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.batches import BatchPool

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from carpool.engine.core import trail
 from carpool.engine.core.batch import DONE_EARLY, Reply
 from carpool.engine.core.content import Content
 from carpool.engine.core.graph import JOIN, After, Door, Each, Fork, Node, Onward, Switch, needs_of
-from carpool.engine.core.journal import Journal, parts_so_far
+from carpool.engine.core.journal import Journal, extend_trails, format_expiry, parts_so_far
 from carpool.engine.core.lobby import acquit
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.policy.base import FULL
@@ -137,7 +136,7 @@ class Transit:
             started: When it was handed to its present worker; None if it is not running.
             hint: What else to tell its caller.
         """
-        error = DeadlineExceeded(trail.format_expiry(now, request, started) + hint)
+        error = DeadlineExceeded(format_expiry(now, request, started) + hint)
         error.worker_lost = request.losses > 0
         self.fail(now, request, error)
 
@@ -292,7 +291,7 @@ class Transit:
                 request.lane = request.lane._replace(source=None)
             if self.journal is not None:
                 self.journal.record(now, "passed", request.id, node.name)
-            trail.extend([request], node, began, now)
+            extend_trails([request], node, began, now)
             request.node = node.flow.on_the_way
             self._go_on(now, request, node.after, result, turn, moves, is_encoded=True)
 
@@ -308,7 +307,7 @@ class Transit:
 
     def _pass_on(self, now: float, node: Node, following: Node, requests: Sequence[Request], began: float) -> None:
         """Have requests come to the one node that follows, where they wait with their results."""
-        trail.extend(requests, node, began, now)
+        extend_trails(requests, node, began, now)
         for request in requests:
             request.node = following
             request.arrived = now

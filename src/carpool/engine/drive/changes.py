@@ -18,8 +18,7 @@ from math import inf
 from typing import Any, NamedTuple, cast
 
 from carpool.engine.core.batcher import Batcher
-from carpool.engine.core.recycling import Recycling
-from carpool.engine.core.roster import PlaceState
+from carpool.engine.core.roster import PlaceState, Recycling
 from carpool.engine.core.scaler import EVERY_S, Scaler
 from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.worker import Newcomer
