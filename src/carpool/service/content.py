@@ -21,7 +21,7 @@ from carpool.engine.hints.plain import with_arrays
 from carpool.engine.wire import payload
 from carpool.engine.wire.outcome import portable
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, OBJECTS, RAW
-from carpool.engine.worker.ways import chosen
+from carpool.engine.worker.own import chosen
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, too_large
 
 _cut_json = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -27,7 +27,7 @@ from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
 from carpool.engine.core.running_set import Order, SetReport
 from carpool.engine.drive.failures import FAILED_FOR_S, RefusalLog, learn, learn_from_warm_up
-from carpool.engine.drive.work_meter import WorkMeter
+from carpool.engine.drive.loop_thread import WorkMeter
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import text_of
 from carpool.engine.logger import logger

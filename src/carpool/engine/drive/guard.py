@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from carpool.engine.drive.output import fill_standard
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import fill_standard
 from carpool.engine.worker import guard
 
 _PROGRAM = str(Path(guard.__file__).resolve())

@@ -55,7 +55,7 @@ from typing import Final
 from carpool.engine.clock import Clock, monotonic
 from carpool.engine.core.batch import Todo
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.batches import BatchPool
+from carpool.engine.drive.pools import BatchPool
 from carpool.engine.drive.process import WorkerProcess
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.request import DONE, Request

@@ -23,9 +23,9 @@ import msgspec
 
 from carpool.engine.call.results import run_now
 from carpool.engine.clock import monotonic
-from carpool.engine.drive.output import LineSink
 from carpool.engine.drive.worker import Launch
 from carpool.engine.foreign import text_of
+from carpool.engine.observe.log import LineSink
 from carpool.engine.wire.frame import Frame, FrameError
 from carpool.engine.wire.payload import Memory, detached
 from carpool.engine.worker.generators import Beside

@@ -25,9 +25,9 @@ from carpool.engine.drive.guard import Guard
 from carpool.engine.logger import logger
 from carpool.engine.wire.frame import Frame
 from carpool.engine.wire.handshake import Hello
+from carpool.engine.worker.own import Spot
 from carpool.engine.worker.place import INDEX_VARIABLE, Cores
 from carpool.engine.worker.program import Setup
-from carpool.engine.worker.ways import Spot
 from carpool.errors import CarpoolError, StartupError
 from carpool.model import Adapter, AnyModel
 

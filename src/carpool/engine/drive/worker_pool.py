@@ -2,9 +2,9 @@
 
 Whether a worker is a process (`process.py`), a thread or a task (`local_workers.py`), or has come
 by itself from somewhere else (`gate.py`), makes hardly any difference here: frames go out and
-come in. Which frames these are depends on what a stage answers: `batches.py` has the pool of a
-stage that answers in batches, and `steps.py` that of one that answers in parts. The roster
-(`core/roster.py`) decides when to replace a worker and when to give up.
+come in. Which frames these are depends on what a stage answers: `pools.py` has the pool of a stage
+that answers in batches, and that of one that answers in parts. The roster (`core/roster.py`)
+decides when to replace a worker and when to give up.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.failures import FAILED_FOR_S
 from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.drive.local_workers import LoopWorker, ThreadWorker
-from carpool.engine.drive.output import LineSink, guarded
 from carpool.engine.drive.process import LowPriority, WorkerProcess
 from carpool.engine.drive.worker import Launch, Loss, Turnover, Work, Worker
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink, guarded
 from carpool.engine.request import DONE, Request
 from carpool.engine.wire import outcome
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind

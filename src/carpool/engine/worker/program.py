@@ -30,8 +30,8 @@ import msgspec
 
 from carpool.engine.foreign import as_model_error
 from carpool.engine.wire.payload import Buffer
+from carpool.engine.worker.own import Spot, choosers
 from carpool.engine.worker.place import Cores
-from carpool.engine.worker.ways import Spot, choosers
 from carpool.errors import ModelError, StartupError
 from carpool.model import Adapter, AnyModel, name_of
 

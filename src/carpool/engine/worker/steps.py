@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-from carpool.engine.call.oom import release_memory
 from carpool.engine.call.results import OF_RESUME, OF_START, OF_STEP, Failed, as_results, is_bad_result
-from carpool.engine.call.retry import Retrier
+from carpool.engine.call.retry import Retrier, release_memory
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import traceback_of
 from carpool.engine.logger import logger
