@@ -167,7 +167,7 @@ def submits_alike_like_others(side: Side) -> None:
 def queues_one_by_one(side: Side) -> None:
     for batcher in side.core.batchers:
         push = batcher.queue.push
-        batcher.queue.push_in_order = lambda requests, nbytes, is_apart, push=push: push(requests)  # type: ignore[method-assign]
+        batcher.queue.push_in_order = lambda requests, nbytes, dues_differ, push=push: push(requests)  # type: ignore[method-assign]
 
 
 def answers_one_by_one(side: Side) -> None:

@@ -88,7 +88,7 @@ def ahead(made: BatchPool, driver: Driver) -> Batch:
     batcher = driver.core.batchers[0]
     batch = batcher._make(0.0, 1, "full", 0, ahead=True)
     batcher.ahead.setdefault(0, []).append(batch)
-    batcher._lying += 1
+    batcher._n_ahead += 1
     made.run(batch)
     return batch
 

@@ -157,11 +157,11 @@ class Flow:
             return False
         latest = now + self.slo_s
         one, nbytes = requests[0], 0
-        soonest, in_order, is_apart = one.deadline, True, False
+        soonest, in_order, dues_differ = one.deadline, True, False
         id = before = transit.last_id
         if alike:
             due = min(one.due, soonest, inf if one.bulk else latest)
-            is_apart = due != soonest
+            dues_differ = due != soonest
             nbytes = sum([request.nbytes for request in requests])
             for id, request in enumerate(requests, before + 1):
                 request.id = id
@@ -183,11 +183,11 @@ class Flow:
                 deadline = request.deadline
                 due = request.due
                 if due != deadline:
-                    is_apart = True
+                    dues_differ = True
                     if deadline < due:
                         request.due = due = deadline
                 if latest < due and not request.bulk:
-                    is_apart = True
+                    dues_differ = True
                     request.due = due = latest
                 if deadline < last_deadline:
                     in_order = False
@@ -209,7 +209,7 @@ class Flow:
             return False
         transit.last_id = id
         self.admitted += n
-        first.enter(now, requests, soonest, nbytes if in_order else None, is_apart)
+        first.enter(now, requests, soonest, nbytes if in_order else None, dues_differ)
         return True
 
     def _admit(self, now: float, lot: Sequence[Request]) -> None:
@@ -436,7 +436,7 @@ class Flow:
     # -- those that are dropped
 
     def drop(self, now: float, dropped: Sequence[tuple[Request, str]]) -> None:
-        """End requests unserved that were admitted before, and tell their callers why."""
+        """End requests unserved that were admitted before, each with the reason."""
         again_s = self.retry_after_s(now)
         for request, why in dropped:
             error = overloaded(request, why)

@@ -43,8 +43,8 @@ class LaneQueue:
         levels: The requests that wait by their lengths; None where lengths do not matter.
         more: The sum of the sizes of those that wait, less one for each.
         is_watched: Whether `note` must be called for each request that is put in.
-        latest_deadline: The latest of the deadlines that `watch_deadline` was told; of requests
-            whose due and deadline are the same it is told only where they expire before that.
+        latest_deadline: The latest of the deadlines given to `watch_deadline`; of requests whose
+            due and deadline are the same it gets only those that expire before that.
     """
 
     __slots__ = (

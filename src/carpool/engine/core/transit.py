@@ -134,7 +134,7 @@ class Transit:
             now: The time.
             request: Knows where it is, or was last.
             started: When it was handed to its present worker; None if it is not running.
-            hint: What else to tell its caller.
+            hint: What else stands in the error.
         """
         error = DeadlineExceeded(format_expiry(now, request, started) + hint)
         error.worker_lost = request.losses > 0
@@ -158,7 +158,7 @@ class Transit:
                 node.crew.lobby.leave(now, request)
             else:
                 request.state = DONE
-                node.crew.heed(now, request)
+                node.crew.caller_changed(now, request)
         elif type(node) is Door and request.state == QUEUED:
             node.queue.remove(request)
         else:
@@ -240,7 +240,7 @@ class Transit:
             if request.state != RUNNING:
                 crew.late_results += 1
             elif errors is not None and i in errors:
-                if isinstance(errors[i], DeadlineExceeded):  # the worker does not know where the time went
+                if isinstance(errors[i], DeadlineExceeded):  # the worker has not seen where the time went
                     self.expire(now, request, began)
                 else:
                     self.fail(now, request, errors[i])

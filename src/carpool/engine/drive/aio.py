@@ -170,7 +170,7 @@ class Driver:
         await asyncio.gather(*[executor.stop(grace_s) for executor in self.executors])
         if self._timer is not None:
             self._timer.cancel()
-        self._refusal_log.tell_all()
+        self._refusal_log.log_all()
 
     def abort(self) -> None:
         """Fail all requests inside, and refuse all that come."""
@@ -267,7 +267,7 @@ class Driver:
         """Take note of a request that was refused before it was submitted."""
         self.stats.refused(error)
         if self.stats.refusals.is_due:
-            self._refusal_log.tell()
+            self._refusal_log.log_due()
 
     # -- workers
 
@@ -366,7 +366,7 @@ class Driver:
         if self._drained is not None and not self._drained.done() and not self.core.unanswered:
             self._drained.set_result(None)
         if self._awaited:
-            self._tell_awaited()
+            self._deliver_awaited()
         if self.lender is not None and not self._is_poll_due:
             self.lender.polled(todo)
 
@@ -387,7 +387,7 @@ class Driver:
         if todo.orders:
             self.stats.ordered(todo.orders, self.clock())
             if self.stats.refusals.is_due:
-                self._refusal_log.tell()
+                self._refusal_log.log_due()
         if todo.parts:
             self.stats.handed_on(todo.parts)
         for request, part in todo.parts:  # before the answers, as parts come before the end
@@ -402,12 +402,12 @@ class Driver:
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:
-                self._refusal_log.tell()
-            self._tell(todo.answer)
+                self._refusal_log.log_due()
+            self._deliver(todo.answer)
         if todo.recall:
             self.recall()
 
-    def _tell(self, requests: Sequence[Request]) -> None:
+    def _deliver(self, requests: Sequence[Request]) -> None:
         """Deliver answers to their callers."""
         for request in requests:
             try:
@@ -434,7 +434,7 @@ class Driver:
         self.core.restart_hang_timer(self.clock(), stage, place)
         self._poll_soon()
 
-    def _tell_awaited(self) -> None:
+    def _deliver_awaited(self) -> None:
         """Wake those that wait for something to become true of the core."""
         for condition, future in self._awaited:
             if not future.done() and condition():

@@ -243,7 +243,7 @@ class FrameSocket:
         if not self.is_open:
             return
         self.is_open = False
-        self._on_end = _tell_nobody  # which would keep this and the worker alive for each other
+        self._on_end = _ignore_end  # which would keep this and the worker alive for each other
         if not self._loop.is_closed():
             self._loop.remove_reader(self.sock.fileno())
             self._loop.remove_writer(self.sock.fileno())
@@ -307,7 +307,7 @@ class FrameSocket:
         return n
 
 
-def _tell_nobody(why: str, error: Exception | None) -> None:
+def _ignore_end(why: str, error: Exception | None) -> None:
     """Stand in for `on_end` once the connection has ended."""
 
 

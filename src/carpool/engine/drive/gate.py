@@ -113,7 +113,7 @@ MOST_PER_S: Final = 1000
 
 _BACKLOG: Final = 4096  # first come, first served; the kernel takes less where it is told to
 _NO_ROOM_S: Final = 1.0  # until connections are taken again after the system had no descriptor for one
-_TELL_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Gate:
         most = MOST_STRANGERS if descriptors == resource.RLIM_INFINITY else min(MOST_STRANGERS, descriptors // 4)
         self._proving: Strangers[asyncio.Task[None]] = Strangers(most, most / MOST_PER_S)
         self._is_full = False
-        self._told_at = 0.0
+        self._logged_at = 0.0
 
     def listen(self, address: JoinAddress) -> JoinAddress:
         """Listen at an address, and return it with the port that was taken.
@@ -289,8 +289,8 @@ class Gate:
         """Count a stranger, and log the first one of each minute."""
         self.strangers += 1
         now = self._loop.time()
-        if self.strangers == 1 or now - self._told_at >= _TELL_EVERY_S:
-            self._told_at = now
+        if self.strangers == 1 or now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
             text = "a connection from %s to the gate for workers was closed: %s (%d so far)"
             logger.warning(text, peer, why, self.strangers, extra=self._about)
 

@@ -496,8 +496,8 @@ class VirtualDriver:
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s, turns=self._turns(batch))
         self.completed(batch, busy_s)
         self.core.completed(self.clock.now, reply)
-        if lying := self._ahead.get((batch.stage, batch.place)):
-            following = lying.pop(0)  # it lay with the worker before the reply left
+        if behind := self._ahead.get((batch.stage, batch.place)):
+            following = behind.pop(0)  # it lay with the worker before the reply left
             self._run(self.clock.now, following, 0.5 * self._hop_item_s * following.size)
         self._replied(self.core.batchers[batch.stage])
 

@@ -159,7 +159,7 @@ class WorkerPool:
         now = self._driver.clock()
         for place in self.roster.due(now, self._starts.room_for(now, self.roster)):
             self._start(place)
-        self._tell_who_waits(len(self.roster.waiting(now)))
+        self._log_waiting(len(self.roster.waiting(now)))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -167,7 +167,7 @@ class WorkerPool:
         if now < when < inf:  # one that is due already is started as soon as another has loaded
             self._timer = self._loop.call_later(when - now, self._driver.start_workers)
 
-    def _tell_who_waits(self, waiting: int) -> None:
+    def _log_waiting(self, waiting: int) -> None:
         """Say once in the log that workers wait until others have loaded."""
         if waiting and not self._has_waiting:
             what = "1 worker" if waiting == 1 else f"{waiting} workers"
