@@ -111,14 +111,13 @@ class Payloads:
 
     def as_value(self, error: Exception, accept: int) -> Any:
         """Return an error as a payload, or for a client as an object with its code and its text."""
-        if accept in OBJECTS:
-            try:
-                return payload.dump(portable(error))
-            except BaseException:  # of a user's class that cannot be pickled
-                code = getattr(error, "code", "model_error")
-                return payload.dump(ModelError(text_of(error), code=code, type_name=type(error).__name__))
         code = getattr(error, "code", "model_error")
-        return self._written({"error": {"code": code, "message": _SHOWN.get(code, _SHOWN["model_error"])}}, accept)
+        if accept not in OBJECTS:
+            return self._written({"error": {"code": code, "message": _SHOWN.get(code, _SHOWN["model_error"])}}, accept)
+        try:
+            return payload.dump(portable(error))
+        except BaseException:  # of a user's class that cannot be pickled
+            return payload.dump(ModelError(text_of(error), code=code, type_name=type(error).__name__))
 
     def _written(self, value: Any, accept: int) -> Any:
         try:

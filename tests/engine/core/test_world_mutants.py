@@ -83,7 +83,7 @@ MUTANTS: dict[str, list[Change]] = {
         Change(with_room, "if all(left[node] >= 1 for node in needs):", "if True:")
     ],
     "who begins in the midst of a graph takes no account of those on their way there": [
-        Change(Door.has_room, "node.places() < n", "node.crew.queue.max_size - node.queued < n")
+        Change(Door.has_room, "node.places() < here", "node.crew.queue.max_size - node.queued < here")
     ],
     "nobody waits for those at the door of a list": [
         Change(Node.room, "if each.door.queue.count:", "if False:"),
