@@ -252,7 +252,7 @@ class Driver:
         self._poll_soon()
 
     def suffice(self, request: Request) -> None:
-        """End a stream of which the caller has all that it wants; it is told, as of any end."""
+        """End a stream of which the caller has all that it wants; it gets this end as any other."""
         self.core.suffice(self.clock(), request)
         self._poll_soon()
 
@@ -285,7 +285,7 @@ class Driver:
         self.poll()
 
     def drain(self, stage: int, place: int) -> None:
-        """Let a worker get nothing more; its executor is told once it has nothing left."""
+        """Let a worker get nothing more; its executor ends it once it has nothing left."""
         self.core.drain(stage, place)
         self.poll()
 
@@ -395,7 +395,7 @@ class Driver:
                 request.tell_part(part)
             except BaseException:  # the other callers have their parts all the same
                 logger.exception("a part of the answer of %r could not be delivered to its caller", request)
-        for stage, place in todo.kill:  # after the parts, as what this worker still says is told at once
+        for stage, place in todo.kill:  # after the parts, as what this worker still sends is handed on at once
             self._give_up(stage, place, late_s)
         for stage, place in todo.drained:
             cast(DrainingExecutor, self.executors[stage]).drained(place)
@@ -539,7 +539,7 @@ class Driver:
             self.lender.recall()
 
     def _settle(self) -> None:
-        """Have the core know of the calls that are done before it learns of what came later."""
+        """Have the core account for the calls that are done before it learns of what came later."""
         if self.loan is not None:
             assert self.lender is not None
             self.lender.settle()

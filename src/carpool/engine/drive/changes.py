@@ -437,7 +437,7 @@ class StageUpkeep:
             await self._changes.add_one(self._pool.stage)
         except CarpoolError as error:
             now = self._driver.clock()
-            if now < self._resume_at or self._changes.is_changing:  # of several that came together one is told
+            if now < self._resume_at or self._changes.is_changing:  # of several that came together one is logged
                 return
             self._resume_at = now + self._pause_s
             text = "stage %s: a worker could not be added, and none is for %.0f s: %s"

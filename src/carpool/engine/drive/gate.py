@@ -111,7 +111,7 @@ that the process may have.
 MOST_PER_S: Final = 1000
 """How many may be let in in a second while others have to go for them."""
 
-_BACKLOG: Final = 4096  # first come, first served; the kernel takes less where it is told to
+_BACKLOG: Final = 4096  # first come, first served; the kernel takes less where it is set to
 _NO_ROOM_S: Final = 1.0  # until connections are taken again after the system had no descriptor for one
 _LOG_EVERY_S: Final = 60.0
 
@@ -414,7 +414,7 @@ class JoinedWorker:
 
     Attributes:
         broke_protocol: Whether it has sent what it must not send.
-        fell_silent: Whether it was lost since nothing was heard of its machine.
+        fell_silent: Whether it was lost since nothing came from its machine.
         send: Sends it a frame.
         send_ahead: Sends it a large frame while it is busy, once it begins to answer; None if
             `send` may do that at once. On a network what it does not read must fit into its socket:

@@ -1,7 +1,7 @@
 """A service's guard: a small process that ends the workers' process groups if this process dies.
 
 It gets the number of a group when its worker has been started, and drops it before the worker is
-reaped: so no number that it knows can have become another group's. If it dies itself, the workers
+reaped: so no number that it has can have become another group's. If it dies itself, the workers
 go on, and another one is started.
 """
 

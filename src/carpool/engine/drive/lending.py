@@ -92,7 +92,7 @@ class LentCall:
 
     Attributes:
         request: What is asked; its caller is woken by the loop where that takes the call over.
-        id: What the worker is told as the id of the request, and of its batch; 0 until then.
+        id: The id that the worker gets for the request, and for its batch; 0 until then.
         began: When it was begun.
         ended: When its answer was there.
         busy_s: How long the worker spent on it.

@@ -118,10 +118,10 @@ class _Life(enum.Enum):
     """Where a worker process is in its life."""
 
     CONNECTED = enum.auto()
-    """Its socket is open: frames are sent and heard."""
+    """Its socket is open: frames are sent and received."""
 
     DISCONNECTED = enum.auto()
-    """Nothing is sent or heard any more; it is dead, or will be soon."""
+    """Nothing is sent or received any more; it is dead, or will be soon."""
 
     REAPED = enum.auto()
     """It is dead, and its process id may be another's by now."""
@@ -359,7 +359,7 @@ class WorkerProcess:
 
 
 def _setup_frame(launch: Launch, index: int) -> Frame:
-    """Return the frame that tells a worker what to load and which worker it is.
+    """Return the frame that says what a worker is to load and which worker it is.
 
     Raises:
         StartupError: It is too large, which only the model's kwargs can be the reason for.

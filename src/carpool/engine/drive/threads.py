@@ -96,7 +96,7 @@ class LineDriver:
         # held, the queue of wake-ups filled with it and emptied without
         self._line = Line(batcher, slots, slo_s)
         self._counts = CallCounts()
-        self._lock = threading.RLock()  # which knows its owner; it is never taken twice
+        self._lock = threading.RLock()  # which has an owner; it is never taken twice
         self._wake_queue = WakeQueue()
 
     # -- what it has done

@@ -300,7 +300,7 @@ class WorkerPool:
             self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
         self._hurry_if_unserved()
-        worker.close_input()  # what it has not read by now it never begins: it may wake up to tell where it hangs
+        worker.close_input()  # what it has not read by now it never begins: it may wake up to write down where it hangs
         has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
         if not self._hand_back(place, has_unread_batch) and slow:
@@ -410,7 +410,7 @@ class WorkerPool:
         self._driver.start_workers()
 
     def _lost_newcomer(self, loss: Loss) -> None:
-        """Take note of the end of a worker that was not admitted yet, and tell who waits for it."""
+        """Take note of the end of a worker that was not admitted yet, for who waits for it."""
         about = self._about(loss.place)
         logger.error("worker %s is lost before it had anything to do: %s", loss.label, loss.cause, extra=about)
         text = loss.failure or self._died(loss.place, "while loading", loss.why)

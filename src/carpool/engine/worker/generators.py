@@ -132,7 +132,7 @@ class BatchGenerators:
         something.
 
         Raises:
-            BaseException: A generator raised it, so nobody knows what it still holds.
+            BaseException: A generator raised it, so what it still holds is not defined.
         """
         groups = list({id(member.group): member.group for member in members if not member.kept}.values())
         if self._beside is not None and not any(member.kept for member in members):
