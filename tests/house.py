@@ -27,8 +27,8 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 311,
-    "lines of code": 46_800,
+    "files": 304,
+    "lines of code": 46_730,
     "bases with a single subclass": 19,
     "protocol classes": 67,
     "words of the glossary": 50,
