@@ -379,7 +379,7 @@ class VirtualDriver:
         self._notice()
 
     def _has_come(self, stage: int, place: int) -> None:
-        """Make a worker that was added ready, unless it has been told to go in the meantime."""
+        """Make a worker that was added ready, unless it is to go in the meantime."""
         if (stage, place) in self._coming:
             self._coming.remove((stage, place))
             self._make_ready(stage, place)
