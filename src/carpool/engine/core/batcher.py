@@ -730,11 +730,11 @@ class Batcher:
         if n_idle and units_before < limit:
             return 0.0
         workers = max(1, n_idle + len(running) + len(self.lent) - len(self.leaving))
-        wait_s = self.lobby.predicted_wait_s(int(units_before), workers) if self.lobby.predicts else None
-        if wait_s is None:
-            wait_s = (units_before // limit + self._n_ahead) * usual_s / workers
-        elif self._n_ahead:
-            wait_s += self._n_ahead * usual_s / workers
+        wait_s = (units_before // limit + self._n_ahead) * usual_s / workers
+        if self.lobby.predicts:
+            predicted_s = self.lobby.predicted_wait_s(int(units_before), workers)
+            if predicted_s is not None:
+                wait_s = predicted_s + self._n_ahead * usual_s / workers
         if n_idle or not running:
             return wait_s
         oldest = next(iter(running.values()))
