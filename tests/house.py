@@ -27,8 +27,8 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 289,
-    "lines of code": 46_440,
+    "files": 282,
+    "lines of code": 46_380,
     "bases with a single subclass": 19,
     "protocol classes": 58,
     "words of the glossary": 50,

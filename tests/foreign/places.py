@@ -185,7 +185,7 @@ PLACES: Final = (
     ),
     Place(
         "sinks: `output=`",
-        "engine/drive/output.py",
+        "engine/observe/log.py",
         "the line is dropped and logged",
     ),
     Place(

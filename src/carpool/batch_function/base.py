@@ -26,8 +26,7 @@ from carpool.engine.call import chunks
 from carpool.engine.call import merge as merging
 from carpool.engine.call.invoke import Invoker
 from carpool.engine.call.merge import Merge, Pad, RowMerger, Split
-from carpool.engine.call.oom import OomErrors, names_of
-from carpool.engine.call.retry import Retrier
+from carpool.engine.call.retry import OomErrors, Retrier, names_of
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.levels import BY_KEY, BY_LENGTH
 from carpool.engine.core.queue import Queue

@@ -21,8 +21,8 @@ from carpool.batch_function.threads import ThreadBatch
 from carpool.engine.call.invoke import is_async
 from carpool.engine.call.lock import execution_lock, is_async_lock
 from carpool.engine.call.merge import Merge, Pad, Split
-from carpool.engine.call.oom import OomErrors
 from carpool.engine.call.results import run_now
+from carpool.engine.call.retry import OomErrors
 from carpool.engine.policy import Policy, PolicyName
 from carpool.model import name_of
 

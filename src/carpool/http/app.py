@@ -20,10 +20,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from carpool.engine.clock import monotonic
-from carpool.engine.drive.output import LineSink, print_line
 from carpool.engine.foreign import text_of, traceback_of
 from carpool.engine.logger import logger
-from carpool.engine.observe.log import printable
+from carpool.engine.observe.log import LineSink, print_line, printable
 from carpool.engine.request import DONE, NEW
 from carpool.errors import CarpoolError, Unavailable
 from carpool.http import asgi

@@ -18,9 +18,9 @@ from carpool.engine.allowance import Allowance
 from carpool.engine.clock import monotonic
 from carpool.engine.core.roster import PlaceState
 from carpool.engine.drive.callers import TaskCaller, error_of
-from carpool.engine.drive.output import LineSink
 from carpool.engine.hints import schema
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink
 from carpool.engine.request import Request
 from carpool.engine.rows import is_array_type
 from carpool.engine.wire.outcome import CheckedResponse

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from carpool.engine.drive.output import fill_standard
 from carpool.engine.logger import logger
 from carpool.engine.observe import log as log_lines
+from carpool.engine.observe.log import fill_standard
 from carpool.engine.worker import program
 from carpool.engine.worker.own_metrics import FOLDER_VARIABLE
 from carpool.http.access import LOCAL_NAMES, Access, new_access

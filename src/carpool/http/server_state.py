@@ -310,7 +310,7 @@ class ServerState:
         """Close every connection, whatever it is doing."""
         for connection in list(self.connections):
             connection.abort()
-        self._refusal_log.tell_all()
+        self._refusal_log.log_all()
         self._refusal_log.has_stopped = True
 
     async def empty(self) -> None:
@@ -343,7 +343,7 @@ class ServerState:
         self.shares.refused += 1
         self._refusals.count(too_many_connections())
         if self._refusals.is_due:
-            self._refusal_log.tell()
+            self._refusal_log.log_due()
 
     def note_ending(self, connection: ClientConnection) -> None:
         """Note that a connection has had its last answer."""

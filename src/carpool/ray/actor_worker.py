@@ -29,10 +29,10 @@ from typing import Any
 import msgspec
 
 from carpool.engine.drive.gate import Invitation, JoinedWorker
-from carpool.engine.drive.output import LineSink
 from carpool.engine.drive.worker import Launch
 from carpool.engine.foreign import named_text_of
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink
 from carpool.engine.wire.frame import Frame, FrameKind
 from carpool.engine.wire.handshake import Hello
 from carpool.engine.worker import own_metrics

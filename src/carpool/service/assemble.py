@@ -23,18 +23,16 @@ from carpool.engine.core.journal import Journal
 from carpool.engine.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
 from carpool.engine.core.places import KeyedWorkers
 from carpool.engine.core.queue import Queue
-from carpool.engine.core.recycling import Recycling
-from carpool.engine.core.roster import Starts
+from carpool.engine.core.roster import Recycling, Starts
 from carpool.engine.core.stepper import Crew, Stepper
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.batches import BatchPool
 from carpool.engine.drive.changes import Changes, CoreShares, StageUpkeep, Upkeep
 from carpool.engine.drive.guard import Guard
-from carpool.engine.drive.output import LineSink
-from carpool.engine.drive.steps import StepPool
+from carpool.engine.drive.pools import BatchPool, StepPool
 from carpool.engine.drive.worker import Launch, WarmUpShape
 from carpool.engine.drive.worker_pool import WorkerPool, new_roster
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink
 from carpool.engine.observe.snapshot import StreamStats
 from carpool.engine.observe.stats import Stats
 from carpool.engine.policy import OneByOne

@@ -26,7 +26,7 @@ from math import inf
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
-from carpool.engine.call.oom import names_of
+from carpool.engine.call.retry import names_of
 from carpool.engine.forms import Form
 from carpool.engine.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
 from carpool.engine.policy.adapted import is_former

@@ -16,13 +16,13 @@ from carpool.engine.clock import monotonic
 from carpool.engine.core.journal import Entry, Journal
 from carpool.engine.core.life import STARTED_BEFORE, Event, LifeState
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.batches import BatchPool
 from carpool.engine.drive.callers import AsyncParts, TaskCaller, request_for, result_of
 from carpool.engine.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.engine.drive.lending import Lending
-from carpool.engine.drive.output import LineSink, print_line
+from carpool.engine.drive.pools import BatchPool
 from carpool.engine.drive.streams import AsyncStream, StreamWindow
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink, print_line
 from carpool.engine.observe.shown import counted
 from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.policy.one_by_one import MOST_IN_A_HOP

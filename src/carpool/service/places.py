@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from carpool.engine.core.graph import JOIN, After, Declared, Each, Fork, Graph, Node, Switch
 from carpool.engine.wire.payload import CUSTOM
-from carpool.engine.worker.ways import SPOTS, Goes, Spot, Ways
+from carpool.engine.worker.own import SPOTS, Goes, Spot, Ways
 from carpool.model import Traits
 from carpool.service.graph import Block, Line, Parallel, Route, branches_of, stages_in
 from carpool.service.stage import Stage

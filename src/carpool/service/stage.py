@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from carpool.engine.call.invoke import is_async
-from carpool.engine.call.oom import OomErrors
+from carpool.engine.call.retry import OomErrors
 from carpool.engine.forms import Form
 from carpool.engine.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
 from carpool.engine.policy.base import name_of as name_of_policy
