@@ -27,8 +27,8 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 311,
-    "lines of code": 46_790,
+    "files": 310,
+    "lines of code": 46_625,
     "bases with a single subclass": 19,
     "protocol classes": 67,
     "words of the glossary": 50,
