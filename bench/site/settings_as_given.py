@@ -1,7 +1,7 @@
 """An extension of Griffe: the reference shows the settings of a declaration as callers give them.
 
-`max_rows: int | None = setting(None, optional_count)` is shown as `max_rows: int | None = None`, and
-of `Setting[given, kept]` only the type that is given.
+`max_rows: int | None = setting(None, optional_count)` is shown as `max_rows: int | None = None`,
+and of `Setting[given, kept]` only the type that is given.
 """
 
 from __future__ import annotations
