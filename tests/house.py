@@ -28,7 +28,7 @@ NO_CODE: Final = {
 }  # fmt: skip
 BUDGET: Final = {
     "files": 310,
-    "lines of code": 46_625,
+    "lines of code": 46_626,
     "bases with a single subclass": 19,
     "protocol classes": 67,
     "words of the glossary": 50,
