@@ -163,7 +163,6 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@slow_where(lambda options: options[0] not in ("--prot", "--when-full", "--workers", "--log"))
 @pytest.mark.parametrize(
     ("command", "told"),
     [
@@ -182,6 +181,7 @@ def test_a_wrong_command_names_what_helps(command: str, told: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@slow_where(lambda options: options[0] not in ("--prot", "--when-full", "--workers", "--log"))
 @pytest.mark.parametrize(
     ("options", "told"),
     [
