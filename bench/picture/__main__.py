@@ -3,7 +3,8 @@
 Two models, served by one worker each with the same largest batch and everything else at its
 default: a small network (digits) and MiniLM with texts of 1 to 180 words (texts). Requests come in
 an open loop (`bench.reality.open_loop`), so latency counts from when a request should have left.
-The offered loads are shares of what one worker could do in full batches, which is measured first.
+The offered loads are shares of what one worker could do in full batches, which is measured first,
+or of 25,000 requests/s, if that is less: the generator sends these in time with one of two cores.
 Servers run one at a time, in turn, `--rounds` times; a point is the median of its rounds, and a
 round in which fewer than 99 % were answered rightly has a hollow mark.
 
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -41,7 +42,10 @@ from bench.tools.server import NotServing, running
 
 FIGURES: Final = Path(__file__).parent / "figures.json"
 PICTURE: Final = ROOT / "docs" / "peers.svg"
-SHARES: Final = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2)
+MOST_PER_S: Final = 25_000.0
+SHARES: Final = {"digits": (0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0), "texts": (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2)}
+"""Of the most that is offered. Where the model is small servers differ widely, and so do loads."""
+
 SLO_S: Final = {"digits": 0.05, "texts": 1.0}
 TITLES: Final = {"digits": "digits: a small network", "texts": "MiniLM: texts of 1 to 180 words"}
 LABELS: Final = {
@@ -84,29 +88,27 @@ def measure(names: Sequence[str], models: Sequence[str], rounds: int, seconds: f
         for turn in range(rounds):
             for name in names:
                 try:
-                    rows += [
-                        {**row, "round": turn} for row in one_server(name, model, capacities[model], turn, seconds)
-                    ]
-                except NotServing as problem:
-                    say(f"{name} does not take part: {problem}")
+                    for row in one_server(name, model, capacities[model], turn, seconds):
+                        rows.append({**row, "round": turn})
+                except (NotServing, subprocess.CalledProcessError) as problem:
+                    say(f"{name} goes no further: {problem}")
     peers = versions(*(name for name in names if name != "carpool"))
     return {"machine": {**machine(), "carpool": carpool.__version__, **peers}, "capacities": capacities, "rows": rows}
 
 
-def one_server(name: str, model: str, most: float, turn: int, seconds: float) -> list[dict[str, Any]]:
-    """Return a row for each offered load of a server that is started for it, the lowest first."""
-    rows = []
+def one_server(name: str, model: str, most: float, turn: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each offered load of a server that is started for it, the lowest first."""
     with tempfile.TemporaryDirectory() as folder, running(systems.launch(name, model)) as server:
         bodies = Path(folder) / "bodies"
         bodies.write_bytes(b"".join(systems.body(name, item) + b"\n" for item in systems.items(model)))
-        for share in SHARES:
-            rate = share * most
+        for share in SHARES[model]:
+            rate = share * min(most, MOST_PER_S)
             load = open_loop.run(
                 server, rate=rate, seconds=seconds, warm_up_s=2, slo_s=SLO_S[model], seed=turn, bodies=bodies
             )
-            say(f"  {model} {name} {rate:,.0f}/s: {load.ok / seconds:,.0f}/s, p99 {load.p99_s * 1e3:,.1f} ms")
-            rows.append({"name": name, "model": model, "share": share, **asdict(load)})
-    return rows
+            late = f"generator late by {load.late_p99_s * 1e3:,.1f} ms (p99), {load.own_cpu:.2f} cores"
+            say(f"  {model} {name} {rate:,.0f}/s: {load.ok / seconds:,.0f}/s, p99 {load.p99_s * 1e3:,.1f} ms; {late}")
+            yield {"name": name, "model": model, "share": share, **asdict(load)}
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
@@ -128,16 +130,33 @@ def draw(found: dict[str, Any], path: Path) -> None:
             if hollow:
                 mark = {"facecolors": "white", "edgecolors": line.get_color(), "zorder": 3, "s": 28}
                 axes[1][column].scatter(*zip(*hollow, strict=True), **mark)
+        loads = sorted({row["rate"] for row in found["rows"] if row["model"] == model})
+        axes[0][column].plot(
+            loads, loads, color="0.75", linewidth=1, linestyle="--", zorder=0, label="all that is offered"
+        )
         axes[0][column].set_title(TITLES[model])
         axes[0][column].set_ylabel("answered per second")
         axes[1][column].set_ylabel("p99, ms")
-        axes[1][column].set_yscale("log")
         axes[1][column].set_xlabel("offered requests per second")
-    axes[0][0].legend(frameon=False)
-    facts = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    note = f"{facts}. One worker each. Hollow: less than 99 % were answered."
-    figure.supxlabel(textwrap.fill(note, 70 * len(models)), fontsize=7)
+        axes[1][column].set_yscale("log")
+        if loads[-1] > 20 * loads[0]:
+            axes[0][column].set_xscale("log")
+            axes[0][column].set_yscale("log")
+        for axis in (axes[0][column].yaxis, axes[1][column].xaxis, axes[1][column].yaxis):
+            axis.set_major_formatter("{x:,g}")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.supxlabel(textwrap.fill(_origin(found["machine"]), 70 * len(models)), fontsize=7)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _origin(facts: dict[str, Any]) -> str:
+    """Return when, where and with which versions the figures were measured."""
+    versions_of = ", ".join(f"{LABELS[name]} {facts[name]}" for name in LABELS if name in facts)
+    return (
+        f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}, Python {facts['python']}; "
+        f"{versions_of}; commit {facts['commit']}. One worker each, the client on the same cores. "
+        "Hollow: less than 99 % were answered."
+    )
 
 
 def points_of(rows: Sequence[dict[str, Any]], name: str, model: str) -> list[dict[str, Any]]:
