@@ -28,11 +28,11 @@ NO_CODE: Final = {
 }  # fmt: skip
 BUDGET: Final = {
     "files": 310,
-    "lines of code": 46_626,
+    "lines of code": 46_641,
     "bases with a single subclass": 19,
     "protocol classes": 67,
     "words of the glossary": 50,
-    "words of the docs": 95_690,
+    "words of the docs": 87_050,
 }
 
 

@@ -41,6 +41,7 @@ _SINGLE_HEADERS = FRAMING_HEADERS | SINGLE
 _FORBIDDEN_TRAILERS = frozenset({b"content-length", b"host", b"transfer-encoding"})
 _NEVER_KNOWN = frozenset({b"expect", b"transfer-encoding", b"x-request-id", b"traceparent"})
 _LONGEST_KNOWN_HEAD = 2048
+_LONG_PIECE = 16 * 1024
 _FIELD_OVERHEAD = 4  # ": " and CRLF
 _SCHEMES = (b"http", b"https")
 _BLANK_LINE = b"\r\n\r\n"
@@ -172,9 +173,10 @@ class RequestReader:
                 break
             if self._large_body is not None:
                 upto = at + len(self._large_body) - self.held
-                self._fill(data[at:upto])
+                self._fill(memoryview(data)[at:upto])
             else:
-                upto = _end_of_heads(data, at, max(1, room))
+                # behind the first head of a long piece lies its body, in which no other is sought
+                upto = _end_of_heads(data, at, max(1, room) if len(data) - at < _LONG_PIECE else 1)
                 self._parse(data[at:upto])
             at = upto
         self._raw_head = b""
@@ -325,7 +327,7 @@ class RequestReader:
 
     # -- bodies and parsing
 
-    def _fill(self, data: bytes) -> None:
+    def _fill(self, data: bytes | memoryview) -> None:
         """Put bytes that came with a head into the memory of a large body."""
         assert self._large_body is not None
         self._large_body[self.held : self.held + len(data)] = data

@@ -55,7 +55,11 @@ class Arrivals:
         return self._rate(now, _LONG)
 
     def steady_rate(self, now: float) -> float:
-        """Return arrivals per second, by the last 1024, or by fewer that surely came faster."""
+        """Return arrivals per second, by the last 1024, or by fewer that surely came faster.
+
+        By a noisier rate batches grow with every chance crowd, which costs a tenth of the p99; by a
+        slower one they are too small for a while when the rate has risen.
+        """
         rates = [self._rate(now, n) * (1.0 - _DOUBT / sqrt(n)) for n in (_SHORT, _LONG)]
         return max(self._rate(now, _STEADY), *rates)
 

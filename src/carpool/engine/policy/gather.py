@@ -3,12 +3,13 @@
 Clients in a closed loop send their next request a short while after their answer. Work-conserving
 batching splits N such clients into two groups that alternate, so that batches are half as large as
 they could be. If a share G of the clients is back within w after a batch, waiting for w makes
-batches of k = N/(2-G), and the throughput is k/(w + t(k)); at w = 0 it is (N/2)/t(N/2). So G is
-learned for a few windows, and the best of them is waited for.
+batches of k = N/(2-G), and the throughput is k/(w + t(k)); at w = 0 it is (N/2)/t(N/2), which for t
+= a + b·n is N/(2·a + b·N), as little as half of the N/(a + b·N) of waiting for all. So G is learned
+for a few windows, and the best of them is waited for.
 
 Only a real cluster counts: within the window more must arrive than the traffic at other times would
-bring. For Poisson traffic that is never so, and nothing waits. Derivation:
-docs/policies-evidence.md#theory.
+bring. For Poisson traffic that is never so, and nothing waits, as the best rule there is a
+threshold on the number waiting that is rarely reached (Deb & Serfozo 1973).
 """
 
 from __future__ import annotations
