@@ -22,7 +22,7 @@ import json
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -64,16 +64,17 @@ def measure(names: Sequence[str], models: Sequence[str], rounds: int, seconds: f
         for turn in range(rounds):
             for name in names:
                 try:
-                    rows += [{**row, "round": turn} for row in one_server(name, model, turn, seconds)]
+                    for row in one_server(name, model, turn, seconds):
+                        rows.append({**row, "round": turn})
                 except (NotServing, open_loop.NoLoad) as problem:
-                    say(f"{name} does not take part: {problem}")
+                    say(f"{name} goes no further: {problem}")
     peers = versions(*(name for name in names if name != "carpool"))
     return {"machine": {**machine(), "carpool": carpool.__version__, **peers}, "rows": rows}
 
 
-def one_server(name: str, model: str, turn: int, seconds: float) -> list[dict[str, Any]]:
-    """Return a row for each offered load of a server that is started for it, the lowest first."""
-    rows = []
+def one_server(name: str, model: str, turn: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each offered load of a server that is started for it, the lowest first."""
+    n_overloads = 0
     with tempfile.TemporaryDirectory() as folder, running(systems.launch(name, model)) as server:
         bodies = Path(folder) / "bodies"
         bodies.write_bytes(b"".join(systems.body(name, item) + b"\n" for item in systems.items(model)))
@@ -81,11 +82,12 @@ def one_server(name: str, model: str, turn: int, seconds: float) -> list[dict[st
             load = open_loop.run(
                 server, rate=rate, seconds=seconds, warm_up_s=2, slo_s=SLO_S[model], seed=turn, bodies=bodies
             )
-            say(f"  {model} {name} {rate:,.0f}/s: {load.ok / seconds:,.0f}/s, p99 {load.p99_s * 1e3:,.1f} ms")
-            rows.append({"name": name, "model": model, **asdict(load)})
-            if sum(row["ok"] < row["requests"] / 2 for row in rows) == MOST_OVERLOADS:
+            late = f"generator late by {load.late_p99_s * 1e3:,.1f} ms (p99), {load.own_cpu:.2f} cores"
+            say(f"  {model} {name} {rate:,.0f}/s: {load.ok / seconds:,.0f}/s, p99 {load.p99_s * 1e3:,.1f} ms; {late}")
+            yield {"name": name, "model": model, **asdict(load)}
+            n_overloads += load.ok < load.requests / 2
+            if n_overloads == MOST_OVERLOADS:
                 break
-    return rows
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
@@ -107,6 +109,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
             if hollow:
                 mark = {"facecolors": "white", "edgecolors": line.get_color(), "zorder": 3, "s": 28}
                 axes[1][column].scatter(*zip(*hollow, strict=True), **mark)
+        loads = sorted({row["rate"] for row in found["rows"] if row["model"] == model})
+        ideal = {"color": "0.75", "linewidth": 1, "linestyle": "--", "zorder": 0, "label": "all that is offered"}
+        axes[0][column].plot(loads, loads, **ideal)
         axes[0][column].set_title(TITLES[model])
         axes[0][column].set_ylabel("answered per second")
         axes[1][column].set_ylabel("p99, ms")
@@ -115,11 +120,21 @@ def draw(found: dict[str, Any], path: Path) -> None:
             axes[0][column].set_xscale("log")
             axes[0][column].set_yscale("log")
         axes[1][column].set_xlabel("offered requests per second")
-    axes[0][0].legend(frameon=False)
-    facts = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    note = f"{facts}. One worker each. Hollow: less than 99 % were answered."
-    figure.supxlabel(textwrap.fill(note, 70 * len(models)), fontsize=7)
+        for axis in (axes[0][column].yaxis, axes[1][column].xaxis, axes[1][column].yaxis):
+            axis.set_major_formatter("{x:,g}")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.supxlabel(textwrap.fill(_origin(found["machine"]), 70 * len(models)), fontsize=7)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _origin(facts: dict[str, Any]) -> str:
+    """Return when, where and with which versions the figures were measured."""
+    versions_of = ", ".join(f"{LABELS[name]} {facts[name]}" for name in LABELS if name in facts)
+    return (
+        f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}, Python {facts['python']}; "
+        f"{versions_of}; commit {facts['commit']}. One worker each, the client on the same cores. "
+        "Hollow: less than 99 % were answered."
+    )
 
 
 def points_of(rows: Sequence[dict[str, Any]], name: str, model: str) -> list[dict[str, Any]]:

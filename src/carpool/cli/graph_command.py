@@ -102,7 +102,7 @@ def _figures(url: str, name: str, key_file: Path | None) -> dict[str, Any]:
     try:
         answer = send(url, "GET", _DATA, key=server_key(key_file), timeout_s=8.0)
     except NoAnswer as error:
-        fail(f"{url} does not answer: {error}", FAILED)
+        fail(f"no carpool server answers at {url} ({error}): say where it listens with --url", FAILED)
     except OSError as error:
         fail(str(error), FAILED)
     if answer.status != _OK:

@@ -123,7 +123,10 @@ def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoRetu
 
 def in_words(error: CycloptsError) -> str:
     """Return the mistake, and its remedy."""
-    return " ".join(_as_setting(error)) or " ".join(str(error).split())
+    text = " ".join(_as_setting(error)) or " ".join(str(error).split())
+    if "--" in text:  # it names what to write
+        return text
+    return f"{text.rstrip('., ')}; see {' '.join(('carpool', *(error.command_chain or ())))} --help"
 
 
 def _as_setting(error: CycloptsError) -> tuple[str, ...]:
@@ -248,7 +251,7 @@ def send(
         answer = connection.getresponse()
         return PlainAnswer(answer.status, answer.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise NoAnswer(str(error) or type(error).__name__) from None
+        raise NoAnswer(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
     finally:
         connection.close()
 

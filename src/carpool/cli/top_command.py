@@ -54,7 +54,7 @@ def fetched(url: str, key: str) -> dict[str, Any]:
             found: dict[str, Any] = answer.json
             return found
     except NoAnswer as error:
-        raise NoFigures(f"{url} does not answer: {error}") from None
+        raise NoFigures(f"no carpool server answers at {url} ({error}): say where it listens with --url") from None
     except ValueError as error:
         raise NoFigures(f"{url} answers what is no JSON: {error}") from None
     why = {

@@ -407,6 +407,8 @@ class Formats:
                 "the model does not read what curl sends unless it is told the type:"
                 f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"
             )
+        elif kind == b"multipart/form-data" and not self.owns_input:  # else it would have been converted
+            text += "; a server with carpool[forms] reads forms"
         return InvalidRequest(text, status=415, code="unsupported_media_type")
 
     def _unwritten(self) -> InvalidRequest:

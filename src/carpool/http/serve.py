@@ -172,7 +172,7 @@ def _listener(settings: ServerSettings) -> Listener:
         return UnixListener(Path(settings["socket"]), _mode(settings["socket_mode"]))
     if settings["fd"] is not None:
         return InheritedListener(settings["fd"])
-    return PortListener(settings["host"], settings["port"])
+    return PortListener(str(settings["host"]), int(settings["port"]))  # getaddrinfo takes no number of another type
 
 
 def _join(settings: ServerSettings) -> Join | None:

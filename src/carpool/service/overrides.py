@@ -231,7 +231,7 @@ def service_named(target: str) -> Service:
     if isinstance(found, Service):
         return found
     services = [name for name, value in vars(module).items() if isinstance(value, Service)]
-    known = f"it has {', '.join(services)}" if services else "it has no carpool.Service"
+    known = f"it has {', '.join(services) or 'no carpool.Service: write service = carpool.Service(...)'}"
     if found is None:
         raise NotFound(f"module {module_name!r} has no attribute {attribute!r}; {known}")
-    raise NotFound(f"{target} is a {type(found).__name__}, not a carpool.Service; {known}")
+    raise NotFound(f"{target} is of type {type(found).__name__}, not a carpool.Service; {known}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from carpool.engine.call.invoke import is_async
@@ -65,7 +65,7 @@ RunIn = Literal["process", "thread", "loop"]
 
 
 @shown_as_given
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One step of a service: a model and the workers that run it.
 
@@ -166,7 +166,8 @@ class Stage:
         TypeError: `model` is not a model or cannot be served, or a setting is of the wrong kind.
     """
 
-    model: AnyModel = field(kw_only=False)
+    model: AnyModel
+    _: KW_ONLY
     name: Setting[str | None, str] = setting(None, optional_text)
     workers: Setting[int | tuple[int, int] | None, int | tuple[int, int]] = setting(None, from_outside=True)
     join: bool = setting(False, flag)

@@ -512,8 +512,8 @@ class Options:
             carpool profile writes it, tile:a=3ms,step=4ms,width=16, sqrt:c=5ms,
             knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms, table:1=8ms,64=24ms or table:costs.csv,
             followed by +noisy:sigma=0.25 or +drifting:factors=1/1.8/1.2 if you like. Where a batch
-            is padded to its longest item, of length L: padded:a=2ms,b=20us,c=0us,e=0us, which is a
-            + b n L + c n L^2 + e n, or a table by size and length,
+            is padded to its longest item, of length L: padded:a=2ms,b=20us,c=0us,e=0us, which is
+            a + b n L + c n L^2 + e n, or a table by size and length,
             table:1x16=8ms,1x128=9ms,64x16=20ms,64x128=90ms or a file with three columns;
             +sorted:size=8 stands for code of yours that sorts a batch by length and runs it in
             parts of 8. Repeat the option for each further stage. With --steps:
