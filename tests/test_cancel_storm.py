@@ -20,7 +20,7 @@ PATIENCE_S = 100.0
 
 def check_empty(core: Core) -> None:
     """Nobody is inside, and the counts add up."""
-    (stage,) = core.batchers
+    (stage,) = core.crews
     assert core.unanswered == core.waiting == stage.running == 0
     assert core.flow.admitted == core.flow.answered + core.flow.cancelled
     assert (stage.queue.count, stage.queue.size, stage.in_flight) == (0, 0, {})

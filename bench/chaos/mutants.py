@@ -62,7 +62,7 @@ def _no_retry() -> None:
 
     def make(worker_lost: Callable[..., Any]) -> Callable[..., Any]:
         def lose(self: Any, now: float, stage: int, place: int, *rest: Any) -> Any:
-            self.batchers[stage].lobby.idempotent = False
+            self.crews[stage].lobby.idempotent = False
             return worker_lost(self, now, stage, place, *rest)
 
         return lose

@@ -129,7 +129,7 @@ def can_be_killed(s: Any) -> bool:
     """Report whether the worker steps streams, none of which is on probation: that one would be
     blamed for its death.
     """
-    stepper = s.running_driver.core.batchers[-1]
+    stepper = s.running_driver.core.crews[-1]
     return any(running.active > 1 and running.suspect is None for running in stepper.sets.values())
 
 

@@ -105,7 +105,7 @@ class Side:
     def state(self) -> Any:
         """All that has been counted and learned."""
         core = self.driver._line.core
-        (batcher,) = core.batchers
+        (batcher,) = core.crews
         counted = (
             core.flow.admitted,
             core.flow.answered,

@@ -56,9 +56,9 @@ async def ask_a_graph(random: Random, run_in: str, folder: str, kill_every_s: fl
                 await asyncio.gather(*[_call(s, random, made, shape, number, kills) for number in asked])
         finally:
             killer.cancel()
-        await s.running_driver.until(lambda: not any(batcher.running for batcher in core.batchers))
+        await s.running_driver.until(lambda: not any(batcher.running for batcher in core.crews))
         assert not core.unanswered and not core.waiting and not core._transit.families
-        for batcher in core.batchers:
+        for batcher in core.crews:
             assert not batcher.queue.nbytes
         assert all(not block.running for block in core.flow.graph.blocks)
     return calls

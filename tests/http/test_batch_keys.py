@@ -32,7 +32,7 @@ def batches(settings: dict[str, Any], requests: list[tuple[int, str]]) -> list[i
         clients = [stack.enter_context(Client(running.port)) for _ in range(1 + len(requests))]
         clients[0].send(job(1, gate, path="/predict"))
         gate.knocked()
-        queue = running.app.endpoints[0].driver.core.batchers[0].queue  # type: ignore[union-attr]
+        queue = running.app.endpoints[0].driver.core.crews[0].queue  # type: ignore[union-attr]
         for n, (client, (value, header)) in enumerate(zip(clients[1:], requests, strict=True), 1):
             client.send(job(value, None, *([f"X-Adapter: {header}"] if header else []), path="/predict"))
             running.wait_until(lambda n=n: len(queue) == n)  # type: ignore[misc]

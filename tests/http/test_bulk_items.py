@@ -50,7 +50,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.core = pipeline_of(stage(self.limit, max_size=self.max_size), workers=self.workers)
-        self.core.batchers[0].times.learn_usual(self.batch_s)
+        self.core.crews[0].times.learn_usual(self.batch_s)
         exchange: Any = SimpleNamespace(
             head=None,
             stream=None,

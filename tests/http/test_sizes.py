@@ -28,7 +28,7 @@ def sized(**settings: int) -> Service:
 
 def waiting(running: RunningServer) -> tuple[int, int]:
     """How many wait in the first queue, and the sum of their sizes."""
-    queue = running.app.endpoints[0].driver.core.batchers[0].queue  # type: ignore[union-attr]
+    queue = running.app.endpoints[0].driver.core.crews[0].queue  # type: ignore[union-attr]
     return len(queue), queue.size
 
 

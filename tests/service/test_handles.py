@@ -285,7 +285,7 @@ def test_policies_know_the_service_s_wish_and_its_slo() -> None:
         async with Service(stage, slo_s=5.0, overload="latency").run_async() as service:
             with pytest.raises(carpool.Overloaded):
                 await service.predict(1)
-            return [batcher.lobby.policy.overload for batcher in service.running_driver.core.batchers]
+            return [batcher.lobby.policy.overload for batcher in service.running_driver.core.crews]
 
     assert asyncio.run(main()) == ["latency"]
 

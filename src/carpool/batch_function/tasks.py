@@ -205,7 +205,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         driver = self._drivers.latest
         if driver is None:
             return explained(self._settings.new_policy(), monotonic())
-        (batcher,) = driver.core.batchers
+        (batcher,) = driver.core.crews
         return explained(batcher.lobby.policy, monotonic(), batcher)
 
     async def _run_all(self, items: list[Any], priority: int) -> list[Any]:

@@ -28,7 +28,7 @@ from collections import deque
 from contextlib import suppress
 from http import HTTPStatus
 from math import inf
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from carpool.engine.clock import monotonic
 from carpool.engine.fast_paths import fast_path
@@ -39,6 +39,9 @@ from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ClientConnection, HttpHead, ServerState
 from carpool.http.streaming import SILENCE_S, Delivery
 from carpool.http.timers import Timers
+
+if TYPE_CHECKING:
+    from carpool.http.connection import Connection
 
 
 class HttpExchange(Exchange):
@@ -57,7 +60,7 @@ class HttpExchange(Exchange):
     held: int
     is_broken: bool
 
-    def __init__(self, connection: AnswerWriter, head: HttpHead, body: bytes | bytearray = b"") -> None:
+    def __init__(self, connection: Connection, head: HttpHead, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))  # as `Exchange` does, but one call less
         self.head = head
         self.delivery = None
@@ -206,6 +209,8 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         self._streamed_bytes = 0  # of the body of the present answer in parts
         self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
 
+    # -- `Connection` has the bodies of these
+
     @abstractmethod
     def _give(self) -> None:
         """Give the app the requests that it may have, and write refusals whose turn it is."""
@@ -218,22 +223,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
     @abstractmethod
     def _has_nothing_to_read(self) -> bool:
         """Whether no request is half received or waits to be read."""
-
-    @abstractmethod
-    def want_more(self) -> None:
-        """Read on, as there is room for more of a bulk request."""
-
-    @abstractmethod
-    def hold(self, exchange: HttpExchange, nbytes: int) -> None:
-        """Count how many bytes of the body of a bulk request are in memory."""
-
-    @abstractmethod
-    def break_off_as_slow(self, exchange: HttpExchange) -> None:
-        """End a bulk request that comes too slowly."""
-
-    @abstractmethod
-    def leave_body_unread(self) -> None:
-        """Read nothing more of the body of a bulk request, whose end cannot be found."""
 
     # -- whole answers
 
@@ -294,7 +283,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         """
         queue, head, state, transport = self._queue, exchange.head, self._state, self._transport
         body: Any = exchange.result
-        more = head.good_headers
+        more = head.extra_ok_headers
         if (
             len(queue.given) != 1
             or queue.waiting

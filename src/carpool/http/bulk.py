@@ -96,7 +96,7 @@ class BulkItems(ExchangeItems):
         self._ask = ask
         self._driver = driver
         self._window = window
-        self._first = driver.core.batchers[0]
+        self._first = driver.core.crews[0]
         self._most = max(1, int(min(self._first.queue.max_size, 2**30)) // 2)
         self._longest = longest
         self._usual_length = min(longest, window.small // _WIDENED)
@@ -112,7 +112,7 @@ class BulkItems(ExchangeItems):
         self._broken: bytes | None = None  # the last line, if the body is broken off
 
         # the items: where a service has one stage, and does not weigh, they can be used again
-        is_one_stage = len(driver.core.batchers) == 1 and driver.core.flow.is_line
+        is_one_stage = len(driver.core.crews) == 1 and driver.core.flow.is_line
         self._are_used_again = ask.endpoint.weigher is None and is_one_stage
         self._spare: list[BulkItem] = []  # what has been answered, and is to be a later line
 

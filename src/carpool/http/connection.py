@@ -147,6 +147,8 @@ class Connection(AnswerWriter):
     def _look_up(self, data: bytes) -> None:
         """Read requests that begin with `data`: look up known heads, and give the reader the rest.
 
+        What cannot be read now is kept.
+
         A part of the fast path `known_heads`, as of `RequestReader.feed` and `App.admit`, and where
         nothing is owed of `_give`: the same requests reach the app and the same bytes the client,
         see tests/http/test_known_heads.py.
@@ -154,19 +156,17 @@ class Connection(AnswerWriter):
         queue, heads, most = self._queue, self._known_heads, self._looked_up + MOST_AT_ONCE
         while data:
             if self._looked_up == most:
-                self._keep(data)
-                return
+                break
             raw, blank_line, rest = data.partition(b"\r\n\r\n")
             head = heads.get(raw)
             if (
-                head is None
-                or head.length > len(rest)
+                head is None  # it is not known
+                or head.length > len(rest)  # its body is not all there
                 or not blank_line
-                or (head.model is not self.counted_for and not self.has_room_at(head.model))
+                or (head.model is not self.counted_for and not self.has_room_at(head.model))  # it is refused
             ):
-                if rest := self._reader.feed(data, raw + blank_line):
-                    self._keep(rest)
-                return
+                data = self._reader.feed(data, raw + blank_line)
+                break
             body, data = rest[: head.length], rest[head.length :]
             self._looked_up += 1
             exchange = HttpExchange(self, head, body)
@@ -174,23 +174,24 @@ class Connection(AnswerWriter):
                 queue.given
                 or queue.waiting
                 or self._is_writing_paused
-                or (head.ask is None and self._state.long_page_written)
+                or (head.ask is None and self._state.long_page_written)  # a page: one long one in a turn
             ):
                 queue.add(exchange)
                 self._give()
                 if data and self.room <= 0:
-                    self._keep(data)
-                    return
-            else:
+                    break
+            else:  # nothing is before it: it goes at once
                 queue.given.append(exchange)
                 try:
-                    head.route(exchange)
+                    head.route(exchange)  # that of `HeadAdmission`, mostly `PredictRoutes.predict` alone
                 except BaseException as error:
                     self.app.route_raised(exchange, error)
                 if head.ask is None:
                     self._note_page(exchange)
                 if data and self.ignoring_input:
-                    return
+                    return  # the rest is thrown away
+        if data:
+            self._keep(data)
 
     def has_room_at(self, model: ServedModel | None, owed: int = 0) -> bool:
         """Count this connection for the model that it asks now, and report whether there is room.

@@ -222,15 +222,15 @@ class RequestReader:
         )
         head.keep_alive = parser.should_keep_alive()
         if not head.keep_alive:
-            head.good_headers = None
+            head.extra_ok_headers = None
         self._refusal = self._app.admit(head)
         if self._refusal is None and head.model is not self._receiver.counted_for:
             self._check_room(head)
         ask = head.ask
         if ask is None or ask.framing is not None or self._app.observer is not None:
-            head.good_headers = None  # its answers take the long way
+            head.extra_ok_headers = None  # its answers take the long way
         elif head.extra:
-            head.add_to_good_answers(head.extra)
+            head.add_to_ok_answers(head.extra)
         has_body = head.length > 0 or b"transfer-encoding" in headers
         if self._refusal is None:
             self._is_bulk = ask is not None and ask.is_bulk

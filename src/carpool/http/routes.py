@@ -201,7 +201,7 @@ class HeadAdmission:
                 elif head.ask.format == OBJECT:
                     route = partial(self._models.predict_converted, endpoint)
                 route = self._expanding(head.headers, route)
-            head.route = self._watched(head, route, access)
+            head.route = self._watched(head, route, access)  # mostly the route itself
         except CarpoolError as error:
             if endpoint is not None:
                 count_refusal(endpoint, error)

@@ -75,13 +75,13 @@ class HttpHead(Head):
         length: Of the body in bytes, if the head says it; 0 otherwise.
         keep_alive: Whether the connection stays open after the answer.
         is_http_1_0: Whether the client speaks HTTP/1.0.
-        good_headers: What a model's good, whole answer has beside the usual headers and the body,
-            as lines; None if that cannot be said in advance, or the answer is another one.
+        extra_ok_headers: Lines, made in advance, that a model's whole 200 has beside the usual
+            headers; None if it is to take the long way, and not `AnswerWriter.answer_now`.
         brings_id: Whether the client has given its request an id that is fit.
         is_cut_short: Whether the request was refused before all of it was read.
     """
 
-    __slots__ = ("brings_id", "good_headers", "is_cut_short", "is_http_1_0", "keep_alive", "length")
+    __slots__ = ("brings_id", "extra_ok_headers", "is_cut_short", "is_http_1_0", "keep_alive", "length")
 
     def __init__(
         self,
@@ -96,17 +96,17 @@ class HttpHead(Head):
         self.length = content_length(headers)
         self.keep_alive = True
         self.is_http_1_0 = is_http_1_0
-        self.good_headers: bytes | None = None
+        self.extra_ok_headers: bytes | None = None
         given = self.request_id if REQUEST_ID in headers else b""
         self.brings_id = given != b""
         if method != b"HEAD" and not is_http_1_0:
-            self.good_headers = b"%b: %b\r\n" % (REQUEST_ID, given) if given else b""
+            self.extra_ok_headers = b"%b: %b\r\n" % (REQUEST_ID, given) if given else b""
         self.is_cut_short = False
 
-    def add_to_good_answers(self, headers: Sequence[Field]) -> None:
+    def add_to_ok_answers(self, headers: Sequence[Field]) -> None:
         """Have good answers to this head carry further headers."""
-        if self.good_headers is not None:
-            self.good_headers += b"".join([b"%b: %b\r\n" % header for header in headers])
+        if self.extra_ok_headers is not None:
+            self.extra_ok_headers += b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 class ClientConnection(Protocol):

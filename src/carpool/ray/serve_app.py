@@ -82,7 +82,7 @@ class Replica:
         driver = _endpoint().driver
         if driver is None:
             return {}
-        first, stats = driver.core.batchers[0], driver.stats.stages[0]
+        first, stats = driver.core.crews[0], driver.stats.stages[0]
         ready = 0 if stats.roster is None else stats.roster.ready
         return {
             "queued": float(len(first.queue)),

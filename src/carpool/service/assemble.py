@@ -102,15 +102,15 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
     has_keys = any(stage.key is not None for stage in service.stages)
-    batchers = [_crew(service, stage, has_keys) for stage in service.stages]
-    crews = {id(stage): batcher for stage, batcher in zip(service.stages, batchers, strict=True)}
+    crews = [_crew(service, stage, has_keys) for stage in service.stages]
+    crew_of = {id(stage): crew for stage, crew in zip(service.stages, crews, strict=True)}
     content = Payloads(service.takes.input_type)
-    graph = declared(service.graph, crews)
-    core = Core(batchers, graph, slo_s=service.slo_s, content=content, journal=journal)
+    graph = declared(service.graph, crew_of)
+    core = Core(crews, graph, slo_s=service.slo_s, content=content, journal=journal)
     for node, spot in zip(core.flow.graph.nodes, spots_of(service.graph, service.gives)[1], strict=True):
         node.spot = spot
-    singles = [isinstance(batcher.lobby.policy, OneByOne) for batcher in batchers]
-    last = crews.get(id(service.graph[-1]))
+    singles = [isinstance(crew.lobby.policy, OneByOne) for crew in crews]
+    last = crew_of.get(id(service.graph[-1]))
     streams = StreamStats(last, service.slo_s, service.part_slo_s) if isinstance(last, Stepper) else None
     stats = Stats(service.name, core, rosters, singles, service.slo_s, streams)
     driver = Driver(core, stats)

@@ -163,8 +163,8 @@ class BusyDriver(VirtualDriver):
         self._wake_at = inf  # nothing has come yet
         longer = coordinator.times_longer
         self.core.note_work(longer * coordinator.request_s, longer * coordinator.batch_s)
-        for batcher in self.core.batchers:
-            policy: Any = batcher.lobby.policy
+        for crew in self.core.crews:
+            policy: Any = crew.lobby.policy
             policy.decide = self._counted(policy.decide)
 
     # -- the world outside, at its own time
@@ -251,8 +251,8 @@ class BusyDriver(VirtualDriver):
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, None, busy_s, turns=self._turns(batch))
         self.completed(batch, busy_s)
         core.completed(self._time, reply)
-        batcher = core.batchers[batch.stage]
-        if batcher.queue.size >= batcher.lobby.batch_limit or not (self._arrivals or core.waiting):
+        crew = core.crews[batch.stage]
+        if crew.queue.size >= crew.lobby.batch_limit or not (self._arrivals or core.waiting):
             self._ask()
 
     def _ask(self) -> None:

@@ -241,7 +241,7 @@ class StageScaling:
         self._stage = stage
         self._rule = rule
         self._start_s = start_s
-        self._batcher = cast(Batcher, driver.core.batchers[stage])  # the workers of steps are not scaled
+        self._batcher = cast(Batcher, driver.core.crews[stage])  # the workers of steps are not scaled
         self._places = list(range(workers.least))  # of those that are there or on their way, and are to stay
         self._leaving: set[int] = set()
         self._batcher.learn_costs()

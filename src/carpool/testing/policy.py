@@ -150,7 +150,7 @@ def play(make: MakePolicy, schedule: Schedule) -> Played:
         now += arrival.after_s
         requests.append(_arrive(driver, now, i, arrival))
     driver.run()
-    _require(not core.waiting and not core.batchers[0].in_flight, "requests are left over")
+    _require(not core.waiting and not core.crews[0].in_flight, "requests are left over")
     return Played(driver, policy, requests)
 
 
@@ -192,7 +192,7 @@ def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> R
     if arrival.cancelled_after_s is not None:
         driver.at(now + arrival.cancelled_after_s, lambda: core.cancel(driver.clock.now, request))
     if arrival.worker_dies:
-        driver.at(now, lambda: driver.lose(0, 0) if 0 in core.batchers[0].in_flight else None)
+        driver.at(now, lambda: driver.lose(0, 0) if 0 in core.crews[0].in_flight else None)
     return request
 
 

@@ -70,9 +70,9 @@ class Storm:
             core.flow.answered + core.flow.refused
             == self.served + self.failed + self.left["with its answer on the way"]
         )
-        for queue in (core.flow.door, *[stage.queue for stage in core.batchers]):
+        for queue in (core.flow.door, *[stage.queue for stage in core.crews]):
             assert (queue.count, queue.nbytes, queue.size) == (0, 0, 0)
-        for stage in core.batchers:
+        for stage in core.crews:
             assert (stage.running, stage.in_flight, stage.idle) == (0, {}, 2)
 
     @property

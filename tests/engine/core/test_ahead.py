@@ -25,7 +25,7 @@ TOOK_S = 8 * U  # what batches take here; where it matters who comes meanwhile, 
 def saturated(core: Core, now: float = 0, took_s: float = TOOK_S) -> float:
     """A few full batches one after the other, so that it is known what they take. Returns the time then."""
     for _ in range(3):
-        n = sum(one.lobby.policy.limit for one in core.batchers[:1]) * core.batchers[0].idle
+        n = sum(one.lobby.policy.limit for one in core.crews[:1]) * core.crews[0].idle
         core.flow.submit(now, asks(["warm"] * n))
         batches = core.poll(now).run
         now += took_s
@@ -55,9 +55,9 @@ def test_a_full_batch_goes_before_its_worker_is_free() -> None:
     ahead = runs(core, now + 1 * U)
     assert what(ahead) == [(["c", "d"], 0, True)]
     assert runs(core, now + 7 * U) == []
-    for request in list(core.batchers[0].queue):
+    for request in list(core.crews[0].queue):
         core.cancel(now + 7 * U, request)
-    batcher = core.batchers[0]
+    batcher = core.crews[0]
     assert (batcher.running, len(batcher.in_flight), core.waiting) == (4, 1, 0)
 
     reply(core, now + 8 * U, batcher.in_flight[0], busy_s=TOOK_S)
@@ -174,7 +174,7 @@ def test_who_is_urgent_is_not_overtaken() -> None:
     runs(core, now)
     core.flow.submit(now + 5 * U, [ask("urgent", priority=20), *asks("cde")])
     assert runs(core, now + 7 * U) == []
-    reply(core, now + 8 * U, core.batchers[0].in_flight[0])
+    reply(core, now + 8 * U, core.crews[0].in_flight[0])
     assert what(runs(core, now + 8 * U)) == [(["urgent", "c"], 0, False)]
 
 
@@ -230,7 +230,7 @@ def test_where_much_waits_a_worker_has_several_short_batches_ahead(took_s: float
     first, second, *ahead = what(runs(core, now))
     assert [first, second] == [([0], 0, False), ([1], 1, False)]
     assert ahead == [([2 + i], i % 2, True) for i in range(2 * lying)]
-    batcher = core.batchers[0]
+    batcher = core.crews[0]
     assert (batcher.running, len(batcher.handed_over)) == (2 + 2 * lying,) * 2
 
     reply(core, now + took_s, batcher.in_flight[0], busy_s=took_s)
@@ -298,7 +298,7 @@ def test_what_lay_ahead_of_a_lost_worker_waits_again_in_its_order() -> None:
     core.flow.submit(now, requests)
     assert what(runs(core, now)) == [([0], 0, False), ([1], 0, True), ([2], 0, True)]
     core.worker_lost(now + U, 0, 0)
-    batcher = core.batchers[0]
+    batcher = core.crews[0]
     assert (batcher.running, batcher.ahead, core.waiting) == (0, {}, 12)
     assert [request.losses for request in requests] == [1] + [0] * 11
     core.worker_ready(0, 0)
@@ -327,7 +327,7 @@ def test_one_of_several_batches_ahead_that_never_reached_its_worker() -> None:
         now += U
         reply(core, now, batch, busy_s=U)
         assert outcome(batch.requests[0]) == f"{batch.requests[0].item}'"
-    assert (core.batchers[0].running, core.batchers[0].stray_replies) == (0, 0)
+    assert (core.crews[0].running, core.crews[0].stray_replies) == (0, 0)
 
 
 def test_replies_that_are_read_together_are_no_reason_to_keep_batches() -> None:
@@ -340,8 +340,8 @@ def test_replies_that_are_read_together_are_no_reason_to_keep_batches() -> None:
         core.flow.submit(now, asks(range(12)))
         runs(core, now)
         now += 2 * TOOK_S
-        while core.batchers[0].in_flight:
-            for batch in list(core.batchers[0].in_flight.values()):
+        while core.crews[0].in_flight:
+            for batch in list(core.crews[0].in_flight.values()):
                 reply(core, now, batch, busy_s=TOOK_S)
             runs(core, now)
     core.flow.submit(now, asks(range(12)))
@@ -357,7 +357,7 @@ def test_where_much_waits_ends_need_be_foretold_but_roughly(took_s: tuple[float,
     now = 0.0
     for i in range(20):
         now = saturated(core, now, took_s[i % 2])
-    times = core.batchers[0].times
+    times = core.crews[0].times
     assert times.deviation_s / times.usual_s > 0.25
     core.flow.submit(now, asks(range(8)))
     runs(core, now)
@@ -384,11 +384,11 @@ def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
     assert requests[2].state == DONE
     for _ in range(4):
         now += TOOK_S
-        for batch in list(core.batchers[0].in_flight.values()):
+        for batch in list(core.crews[0].in_flight.values()):
             reply(core, now, batch)
         runs(core, now)
     assert [outcome(request) for request in requests] == ["a'", "b'", None, "d'", "e'", "f'"]
-    assert (core.unanswered, core.batchers[0].running) == (0, 0)
+    assert (core.unanswered, core.crews[0].running) == (0, 0)
 
 
 def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
@@ -403,9 +403,9 @@ def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
     todo = core.poll(now + 6 * U)
     assert (what(todo.run), todo.wake_at) == ([(["b"], 0, True)], now + 7.5 * U)
     assert [type(request.error) for request in core.poll(now + 7.5 * U).answer] == [DeadlineExceeded]
-    reply(core, now + 8 * U, core.batchers[0].in_flight[0])
-    reply(core, now + 9 * U, core.batchers[0].in_flight[0])  # the worker has passed over it
-    assert (core.batchers[0].late_results, core.unanswered) == (1, 0)
+    reply(core, now + 8 * U, core.crews[0].in_flight[0])
+    reply(core, now + 9 * U, core.crews[0].in_flight[0])  # the worker has passed over it
+    assert (core.crews[0].late_results, core.unanswered) == (1, 0)
 
 
 def test_credits_count_what_lies_ahead() -> None:
@@ -413,7 +413,7 @@ def test_credits_count_what_lies_ahead() -> None:
     included.
     """
     core = pipeline_of(stage(1, runs_ahead=True), stage(1, max_size=1), workers=[1, 0])
-    first = core.batchers[0]
+    first = core.crews[0]
     core.flow.submit(0, asks("a"))
     runs(core, 0)
     first.times.usual_s = TOOK_S  # as if it had run before
@@ -442,7 +442,7 @@ def test_no_batch_ahead_is_larger_than_memory_allows() -> None:
     now = saturated(core)
     learned = SafeSize(None)
     learned.ran_out(4, 2)
-    core.batchers[0].safe_size = learned
+    core.crews[0].safe_size = learned
     core.flow.submit(now, asks("abcdefgh"))
     assert [len(batch.requests) for batch in runs(core, now)] == [int(learned.limit)] * 2
 
@@ -472,7 +472,7 @@ class Greedier(Greedy):
 def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
     """If a policy asks for what is not possible for a busy worker its stage fails, as for an idle one."""
     core = pipeline_of(stage(policy=Greedier(1), runs_ahead=True))
-    core.batchers[0].times.usual_s = TOOK_S  # as if it had run before
+    core.crews[0].times.usual_s = TOOK_S  # as if it had run before
     core.flow.submit(0, asks("abc"))
     with pytest.raises(RuntimeError, match="asked for a batch of 2 for a busy worker and a limit of 1"):
         core.poll(0)
@@ -500,9 +500,9 @@ def stage_with_a_gap(setup_s: float, gap_s: float) -> Core:
     policy = Adaptive(4)
     core = pipeline_of(stage(policy=policy, runs_ahead=True))
     for n in (1, 2, 3, 4) * 4:
-        core.batchers[0].trained(0, n, n, setup_s + n * 2 * U)
-    core.batchers[0].times.usual_s = TOOK_S
-    core.batchers[0].times.gap_s = core.batchers[0].lobby.view.gap_s = gap_s
+        core.crews[0].trained(0, n, n, setup_s + n * 2 * U)
+    core.crews[0].times.usual_s = TOOK_S
+    core.crews[0].times.gap_s = core.crews[0].lobby.view.gap_s = gap_s
     return core
 
 
@@ -525,7 +525,7 @@ def test_a_smaller_batch_goes_where_its_worker_would_lose_more_by_being_idle(
     lose more by being idle than a larger batch saves.
     """
     core = stage_with_a_gap(setup_s, gap_s)
-    batcher = core.batchers[0]
+    batcher = core.crews[0]
     assert isinstance(batcher.lobby.policy, Adaptive)
     for _ in range(40):
         batcher.lobby.policy._inside.note(4 + n, 1)
@@ -543,7 +543,7 @@ def test_a_smaller_batch_waits_for_clients_that_are_outside() -> None:
     """
     for inside in ([8] * 100, [7, 7, 5, 5] * 50):
         core = stage_with_a_gap(8 * U, 4 * U)
-        policy = core.batchers[0].lobby.policy
+        policy = core.crews[0].lobby.policy
         assert isinstance(policy, Adaptive)
         for n in inside:
             policy._inside.note(n, 1)

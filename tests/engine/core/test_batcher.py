@@ -28,7 +28,7 @@ def enter(batcher: Batcher, now: float, requests: list[Request]) -> list[Request
 
 
 def node_of(batcher: Batcher) -> Node:
-    return Core([batcher]).batchers[0].lobby.nodes[0]  # type: ignore[no-any-return]
+    return Core([batcher]).crews[0].lobby.nodes[0]  # type: ignore[no-any-return]
 
 
 def go(batcher: Batcher, now: float = 0.0, room: float = inf) -> Batch:

@@ -47,7 +47,7 @@ def test_no_batch_is_larger_than_the_limit() -> None:
     core.flow.submit(0, asks("abcde"))
 
     assert closing(core, 1) == [(0, ["a", "b"], "closing"), (0, ["c", "d"], "closing")]
-    reply(core, 2, core.batchers[0].in_flight[0])
+    reply(core, 2, core.crews[0].in_flight[0])
     assert [items(batch.requests) for batch in core.poll(2).run] == [["e"]]
 
 
@@ -111,7 +111,7 @@ def test_those_at_the_door_are_company_if_there_is_room() -> None:
     assert core.poll(0).run == []
 
     assert closing(core, 1) == [(0, ["a", "b"], "closing")]
-    reply(core, 2, core.batchers[0].in_flight[0])
+    reply(core, 2, core.crews[0].in_flight[0])
     assert [items(batch.requests) for batch in core.poll(2).run] == [["c", "d"]]
 
 
@@ -141,7 +141,7 @@ def test_every_policy_drains(policy: type[Policy]) -> None:
         core.poll(now)
         core.close(CLOSED)
         for _ in range(20):
-            for batch in list(core.batchers[0].in_flight.values()):
+            for batch in list(core.crews[0].in_flight.values()):
                 reply(core, now, batch)
             core.poll(now)
 
@@ -190,7 +190,7 @@ def test_what_waits_for_somebody_who_expires_goes_in_the_same_moment() -> None:
     core = pipeline_of(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
     core.flow.submit(0, asks("a"))
     core.poll(0)
-    reply(core, 1, core.batchers[0].in_flight[0])
+    reply(core, 1, core.crews[0].in_flight[0])
     core.worker_lost(1, 0, 0)
     core.flow.submit(1, [ask("b", deadline=5)])
     assert core.poll(1).run == []

@@ -22,7 +22,7 @@ def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:
     core.flow.submit(0, requests)
 
     assert [outcome(request) for request in core.poll(0).answer] == [Overloaded]
-    assert len(core.batchers[0].queue) == 1
+    assert len(core.crews[0].queue) == 1
     assert_counts(core, waiting=3, admitted=3, refused=1)
 
 
@@ -52,7 +52,7 @@ def test_priorities_count_at_the_door() -> None:
     core.worker_ready(0, 0)
     core.poll(0)
 
-    assert items(list(core.batchers[0].queue)) == ["high"]
+    assert items(list(core.crews[0].queue)) == ["high"]
 
 
 def test_a_large_request_waits_for_its_bytes_and_is_not_overtaken() -> None:
@@ -63,13 +63,13 @@ def test_a_large_request_waits_for_its_bytes_and_is_not_overtaken() -> None:
     core.flow.submit(0, [ask("a", nbytes=4), ask("b", nbytes=4)])
     core.flow.submit(0, [ask("large", nbytes=9, patient=True), ask("small", nbytes=1, patient=True)])
     core.poll(0)
-    inside = [items(list(core.batchers[0].queue))]
+    inside = [items(list(core.crews[0].queue))]
     core.worker_ready(0, 0)
     core.poll(1)
-    inside.append(items(list(core.batchers[0].queue)))
+    inside.append(items(list(core.crews[0].queue)))
     core.worker_ready(0, 1)
     core.poll(2)
-    inside.append(items(list(core.batchers[0].queue)))
+    inside.append(items(list(core.crews[0].queue)))
 
     assert inside == [["a", "b"], ["b"], ["large", "small"]]
 
@@ -86,7 +86,7 @@ def test_who_expires_at_the_door_hears_at_once() -> None:
     wake_at.append(todo.wake_at)
 
     assert [(request.item, outcome(request)) for request in todo.answer] == [("b", DeadlineExceeded)]
-    assert items(list(core.batchers[0].queue)) == ["c"]
+    assert items(list(core.crews[0].queue)) == ["c"]
     assert wake_at == [7, 9]
 
 
@@ -99,7 +99,7 @@ def test_who_leaves_the_door_is_not_let_in() -> None:
     core.worker_ready(0, 0)
     core.poll(1)
 
-    assert items(list(core.batchers[0].queue)) == ["c"]
+    assert items(list(core.crews[0].queue)) == ["c"]
     assert_counts(core, cancelled=1, unanswered=2)
 
 
@@ -146,7 +146,7 @@ def test_a_higher_priority_takes_the_place_of_the_last_of_the_lowest() -> None:
     assert str(low[2].error) == "the queue is full, and others have a higher priority"
     assert isinstance(low[2].error, Overloaded)
     assert low[2].error.retry_after_s == core.flow.retry_after_s(0.25)
-    assert items(list(core.batchers[0].queue)) == ["high", "a", "b"]
+    assert items(list(core.crews[0].queue)) == ["high", "a", "b"]
     assert_counts(core, admitted=4, answered=1, refused=1, unanswered=3)
 
 
@@ -157,7 +157,7 @@ def test_a_patient_one_waits_outside_again() -> None:
     core = pipeline_of(stage(1, max_size=2), workers=0)
     core.flow.submit(0, asks("abc", patient=True))
     core.flow.submit(0.25, asks("xy", priority=1, patient=True))
-    assert items(list(core.batchers[0].queue)) == ["x", "a"]
+    assert items(list(core.crews[0].queue)) == ["x", "a"]
     assert items(list(core.flow.door)) == ["y", "b", "c"]  # a is the next of its priority and stays
     core.cancel(0.25, core.flow.door.peek(3)[2])
     core.worker_ready(0, 0)
@@ -181,7 +181,7 @@ def test_who_is_refused_all_the_same_displaces_nobody() -> None:
     core.close(Unavailable("closing"))
     core.flow.submit(0, [ask("late", priority=1)])
 
-    assert items(list(core.batchers[0].queue)) == ["a", "b"]
+    assert items(list(core.crews[0].queue)) == ["a", "b"]
     assert core.flow.refused == 2
 
 
@@ -210,7 +210,7 @@ def test_all_or_none_are_admitted(journal: Journal | None) -> None:
     answers = core.poll(0).answer
     assert items(answers) == ["c", "d", "e", "too many"]
     assert {outcome(request) for request in answers} == {Overloaded}
-    assert items(list(core.batchers[0].queue)) == ["a", "b", "single", "last"]
+    assert items(list(core.crews[0].queue)) == ["a", "b", "single", "last"]
     assert_counts(core, waiting=4, admitted=4, refused=4)
 
 
@@ -221,7 +221,7 @@ def test_bytes_count_together() -> None:
 
     kinds = [outcome(request) for request in core.poll(0).answer]
     assert kinds == [Overloaded, Overloaded, InvalidRequest, InvalidRequest]
-    assert items(list(core.batchers[0].queue)) == ["a", "b"]
+    assert items(list(core.crews[0].queue)) == ["a", "b"]
 
 
 def test_a_lot_of_one_is_a_request() -> None:
@@ -236,7 +236,7 @@ def test_a_lot_of_one_is_a_request() -> None:
         core.flow.submit(0, [large, high])
         assert str(large.error) == "a request of 11 bytes is over the queue's 10"
 
-    assert items(list(core.batchers[0].queue)) == [1, 0, "a"]
+    assert items(list(core.crews[0].queue)) == [1, 0, "a"]
     assert_counts(core, admitted=5, refused=2)
 
 
@@ -304,10 +304,10 @@ def test_only_patient_ones_of_a_lot_displace_others() -> None:
         request.lane = Lane(1, None, 0)
     core.flow.submit(0, hasty)  # to let b go would make room for both
     assert {outcome(request) for request in hasty} == {Overloaded}
-    assert items(list(core.batchers[0].queue)) == ["a", "b"]
+    assert items(list(core.crews[0].queue)) == ["a", "b"]
 
     core.flow.submit(0, patient)
-    assert items(list(core.batchers[0].queue)) == ["1", "2", "a"]  # one of each priority stays
+    assert items(list(core.crews[0].queue)) == ["1", "2", "a"]  # one of each priority stays
     assert items(list(core.flow.door)) == ["3"]
 
 
@@ -316,7 +316,7 @@ def test_patient_ones_wait_at_the_door() -> None:
     core = pipeline_of(stage(1, max_size=2, max_bytes=10))
     many = lot(range(5), nbytes=1, patient=True)
     core.flow.submit(0, [*many, *lot("ab", nbytes=11, patient=True)])
-    assert (core.batchers[0].queue.count, core.flow.door.count) == (2, 3)
+    assert (core.crews[0].queue.count, core.flow.door.count) == (2, 3)
     served = []
     for now in range(5):
         todo = core.poll(now)

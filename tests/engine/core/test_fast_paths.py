@@ -121,7 +121,7 @@ class Side:
             [request.item for request in self.answers],
             [(batch.id, batch.stage, batch.place, batch.ids, batch.started, batch.reason) for batch in self.running],
             (to.flow.admitted, to.flow.refused, to.flow.answered, to.flow.cancelled, to.waiting),
-            [_counted(batcher) for batcher in to.batchers],
+            [_counted(batcher) for batcher in to.crews],
         ]
 
 
@@ -165,7 +165,7 @@ def submits_alike_like_others(side: Side) -> None:
 
 
 def queues_one_by_one(side: Side) -> None:
-    for batcher in side.core.batchers:
+    for batcher in side.core.crews:
         push = batcher.queue.push
         batcher.queue.push_in_order = lambda requests, nbytes, dues_differ, push=push: push(requests)  # type: ignore[method-assign]
 
@@ -175,7 +175,7 @@ def answers_one_by_one(side: Side) -> None:
 
 
 def takes_all_replies_for_partial(side: Side) -> None:
-    for batcher in side.core.batchers:
+    for batcher in side.core.crews:
         batcher.completed = _in_parts(batcher)  # type: ignore[method-assign]
 
 
@@ -270,7 +270,7 @@ def test_the_last_of_several_is_never_predicted_to_wait_less(service: Service, s
     for waited_s, (step, argument) in script:
         now += waited_s
         side.play(now, step, argument)
-        for batcher in side.core.batchers:
+        for batcher in side.core.crews:
             waits_s = [batcher.predicted_wait_s(now, before) for before in range(batcher.queue.size + 8)]
             assert waits_s == sorted(waits_s)
             assert batcher.times.usual_s >= batcher.times.fastest_s
@@ -314,7 +314,7 @@ def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
     """Those that come as it raises, and those after them, are admitted like all others."""
     faults: list[BaseException] = []
     to = pipeline_of(stage(policy=Breaks(2)))
-    to.batchers[0].lobby.on_fault = lambda name, error: faults.append(error)
+    to.crews[0].lobby.on_fault = lambda name, error: faults.append(error)
     requests = first, second, third, last = [Request(n, 9.0) for n in range(4)]
     to.flow.submit(0, [first])
     to.flow.submit(1, [second, third])
@@ -322,4 +322,4 @@ def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
 
     assert list(map(str, faults)) == ["no more"]
     assert [request.id for request in requests] == [1, 2, 3, 4]
-    assert (to.flow.admitted, to.flow.door.count, to.batchers[0].queue.count) == (4, 0, 4)
+    assert (to.flow.admitted, to.flow.door.count, to.crews[0].queue.count) == (4, 0, 4)

@@ -159,7 +159,7 @@ class World:
     def check_empty(self) -> None:
         """Nothing is left behind."""
         assert not self.core._transit.families
-        for crew in self.core.batchers:
+        for crew in self.core.crews:
             assert not crew.queue.count and not crew.running
         assert not self.core.waiting and not self.core.unanswered
         assert not any(block.running for flow in self.flows for block in flow.graph.blocks)

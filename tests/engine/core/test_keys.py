@@ -67,7 +67,7 @@ def test_keys_never_share_a_batch(
     whatever the policy.
     """
     driver = driven(policy, workers=workers, most=most, by_length=by_length)
-    batcher = driver.core.batchers[0]
+    batcher = driver.core.crews[0]
     at = 0.0
     for gap, key, length in arrivals:
         at += gap
@@ -96,7 +96,7 @@ def test_batches_of_one_key_hold_no_more_than_fits(
     """
     driver = driven(policy, workers=workers, most=most)
     if fits < 8:
-        driver.core.batchers[0].safe_size.ran_out(fits + 1, fits)
+        driver.core.crews[0].safe_size.ran_out(fits + 1, fits)
     at = 0.0
     for gap, key, size in arrivals:
         at += gap
@@ -149,7 +149,7 @@ def test_a_policy_drops_and_takes_while_keys_are_held(policy: Policy, most: int)
         dice = random.Random(seed)
         by_length = dice.random() < 0.5
         driver = driven(policy, workers=dice.randint(most, 3), most=most, by_length=by_length)
-        batcher, at = driver.core.batchers[0], 0.0
+        batcher, at = driver.core.crews[0], 0.0
         for _ in range(120):
             at += dice.choice([0.0, dice.uniform(0.0, 0.003)])
             sized = {"length" if by_length else "size": dice.choice([1, 1, dice.randint(1, 12)])}
@@ -169,7 +169,7 @@ def test_a_policy_drops_and_takes_while_keys_are_held(policy: Policy, most: int)
 
 def lose_one(driver: VirtualDriver) -> None:
     """Have a worker die that runs a batch, if one does."""
-    place = next(iter(driver.core.batchers[0].in_flight), None)
+    place = next(iter(driver.core.crews[0].in_flight), None)
     if place is not None:
         driver.lose(0, place)
 
@@ -275,7 +275,7 @@ def test_a_switch_that_costs_is_made_less_often() -> None:
 def test_keys_that_come_and_go_leave_nothing_behind(policy: Policy) -> None:
     """Keys in turn, ten thousand in a thorough run, leave no lane, no level and no worker's memory behind."""
     driver = driven(policy, workers=2, by_length=True)
-    batcher = driver.core.batchers[0]
+    batcher = driver.core.crews[0]
 
     def held() -> int:
         gc.collect()

@@ -175,7 +175,7 @@ class World:
 
     def state(self) -> str:
         """All that decides what can still happen."""
-        batcher = self.line.core.batchers[0]
+        batcher = self.line.core.crews[0]
         threads = [(t.at, t.woken, t.until, t.waits, t.pending, t.slot, t.interrupted) for t in self.threads]
         queue = [r.item for r in batcher.queue]
         door = [r.item for r in self.line.core.flow.door]
@@ -356,7 +356,7 @@ def test_who_runs_alone_leaves_the_others_unharmed(n: int, more: dict[str, Any],
         check(end)
         assert end.line.lone is None
         core = end.line.core
-        assert core.flow.admitted == core.flow.answered + core.flow.cancelled + core.batchers[0].queue.count
+        assert core.flow.admitted == core.flow.answered + core.flow.cancelled + core.crews[0].queue.count
         ways |= {"caught up" if thread.lone.requests else "alone" for thread in end.threads if thread.lone}
     assert ways == {"alone", "caught up"}
 

@@ -68,9 +68,7 @@ def test_a_call_that_nobody_waits_for_is_given_up() -> None:
     assert core.poll(11).kill == []
     assert core.poll(12).kill == [(0, 0)]
     assert core.poll(13).kill == []
-    assert (
-        core.batchers[0].in_flight[0].given_up.startswith("nobody has waited for its call for 3 s, and max_batch_time")
-    )
+    assert core.crews[0].in_flight[0].given_up.startswith("nobody has waited for its call for 3 s, and max_batch_time")
     assert core.worker_lost(12, 0, 0) is False
     core.worker_ready(0, 0)
     assert [items(batch.requests) for batch in core.poll(12).run] == [["b"]]
@@ -195,7 +193,7 @@ def test_a_limit_of_the_users_own_is_the_only_one() -> None:
     """
     core, batch = running("a", max_batch_time_s=20)
     taught(core, batch, took_s=0.125, times=20)
-    core.cancel(2.5, core.batchers[0].in_flight[0].requests[0])
+    core.cancel(2.5, core.crews[0].in_flight[0].requests[0])
 
     assert [core.poll(2.5 + ran_s).kill for ran_s in (5, 19.9, 20)] == [[], [], [(0, 0)]]
 

@@ -119,7 +119,7 @@ def test_a_stage_waits_for_credit() -> None:
     for batch in started:
         reply(core, 1, batch)
     assert core.poll(1).run == []
-    assert len(core.batchers[1].queue) == 4
+    assert len(core.crews[1].queue) == 4
 
     core.worker_ready(1, 0)
 
@@ -162,7 +162,7 @@ def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
     (batch,) = core.poll(0).run
     reply(core, 1, batch)
 
-    assert core.batchers[1].queue.nbytes == 10
+    assert core.crews[1].queue.nbytes == 10
     assert core.poll(1).run == []
 
 
@@ -177,8 +177,8 @@ def test_bytes_between_stages_count_also_when_callers_wait_at_the_door() -> None
 
     todo = core.poll(1)
 
-    assert items(list(core.batchers[0].queue)) == ["c"]
-    assert (core.batchers[1].queue.nbytes, todo.run) == (5, [])
+    assert items(list(core.crews[0].queue)) == ["c"]
+    assert (core.crews[1].queue.nbytes, todo.run) == (5, [])
 
 
 def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
@@ -284,7 +284,7 @@ def test_a_deadline_ends_the_waiting_also_while_the_item_runs() -> None:
     reply(core, 6, todo.run[0])
 
     assert core.poll(6).answer == []
-    assert core.batchers[0].late_results == 1
+    assert core.crews[0].late_results == 1
     assert_counts(core, answered=1, unanswered=0)
 
 
@@ -301,7 +301,7 @@ def test_a_reply_after_the_deadline_is_late_although_nobody_has_polled() -> None
     assert outcome(hasty) is DeadlineExceeded
     assert patient.error is None
     assert patient in to.poll(5).answer
-    assert to.batchers[0].late_results == 1
+    assert to.crews[0].late_results == 1
 
 
 def test_the_next_wake_up_is_the_earliest_there_is() -> None:
@@ -476,12 +476,12 @@ def test_answers_that_nobody_waits_for_are_late_in_whole_replies_and_in_parts() 
     assert answers(core, 5) == [DeadlineExceeded]
 
     core.completed(6, Reply(0, whole.place, whole.id, [1, 2, 3], ["a'", "b'", "c'"]))
-    assert core.batchers[0].late_results == 2
+    assert core.crews[0].late_results == 2
     assert answers(core, 6) == ["c'"]
     core.completed(7, Reply(0, whole.place, whole.id, [4, 5, 6], ["d'", "e'", "f'"]))
 
     assert answers(core, 7) == ["d'", "e'"]
-    assert (core.batchers[0].late_results, core.batchers[0].stray_replies, core.unanswered) == (3, 0, 0)
+    assert (core.crews[0].late_results, core.crews[0].stray_replies, core.unanswered) == (3, 0, 0)
 
 
 def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
@@ -498,8 +498,8 @@ def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
     reply(core, 3, second)
 
     assert answers(core, 3) == ["a'"]
-    assert core.batchers[0].stray_replies == 1
-    assert core.batchers[0].late_results == 0
+    assert core.crews[0].stray_replies == 1
+    assert core.crews[0].late_results == 0
 
 
 def test_who_was_answered_or_has_gone_is_not_run_again() -> None:
@@ -543,7 +543,7 @@ def test_a_cancelled_request_goes_no_further() -> None:
 
     assert items(todo.run[0].requests) == ["b'"]
     assert todo.answer == []
-    assert core.batchers[0].late_results == 1
+    assert core.crews[0].late_results == 1
     assert_counts(core, cancelled=1, unanswered=1)
 
 
@@ -716,7 +716,7 @@ def test_trying_again_makes_sense_once_those_inside_are_served() -> None:
     core.poll(3)
 
     assert unknown == 0.1
-    assert (core.batchers[0].running, core.waiting) == (4, 9)
+    assert (core.crews[0].running, core.waiting) == (4, 9)
     assert core.flow.retry_after_s(4) == 2 + 4 * 3 / 2
 
 
@@ -859,17 +859,17 @@ def test_each_stage_knows_what_lies_ahead() -> None:
     empty, else their queue and one more batch.
     """
     core = learned(1.0, 2.0, 4.0)
-    seen = [[one.lobby.view.onward_s for one in core.batchers]]
+    seen = [[one.lobby.view.onward_s for one in core.crews]]
     core.flow.submit(0, asks("abcd"))
     (batch,) = core.poll(0).run
     reply(core, 1, batch, busy_s=1)
     (batch, second) = core.poll(1).run
     assert (batch.stage, second.stage) == (1, 0)
-    seen.append([one.lobby.view.onward_s for one in core.batchers])
+    seen.append([one.lobby.view.onward_s for one in core.crews])
     reply(core, 2, second, busy_s=1)
     core.poll(2)
     core.poll(2)
-    seen.append([one.lobby.view.onward_s for one in core.batchers])
+    seen.append([one.lobby.view.onward_s for one in core.crews])
 
     assert seen == [[6, 4, 0], [2 + 2 + 4, 4, 0], [1 + 2 + 2 + 4, 4, 0]]
 
@@ -895,12 +895,12 @@ def test_submitting_a_request_twice_is_an_error_that_changes_nothing(case: str, 
             core.poll(1)
     if full:
         core.flow.submit(1, asks("cd"))
-    before = (state_of(core.batchers[0]), core.flow.admitted, core.waiting, other.state)
+    before = (state_of(core.crews[0]), core.flow.admitted, core.waiting, other.state)
 
     with pytest.raises(ValueError, match="was submitted before"):
         core.flow.submit(2, again)
 
-    assert (state_of(core.batchers[0]), core.flow.admitted, core.waiting, other.state) == before
+    assert (state_of(core.crews[0]), core.flow.admitted, core.waiting, other.state) == before
 
 
 @pytest.mark.parametrize("results", [[], ["a'"], ["a'", "b'", "c'"]])
@@ -911,12 +911,12 @@ def test_a_reply_with_another_number_of_results_is_an_error_that_changes_nothing
     core = pipeline_of(stage())
     core.flow.submit(0, asks("ab"))
     (batch,) = core.poll(0).run
-    before = state_of(core.batchers[0])
+    before = state_of(core.crews[0])
 
     with pytest.raises(ValueError, match=rf"{len(results)} results for 2 requests"):
         core.completed(1, Reply(0, batch.place, batch.id, batch.ids, results))
 
-    assert state_of(core.batchers[0]) == before
+    assert state_of(core.crews[0]) == before
 
 
 def test_a_policy_that_asks_for_too_much_harms_nobody_else() -> None:
@@ -956,7 +956,7 @@ def test_a_stage_whose_memory_is_short_needs_less_credit() -> None:
     core = pipeline_of(stage(4), stage(4, max_size=5), workers=(1, 0))
     core.flow.submit(0, asks("abcd"))
     (batch,) = core.poll(0).run
-    core.batchers[0].ran_out_of_memory(batch.place, batch.id, [[0, 1, 2, 3]], [[0]])
+    core.crews[0].ran_out_of_memory(batch.place, batch.id, [[0, 1, 2, 3]], [[0]])
     reply(core, 1, batch)
     core.flow.submit(1, asks("efgh"))
 

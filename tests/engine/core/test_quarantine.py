@@ -255,7 +255,7 @@ def test_lanes_of_suspects_are_forgotten(how: str) -> None:
     """However suspects end, nothing of their lanes is left, and the queue goes on."""
     core = pipeline_of(stage(4))
     requests = asks("abcd", 50, key="key")
-    queue = core.batchers[0].queue
+    queue = core.crews[0].queue
     for number in range(3):
         now = 100.0 * number
         requests = asks("abcd", now + 50, key=number)
@@ -305,7 +305,7 @@ def test_suspects_count_in_the_bounds_of_the_queue() -> None:
     (batch,) = core.poll(0).run
     core.flow.submit(0, asks("cd", nbytes=7))
     core.worker_lost(1, 0, batch.place)
-    queue = core.batchers[0].queue
+    queue = core.crews[0].queue
 
     assert (queue.count, queue.nbytes, queue.size, core.waiting) == (4, 24, 4, 4)
     assert not queue.has_room(0)

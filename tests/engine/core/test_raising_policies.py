@@ -71,7 +71,7 @@ class Story:
             stage(policy=first, max_size=4, name="a"), stage(policy=second, max_size=4, name="b"), workers=[2, 1]
         )
         self.faults: list[tuple[str, type[BaseException]]] = []
-        for batcher in self.line.batchers:
+        for batcher in self.line.crews:
             batcher.lobby.on_fault = lambda name, error: self.faults.append((name, type(error)))
         self.given: list[Request] = []
         self.gone: list[Request] = []
@@ -83,7 +83,7 @@ class Story:
         core = self.line
         low, cancelled = ask("low", priority=-1), ask("cancelled")
         return [
-            lambda: core.batchers[0].trained(0, 1, 1, 0.5),
+            lambda: core.crews[0].trained(0, 1, 1, 0.5),
             lambda: self.submit(0, [ask("1"), ask("2"), ask("3", 9), ask("4")]),
             lambda: self.poll(0),
             lambda: self.submit(1, [ask("5", 3), low, cancelled, ask("drop")]),
@@ -129,14 +129,14 @@ class Story:
             reply(self.line, now, batch)
 
     def _is_at_work(self, batch: Batch) -> bool:
-        return self.line.batchers[batch.stage].in_flight.get(batch.place) is batch
+        return self.line.crews[batch.stage].in_flight.get(batch.place) is batch
 
     def end(self) -> None:
         """As a driver that aborts soon after it has heard of a fault."""
         self.line.abort(20, Unavailable("the policy is broken"))
         self.poll(20)
         self.submit(21, asks("late", patient=True))
-        for batch in [batch for one in self.line.batchers for batch in one.handed_over]:
+        for batch in [batch for one in self.line.crews for batch in one.handed_over]:
             reply(self.line, 22, batch)
         self.poll(23)
 
@@ -178,8 +178,8 @@ def test_nothing_goes_ahead_by_a_policy_that_raises(kind: type[BaseException]) -
     policy = Raising("decide ahead", 2, kind)
     core = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
     faults: list[str] = []
-    core.batchers[0].lobby.on_fault = lambda name, error: faults.append(name)
-    core.batchers[0].times.usual_s = 2**-6  # as if it had run before
+    core.crews[0].lobby.on_fault = lambda name, error: faults.append(name)
+    core.crews[0].times.usual_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
     core.flow.submit(0, requests)
     assert len(core.poll(0).run) == 2
@@ -187,7 +187,7 @@ def test_nothing_goes_ahead_by_a_policy_that_raises(kind: type[BaseException]) -
     assert faults == ["stage"]
     now = 1.0
     while core.unanswered:
-        for batch in list(core.batchers[0].in_flight.values()):
+        for batch in list(core.crews[0].in_flight.values()):
             reply(core, now, batch)
         now += 1.0
         core.poll(now)
@@ -217,7 +217,7 @@ def test_what_is_not_possible_is_a_fault(decision: Any, text: str) -> None:
     """A policy that asks for what cannot be is done without, too, and nothing of its decision is done."""
     core = pipeline_of(stage(policy=Scripted(decision, 2)))
     faults: list[str] = []
-    core.batchers[0].lobby.on_fault = lambda name, error: faults.append(str(error))
+    core.crews[0].lobby.on_fault = lambda name, error: faults.append(str(error))
     requests = asks("abc")
     core.flow.submit(0, requests)
     (batch,) = core.poll(0).run
@@ -259,7 +259,7 @@ def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
     with pytest.raises(TypeError):
         core.poll(0)
 
-    assert (core.waiting, core.batchers[0].idle) == (2, 1)
+    assert (core.waiting, core.crews[0].idle) == (2, 1)
 
 
 class _Unspeakable(Exception):

@@ -211,7 +211,7 @@ def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
     core.flow.submit(0, asks(range(200)))
     first, second = core.poll(0).run
     assert (first.n, second.n) == (64, 64)
-    out_of_memory(core.batchers[0], first.place, [[*range(64)], [*range(32)]], [[*range(16)], [*range(16, 32)]])
+    out_of_memory(core.crews[0], first.place, [[*range(64)], [*range(32)]], [[*range(16)], [*range(16, 32)]])
     reply(core, 1, first)
     reply(core, 1, second)
 
@@ -227,10 +227,10 @@ def test_the_limit_is_one_of_sizes() -> None:
     core.flow.submit(0, requests)
     (batch,) = core.poll(0).run
     assert (batch.n, batch.size) == (6, 60)
-    out_of_memory(core.batchers[0], 0, [[*range(6)]], [[0, 1, 2], [3, 4, 5]])
+    out_of_memory(core.crews[0], 0, [[*range(6)]], [[0, 1, 2], [3, 4, 5]])
     reply(core, 1, batch)
 
-    assert core.batchers[0].safe_size.limit == 30
+    assert core.crews[0].safe_size.limit == 30
     (batch,) = core.poll(1).run
     assert (batch.n, batch.size) == (3, 30)
 
@@ -262,7 +262,7 @@ def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
     core = pipeline_of(stage(4))
     core.flow.submit(0, asks(range(1000)))
     (batch,) = core.poll(0).run
-    out_of_memory(core.batchers[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
+    out_of_memory(core.crews[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
     sizes = []
     for now in range(1, 10):
         reply(core, now, batch)
@@ -270,7 +270,7 @@ def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
         sizes.append(batch.n)
 
     assert sizes[:4] == [2, 2, 2, 3]
-    assert core.batchers[0].safe_size.limit == 3
+    assert core.crews[0].safe_size.limit == 3
 
 
 def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
@@ -278,7 +278,7 @@ def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
     result is known.
     """
     core = pipeline_of(stage(4), workers=2)
-    core.batchers[0].safe_size.ran_out(4, 2)
+    core.crews[0].safe_size.ran_out(4, 2)
     core.flow.submit(0, asks(range(1000)))
     first, second = core.poll(0).run
     sizes = []
@@ -299,12 +299,12 @@ def test_waits_are_predicted_with_what_fits() -> None:
     core = pipeline_of(stage(8))
     core.flow.submit(0, asks(range(8)))
     (batch,) = core.poll(0).run
-    out_of_memory(core.batchers[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
+    out_of_memory(core.crews[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
     reply(core, 1, batch)
     core.flow.submit(1, asks(range(9)))
     core.poll(1)
 
-    assert core.batchers[0].predicted_wait_s(1, 8) == 4 + 1
+    assert core.crews[0].predicted_wait_s(1, 8) == 4 + 1
 
 
 @pytest.mark.parametrize("positions", [[[4]], [[-1]], [[0, 1], [2, 99]]])
@@ -313,7 +313,7 @@ def test_a_report_of_what_is_not_in_the_batch_is_refused(positions: list[list[in
     core = pipeline_of(stage(4))
     core.flow.submit(0, asks(range(4)))
     core.poll(0)
-    batcher = core.batchers[0]
+    batcher = core.crews[0]
     with pytest.raises(ValueError, match="4 items"):
         out_of_memory(batcher, 0, positions, [])
     with pytest.raises(ValueError, match="no batch"):
@@ -329,7 +329,7 @@ def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:
     put together.
     """
     core = pipeline_of(stage(64))
-    core.batchers[0].safe_size.ran_out(20, 10)
+    core.crews[0].safe_size.ran_out(20, 10)
     large = ask("large")
     large.size = 50
     core.flow.submit(0, [large, *asks(range(3))])

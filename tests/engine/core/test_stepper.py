@@ -495,7 +495,7 @@ def test_while_nothing_runs_one_is_let_through_though_it_seems_late() -> None:
     """What starting takes may have been learned wrongly, from a compiling warm-up say; so it is learned anew."""
     stage = stepper()
     driver = drive(stage, start_s=lambda length: 0.1, slo_s=5.0)
-    driver.core.batchers[0].trained_steps(0.0, rows=1, step_s=1.0, length=1, start_s=60.0)
+    driver.core.crews[0].trained_steps(0.0, rows=1, step_s=1.0, length=1, start_s=60.0)
     first, second = ask(driver, 1), ask(driver, 1, 10.0)
     driver.run()
 
@@ -550,7 +550,7 @@ def test_streams_of_a_dead_worker_go_on_where_the_model_can_resume(resumable: bo
     else:
         assert [reader(request).parts for request in old] == [[0, 1, 2]] * 2
         assert [code_of(request) for request in old] == ["worker_lost"] * 2
-    assert driver.core.batchers[0].queue.nbytes == 0
+    assert driver.core.crews[0].queue.nbytes == 0
 
 
 def test_a_stream_that_was_put_back_is_due_one_pace_after_its_next_part() -> None:

@@ -132,7 +132,7 @@ def test_through_the_door_and_on() -> None:
     (batch,) = core.poll(0).run
     core.flow.submit(0, asks("b", 50))
     core.flow.submit(1, [ask("c", 4.5, patient=True)])
-    core.cancel(2, core.batchers[0].queue.peek(1)[0])
+    core.cancel(2, core.crews[0].queue.peek(1)[0])
     core.poll(2)
     reply(core, 3, batch)
     batches = {batch.stage: batch for batch in core.poll(3).run}

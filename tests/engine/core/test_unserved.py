@@ -113,8 +113,8 @@ def test_a_later_stage_without_a_worker_refuses_for_those_before_it() -> None:
     (batch,) = core.poll(0).run
     reply(core, 1, batch)
     assert [(request.state, request.node.crew) for request in requests[:2]] == [
-        (QUEUED, core.batchers[1]),
-        (QUEUED, core.batchers[0]),
+        (QUEUED, core.crews[1]),
+        (QUEUED, core.crews[0]),
     ]
     assert core.poll(1).wake_at == 10
     assert set(core.poll(10).answer) == set(requests) and all(map(is_refused, requests))

@@ -342,7 +342,7 @@ def test_the_hop_is_no_part_of_the_busy_time() -> None:
 
     assert [batch.started for batch in run.batches] == [0, 5]
     assert run.clock.now == 10
-    assert run.core.batchers[0].times.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
+    assert run.core.crews[0].times.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
 
 
 def test_wake_ups_are_counted() -> None:

@@ -118,19 +118,19 @@ MUTANTS: dict[str, list[Change]] = {
     "who has been acquitted stays alone": [Change(Transit._weigh, "acquit(request)", "pass")],
     "a worker that is lent stays among the idle ones": [Change(Batcher.lend, "self._idle.pop()", "self._idle[-1]")],
     "a worker is lent while another is busy": [Change(Batcher.lend, "if self.in_flight or ", "if ")],
-    "a worker is lent while another is": [Change(Batcher.lend, "or self.lent ", "")],
+    "a worker is lent while another is": [Change(Batcher.lend, "or self.places.lent ", "")],
     "a worker is lent while something waits": [Change(Batcher.lend, "or self.queue.count ", "")],
     "what waits does without the worker that is lent": [
         Change(Core.poll, " or (batcher.queue.count and not places.idle)", "")
     ],
     "a worker that is to go stays lent": [Change(Core.poll, "places.lent & places.leaving", "()")],
     "a worker stays lent when the service closes": [Change(Core.poll, "self._has_closed or ", "")],
-    "a worker is drained while it is lent": [Change(Batcher.take_drained, " | self.lent", "")],
+    "a worker is drained while it is lent": [Change(Batcher.take_drained, " | self.places.lent", "")],
     "a worker that was lent and is to go is idle again": [
-        Change(Batcher.take_back, "if place not in self.leaving:", "if True:")
+        Change(Batcher.take_back, "if place not in self.places.leaving:", "if True:")
     ],
     "a worker that is lent is not there": [
-        Change(Batcher.has_worker.fget, " or self.lent", "")  # type: ignore[attr-defined]
+        Change(Batcher.has_worker.fget, " or self.places.lent", "")  # type: ignore[attr-defined]
     ],
     "a worker that has gone stays lent": [Change(Places.gone, "self.lent.discard(place)", "pass")],
     "the call of a worker that is taken back is in no batch": [

@@ -1009,10 +1009,10 @@ class World:
         assert crew.ahead == lying
         assert crew.running == len(owed)
         assert {request.id for request in running} <= set(owed)
-        assert crew.lent == {place for at, place in self.lent if at == stage}
+        assert crew.places.lent == {place for at, place in self.lent if at == stage}
         unused = [worker for worker in self.ready - self.leaving - self.lent.keys() if worker not in self.sent]
         assert crew.idle == sum(at == stage for at, _ in unused)
-        assert crew.has_worker is bool(crew.idle or mine or crew.lent)
+        assert crew.has_worker is bool(crew.idle or mine or crew.places.lent)
 
     def _check_sets(self, spec: StageSpec, crew: Stepper) -> None:
         for running in crew.sets.values():

@@ -108,7 +108,7 @@ def test_a_close_that_drains_nothing_leaves_the_batch_ahead_unrun(run_in: Any, t
         await asyncio.gather(*[service.predict(b"x") for _ in range(2)])
         inside = [asyncio.ensure_future(service.predict(x)) for x in (LONG, LONG, b"x", b"x")]
         for _ in range(1000):  # until the first call runs and the second batch has gone ahead
-            if service.running_driver.core.batchers[0].ahead and file.read_text().count("ran") == 2:
+            if service.running_driver.core.crews[0].ahead and file.read_text().count("ran") == 2:
                 break
             await asyncio.sleep(0.002)
         await service.close(drain=False)

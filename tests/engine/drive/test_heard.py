@@ -152,7 +152,7 @@ def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
         if request.answers and request.error is None:
             payload = [p for f in replies for id, p in zip(f.ids, f.payloads, strict=True) if id == request.id]
             assert [request.result] == payload
-    batcher = driver.core.batchers[0]
+    batcher = driver.core.crews[0]
     assert (batcher.stray_replies, batcher.late_results) == (0, 0)
     assert 0 <= batcher.times.usual_s < float("inf")
     assert not {frame.kind for frame in taken} & {FrameKind.SETUP, FrameKind.BATCH, FrameKind.STATE, FrameKind.FAILED}

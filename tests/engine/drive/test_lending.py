@@ -576,7 +576,7 @@ def test_what_has_gone_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None
         driver, thread = s._inner.driver, s._thread
         assert driver is not None
         assert thread is not None
-        policy = driver.core.batchers[0].lobby.policy
+        policy = driver.core.crews[0].lobby.policy
 
         def act() -> None:
             policy.holds = True  # type: ignore[attr-defined]

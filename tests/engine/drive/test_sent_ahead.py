@@ -85,7 +85,7 @@ def asked(driver: Driver, nbytes: int) -> Request:
 
 def ahead(made: BatchPool, driver: Driver) -> Batch:
     """Send the request that waits ahead, whatever the batcher thinks of it."""
-    batcher = driver.core.batchers[0]
+    batcher = driver.core.crews[0]
     batch = batcher._make(0.0, 1, "full", 0, ahead=True)
     batcher.ahead.setdefault(0, []).append(batch)
     batcher._n_ahead += 1
@@ -125,7 +125,7 @@ def test_of_large_batches_ahead_each_is_handed_over_when_it_is_the_next(monkeypa
     async def test() -> None:
         made, driver, worker = pool()
         requests = [asked(driver, 9), *[asked(driver, LARGE) for _ in range(3)]]
-        batches = [driver.core.batchers[0].in_flight[0], *[ahead(made, driver) for _ in range(3)]]
+        batches = [driver.core.crews[0].in_flight[0], *[ahead(made, driver) for _ in range(3)]]
         for number, batch in enumerate(batches, 1):
             assert (worker.sent, worker.sent_ahead) == ([1], [2, 3, 4][:number])
             worker.reply(number, batch.ids)
@@ -161,7 +161,7 @@ def test_small_batches_ahead_that_are_large_together_are_kept(monkeypatch: pytes
         requests = [asked(driver, 9), *[asked(driver, LARGE // 2) for _ in range(3)]]
         batches = [ahead(made, driver) for _ in range(3)]
         assert worker.sent == [1, 2]
-        for number, batch in enumerate([driver.core.batchers[0].in_flight[0], *batches], 1):
+        for number, batch in enumerate([driver.core.crews[0].in_flight[0], *batches], 1):
             worker.reply(number, batch.ids)
         assert (worker.sent, worker.sent_ahead) == ([1, 2], [3, 4])
         assert all(request.state == DONE for request in requests)

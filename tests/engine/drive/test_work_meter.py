@@ -55,7 +55,7 @@ class Metered:
 
     @property
     def found(self) -> tuple[float, float]:
-        view = self.core.batchers[0].lobby.view
+        view = self.core.crews[0].lobby.view
         return view.request_work_s, view.batch_work_s
 
 
@@ -71,7 +71,7 @@ def test_work_is_divided_among_what_has_come(monkeypatch: pytest.MonkeyPatch) ->
 
     assert before == (0.0, 0.0)
     assert metered.found == pytest.approx((12 / 240, 12 / 48))
-    assert explained(Greedy(64), 0.0, metered.core.batchers[0])["batch_work_s"] == pytest.approx(0.25)
+    assert explained(Greedy(64), 0.0, metered.core.crews[0])["batch_work_s"] == pytest.approx(0.25)
     assert metered.meter.next_at == pytest.approx(10.6)
 
 

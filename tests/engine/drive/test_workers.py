@@ -206,7 +206,7 @@ def test_the_warm_up_trains_the_policy(run_in: Any) -> None:
     async def main() -> list[tuple[int, int, float]]:
         async with Service(stage).run_async() as service:
             await service.predict(1)
-            return service.running_driver.core.batchers[0].lobby.policy.lessons  # type: ignore[attr-defined,no-any-return]
+            return service.running_driver.core.crews[0].lobby.policy.lessons  # type: ignore[attr-defined,no-any-return]
 
     lessons = asyncio.run(main())
 

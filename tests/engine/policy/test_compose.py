@@ -226,7 +226,7 @@ def test_nobody_is_passed_over_for_newcomers(
 
 def policy_of(driver: VirtualDriver) -> Any:
     """The policy that decides."""
-    return driver.core.batchers[0].lobby.policy
+    return driver.core.crews[0].lobby.policy
 
 
 @slow_where(lambda slo_s, length: (slo_s is None) is (length == 1))
@@ -326,8 +326,8 @@ def test_workers_share_what_is_composed() -> None:
     driver = driven(Adaptive(), workers=[2])
     for n in (1, 4, 16):
         for length in (10, 14, 40):
-            driver.core.batchers[0].trained(0, n, n, 1e-4 + 1e-3 * n, length)
-            driver.core.batchers[0].trained(0, n, n, 1e-4 + 1e-3 * n)
+            driver.core.crews[0].trained(0, n, n, 1e-4 + 1e-3 * n, length)
+            driver.core.crews[0].trained(0, n, n, 1e-4 + 1e-3 * n)
     for length in [10, 14] * 4:
         driver.submit("x", length=length)
     driver.run()
@@ -402,7 +402,7 @@ def test_a_warm_up_with_lengths_is_enough_to_begin_with() -> None:
     driver = driven(Adaptive())
     for n in (1, 4, 16):
         for length in (5, 400):
-            driver.core.batchers[0].trained(0, n, n, 2e-3 + 20e-6 * n * length, length)
+            driver.core.crews[0].trained(0, n, n, 2e-3 + 20e-6 * n * length, length)
     for length in [5, 400] * 12:
         driver.submit("x", length=length)
     driver.run()

@@ -154,7 +154,7 @@ def test_what_a_worker_has_run_is_forgotten_with_it() -> None:
     run_batch(driver, 2)
     run_batch(driver, 2)
     assert policy.firsts == [True, False, True, True, False]
-    assert set(driver.core.batchers[0].places._made) == {place}
+    assert set(driver.core.crews[0].places._made) == {place}
 
 
 def test_where_each_batch_is_a_first_one_it_is_better_than_nothing() -> None:

@@ -35,7 +35,7 @@ class Batch:
         busy_s: Seconds that its worker has spent on it, as far as it has replied.
         hop_s: Seconds that it was on its way besides, once it is done.
         ok: Whether these replies had no errors, and no call ran out of memory.
-        judge: Reports whether it was a first one; None once that is known, or if it was none.
+        ask_if_first: Called at most once, by `is_first`; None once that is known.
         is_alone: Whether it is a request that went without a question, which is left out.
         is_warm_up: Whether it is a call of a warm-up, without requests.
     """
@@ -45,6 +45,7 @@ class Batch:
     __slots__ = (
         "_is_first",
         "ahead",
+        "ask_if_first",
         "busy_s",
         "call_started",
         "given_up",
@@ -53,7 +54,6 @@ class Batch:
         "id",
         "ids",
         "is_switch",
-        "judge",
         "longest",
         "n",
         "ok",
@@ -92,7 +92,7 @@ class Batch:
         self.n = len(requests)
         self.busy_s = self.hop_s = 0.0
         self.ok = True
-        self.judge: Callable[[Batch], bool] | None = None
+        self.ask_if_first: Callable[[Batch], bool] | None = None
         self._is_first = False
 
     def __len__(self) -> int:
@@ -112,9 +112,13 @@ class Batch:
 
     @property
     def is_first(self) -> bool:
-        """Whether it was the first one of about its size on its worker; see `policy.DoneBatch`."""
-        if self.judge is not None:
-            self._is_first, self.judge = self.ok and self.judge(self), None
+        """Whether it was the first one of about its size on its worker; see `policy.DoneBatch`.
+
+        The first use asks the batcher (`Batcher._note_kind`), which records this size for the
+        worker. Nothing is recorded of batches that no policy asks about, such as trifles.
+        """
+        if self.ask_if_first is not None:
+            self._is_first, self.ask_if_first = self.ok and self.ask_if_first(self), None
         return self._is_first
 
     def expire(self, now: float) -> list[Request]:

@@ -60,9 +60,7 @@ class Batcher:
         ahead: The batches that lie with a busy worker already, behind the one that it runs, by its
             place and in their order; at least one for each place that is named.
         running: How many requests workers have been handed and have not answered.
-        lent: The places of the workers that are lent to callers' threads.
-        places: Which of its workers are idle, lent, or about to go.
-        leaving: The places of the workers that are about to go.
+        places: Which of its workers are idle, lent to callers' threads, or about to go.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
     """
@@ -81,10 +79,10 @@ class Batcher:
         keyed: KeyedWorkers | None = None,
     ) -> None:
         self.name = name
-        self.queue = queue
         self.lobby = lobby = Lobby(name, policy, queue, idempotent=idempotent, weigh=weigh)
-        self.enter = lobby.enter  # without a call more: each request comes by it
-        self._view = lobby.view
+        self.places = Places()
+        # Short ways for each batch to what these two own. Of a stepper, `enter` is its own method.
+        self.queue, self.enter, self._view, self._idle = queue, lobby.enter, lobby.view, self.places.idle
         self.runs_ahead = self._view.runs_ahead = runs_ahead and idempotent
         self.keyed = keyed
         self.limits_padded = queue.has_lengths
@@ -96,14 +94,10 @@ class Batcher:
         self.stray_replies = 0
         self.late_results = 0
         self._n_ahead = 0  # how many batches are ahead
-        self._has_asked = False  # a batch was laid ahead a moment ago, in the same poll
-        self.places = Places()
-        self.lent = self.places.lent
+        self._went_ahead = False  # the batch that `next_batch` returned last, in the same poll
         self._knots = Knots(policy.max_batch_size or lobby.batch_limit)  # sizes, about which others are
         self._lone = LoneBatch(0, 0, 0, [], 1, "alone", 0.0)
         self._lone.n = 1
-        self.leaving = self.places.leaving
-        self._idle = self.places.idle  # the worker that was busy last is used first: its caches are warm
         self._batch_ids = 0
         self._limited_since = 0  # the last batch that went before memory ran out
 
@@ -133,7 +127,7 @@ class Batcher:
     @property
     def has_worker(self) -> bool:
         """Whether there is a worker, busy, idle or lent. Slots of a function count as there."""
-        return bool(self._idle or self.in_flight or self.lent) or self.places.are_slots
+        return bool(self._idle or self.in_flight or self.places.lent) or self.places.are_slots
 
     def caller_changed(self, now: float, request: Request) -> None:
         """Do as the caller of a request wants which a worker has; see `Crew`."""
@@ -150,7 +144,7 @@ class Batcher:
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take batches from now on."""
-        if place in self._idle or place in self.in_flight or place in self.lent or place in self.leaving:
+        if place in self._idle or place in self.in_flight or place in self.places.lent or place in self.places.leaving:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self._idle.append(place)
 
@@ -179,7 +173,7 @@ class Batcher:
 
     def take_drained(self) -> list[int]:
         """Return, once, the places of workers that were to go and have nothing left to do."""
-        return self.places.take_drained(self.in_flight.keys() | self.lent)
+        return self.places.take_drained(self.in_flight.keys() | self.places.lent)
 
     def _taken_back(self, batch: Batch) -> list[Request]:
         """Note that a batch which lay ahead will not be run; return its requests."""
@@ -320,7 +314,7 @@ class Batcher:
         behind = self.ahead.get(batch.place) if self.ahead else None
         if behind:
             self._begin(now, behind)
-        elif not self.leaving or batch.place not in self.leaving:
+        elif not self.places.leaving or batch.place not in self.places.leaving:
             self._idle.append(batch.place)
 
     def _learn_times(self, took_s: float, busy_s: float, n: int, size: int, went_ahead: bool) -> float:
@@ -333,7 +327,7 @@ class Batcher:
     def _learn(self, now: float, batch: Batch, running: int) -> None:
         """Have the policy learn from a batch that is done."""
         self._view.running = running
-        batch.judge = self._is_first
+        batch.ask_if_first = self._note_kind
         self.lobby.learn(now, batch)
 
     def learn_costs(self) -> None:
@@ -346,7 +340,7 @@ class Batcher:
         seconds = self.lobby.cost_s(size)
         return self.times.cost_s(size) if seconds is None else seconds
 
-    def _is_first(self, batch: Batch) -> bool:
+    def _note_kind(self, batch: Batch) -> bool:
         """Note that a batch has run; report whether it was the first one of about its size on its
         worker, and of about its length.
         """
@@ -442,10 +436,16 @@ class Batcher:
         Returns:
             The worker's place; None if a lone request would have to wait.
         """
-        if self.in_flight or self.lent or self.queue.count or not self._idle or not self.lets_go(now, deadline, slo_s):
+        if (
+            self.in_flight
+            or self.places.lent
+            or self.queue.count
+            or not self._idle
+            or not self.lets_go(now, deadline, slo_s)
+        ):
             return None
         place = self._idle.pop()
-        self.lent.add(place)
+        self.places.lent.add(place)
         return place
 
     def take_back(self, place: int, request: Request | None = None, began: float = 0.0) -> Batch | None:
@@ -456,9 +456,9 @@ class Batcher:
             request: What it is at work on; None if on nothing.
             began: When it began with that.
         """
-        self.lent.remove(place)
+        self.places.lent.remove(place)
         if request is None:
-            if place not in self.leaving:
+            if place not in self.places.leaving:
                 self._idle.append(place)
             return None
         self._batch_ids += 1
@@ -492,16 +492,16 @@ class Batcher:
         """
         queue, lobby = self.queue, self.lobby
         # After a batch for a busy worker no worker is free, and the policy has been asked already.
-        has_asked, self._has_asked = self._has_asked, False
-        if not (has_asked and queue.count):
+        went_ahead, self._went_ahead = self._went_ahead, False
+        if not (went_ahead and queue.count):
             lobby.wake_at = None
-        while queue.count and not has_asked:
+        while queue.count and not went_ahead:
             if queue.suspect_lanes and self._idle and room >= 1:
                 view = self._visible(goes_alone=True)
                 head = view.peek(1)
                 if head and type(head[0].lane.key) is Suspect:  # it waits for no other, whatever the policy
                     return self._start(now, 1, "quarantine", () if view is queue else head)
-            had_several_lanes, was_short = queue.lanes > 1, room < queue.count
+            had_several_lanes, was_room_short = queue.lanes > 1, room < queue.count
             decision = self._ask(now, room)
             if decision.drop:
                 lobby.drop(now, decision.drop)
@@ -520,7 +520,7 @@ class Batcher:
                 break
             # It has only dropped some. It is asked again where it may not have judged the others
             # yet: where they wait in other lanes, or where there is room for all of them only now.
-            if not was_short and not (had_several_lanes and decision.wake_at is None):
+            if not was_room_short and not (had_several_lanes and decision.wake_at is None):
                 break
         if self.runs_ahead and queue.count and not self._idle and not lobby.is_shared:
             running = len(self.in_flight)
@@ -550,7 +550,7 @@ class Batcher:
         """Return what the policy says, if that is possible."""
         view = self._view
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
-        view.busy, view.running = len(self.in_flight) + len(self.lent), self.running
+        view.busy, view.running = len(self.in_flight) + len(self.places.lent), self.running
         return self.lobby.decide()
 
     def _visible(self, goes_alone: bool = False) -> Queue | WithoutLanes:
@@ -683,14 +683,18 @@ class Batcher:
         return Batch(self._batch_ids, self.lobby.stage, place, requests, size - queue.size, reason, now, ahead, longest)
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
-        """Return a batch for a busy worker, if it may go already: see `core/ahead.py`."""
+        """Return a batch for a busy worker, if it may go already: see `core/ahead.py`.
+
+        None goes if none may now, or to no worker; if the policy takes nothing, or more than there
+        is room for; or if it is too early.
+        """
         queue, times, running = self.queue, self.times, len(self.in_flight)
         much_waits = is_deep(queue, running, self._limit)
         lead_s = lead_allowed_s(queue, times, running, much_waits)
         if lead_s is None:
             return None
         most = MOST if much_waits else 1
-        before = next_to_end(now, self.in_flight.values(), self.ahead, self.leaving, times, lead_s, most)
+        before = next_to_end(now, self.in_flight.values(), self.ahead, self.places.leaving, times, lead_s, most)
         if before is None:
             return None
         place, behind = before.place, self.ahead.get(before.place)
@@ -714,7 +718,7 @@ class Batcher:
         made = self._make(now, n, decision.reason, place, ahead=True)
         self.ahead.setdefault(place, []).append(made)
         self._n_ahead += 1
-        self._has_asked = True
+        self._went_ahead = True
         return made
 
     # -- how long requests wait
@@ -729,7 +733,7 @@ class Batcher:
         limit, usual_s, running, n_idle = self._limit, self.times.usual_s, self.in_flight, len(self._idle)
         if n_idle and units_before < limit:
             return 0.0
-        workers = max(1, n_idle + len(running) + len(self.lent) - len(self.leaving))
+        workers = max(1, n_idle + len(running) + len(self.places.lent) - len(self.places.leaving))
         wait_s = (units_before // limit + self._n_ahead) * usual_s / workers
         if self.lobby.predicts:
             predicted_s = self.lobby.predicted_wait_s(int(units_before), workers)

@@ -45,7 +45,7 @@ class Core:
     """The stages of one driver, and its services.
 
     Args:
-        batchers: Of the stages; their order is the numbers of the stages.
+        crews: Of the stages; their order is the numbers of the stages.
         declared: What the graph of the first service is made of; a line of all stages if it is not
             given.
         slo_s: As for `Flow`, of the first service.
@@ -53,7 +53,7 @@ class Core:
         journal: Records what happens to each request, if given.
 
     Attributes:
-        batchers: As given.
+        crews: As given.
         flows: The services.
         flow: The first of them.
         doors: The requests that wait for room outside of all queues.
@@ -61,14 +61,14 @@ class Core:
 
     def __init__(
         self,
-        batchers: Sequence[Crew],
+        crews: Sequence[Crew],
         declared: Declared | None = None,
         *,
         slo_s: float | None = None,
         content: Content | None = None,
         journal: Journal | None = None,
     ) -> None:
-        self.batchers = tuple(batchers)
+        self.crews = tuple(crews)
         self._journal = journal
         self._transit = Transit(journal)
         self._has_closed = False
@@ -76,14 +76,14 @@ class Core:
         self.flows: list[Flow] = []
         self.doors: list[Door] = []
         self._lists: list[Each] = []
-        for stage, batcher in enumerate(self.batchers):
-            batcher.lobby.stage = stage
-            batcher.lobby.nodes = []
-        self.flow = self.serve(list(batchers) if declared is None else declared, slo_s=slo_s, content=content)
+        for stage, crew in enumerate(self.crews):
+            crew.lobby.stage = stage
+            crew.lobby.nodes = []
+        self.flow = self.serve(list(crews) if declared is None else declared, slo_s=slo_s, content=content)
 
     def __repr__(self) -> str:
         between = " -> " if self._line else ", "
-        return f"<Core {between.join(map(repr, self.batchers))}>"
+        return f"<Core {between.join(map(repr, self.crews))}>"
 
     def serve(
         self,
@@ -111,27 +111,27 @@ class Core:
         self.flows.append(flow)
         self._lists += [block for block in flow.graph.blocks if isinstance(block, Each)]
         self.doors += [*flow.doors, *[block.door for block in flow.graph.blocks if isinstance(block, Each)]]
-        for batcher in self.batchers:
-            lobby = batcher.lobby
+        for crew in self.crews:
+            lobby = crew.lobby
             if len(lobby.nodes) > 1:
                 lobby.is_shared = True
-                batcher.queue.count_by_source()
+                crew.queue.count_by_source()
         for each_flow in self.flows:
             each_flow.settle()
-        for batcher in self.batchers:
-            lobby = batcher.lobby
+        for crew in self.crews:
+            lobby = crew.lobby
             lobby.most_room = lobby.nodes[0].most_room if len(lobby.nodes) == 1 else inf
         # the stages, those first that come late, as nodes are in this order
         self._order = list(dict.fromkeys([node.crew for each in self.flows for node in each.graph.nodes]))
         self._before = _all_before(self.flows)
         # by stage, the service whose answers all its results are; None where they are not
         self._ends = [
-            batcher.lobby.nodes[0].flow if len(batcher.lobby.nodes) == 1 and batcher.lobby.nodes[0].is_last else None
-            for batcher in self.batchers
+            crew.lobby.nodes[0].flow if len(crew.lobby.nodes) == 1 and crew.lobby.nodes[0].is_last else None
+            for crew in self.crews
         ]
         # of a single line the stages, the last one first, each with its node; else empty
         is_line = len(self.flows) == 1 and flow.is_line
-        self._line = [(batcher, batcher.lobby.nodes[0]) for batcher in self._order] if is_line else []
+        self._line = [(crew, crew.lobby.nodes[0]) for crew in self._order] if is_line else []
         return flow
 
     @property
@@ -140,8 +140,8 @@ class Core:
         waiting = 0
         for door in self.doors:
             waiting += door.queue.count
-        for batcher in self.batchers:
-            waiting += batcher.queue.count
+        for crew in self.crews:
+            waiting += crew.queue.count
         return waiting
 
     @property
@@ -151,10 +151,10 @@ class Core:
 
     def offered(self, stage: int) -> int:
         """Return how many requests have come to a stage so far, those refused included."""
-        batcher = self.batchers[stage]
-        first = {node.flow for node in batcher.lobby.nodes if node.is_first}
+        crew = self.crews[stage]
+        first = {node.flow for node in crew.lobby.nodes if node.is_first}
         at_doors: int = sum([flow.refused + flow.alone for flow in first])
-        return batcher.lobby.entered + at_doors
+        return crew.lobby.entered + at_doors
 
     # -- the driver's own work
 
@@ -164,11 +164,11 @@ class Core:
         None where a stage answers in parts, so that no batch says what the work was for.
         """
         batches = 0
-        for crew in self.batchers:
+        for crew in self.crews:
             if crew.made is None:
                 return None
             batches += crew.made
-        return sum([self.offered(stage) for stage in range(len(self.batchers))]), batches
+        return sum([self.offered(stage) for stage in range(len(self.crews))]), batches
 
     def note_work(self, request_s: float, batch_s: float) -> None:
         """Put into the views of all policies how long the driver works for a request, and a batch.
@@ -177,7 +177,7 @@ class Core:
             request_s: Seconds for each request in each stage.
             batch_s: Seconds for each batch besides.
         """
-        for crew in self.batchers:
+        for crew in self.crews:
             view = crew.lobby.view
             view.request_work_s, view.batch_work_s = request_s, batch_s
 
@@ -218,7 +218,7 @@ class Core:
         if request.state == RUNNING and type(node) is Node:
             node.crew.caller_changed(now, request)
         if self._journal is not None:
-            self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.batchers[-1].name)
+            self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.crews[-1].name)
 
     def lone_done(self, batcher: Batcher, place: int, began: float, now: float, busy_s: float, ok: bool) -> None:
         """Note that a lone request, which was let run without `submit`, is done; see `Batcher`.
@@ -266,15 +266,15 @@ class Core:
                 if request.state == QUEUED:  # else a sibling has failed before
                     door.queue.remove(request)
                     fail(now, request, copy.copy(error))
-        for batcher in self.batchers:
-            for request in list(batcher.queue):
+        for crew in self.crews:
+            for request in list(crew.queue):
                 if request.state == QUEUED:
-                    batcher.queue.remove(request)
+                    crew.queue.remove(request)
                     fail(now, request, copy.copy(error))
-            for request in batcher.owed:
+            for request in crew.owed:
                 if request.state == RUNNING:
                     request.state = DONE
-                    batcher.caller_changed(now, request)
+                    crew.caller_changed(now, request)
                     fail(now, request, copy.copy(error))
 
     # -- workers that answer
@@ -290,19 +290,19 @@ class Core:
         ids, results, errors, stage = reply.ids, reply.results, reply.errors, reply.stage
         if len(results) != len(ids):
             raise ValueError(f"{len(results)} results for {len(ids)} requests")
-        batcher = self.batchers[stage]
-        batch = batcher.in_flight.get(reply.place)
-        if now >= batcher.lobby.attention_at and batch is not None and batch.id == reply.batch_id:
+        crew = self.crews[stage]
+        batch = crew.in_flight.get(reply.place)
+        if now >= crew.lobby.attention_at and batch is not None and batch.id == reply.batch_id:
             for late in batch.expire(now):  # a driver that stood still has not polled
                 self._transit.expire(now, late, batch.started)
-        takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
+        takers = crew.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
         flow = self._ends[stage]
         if errors is None and flow is not None and self._journal is None and reply.turns is None:
             n_late = self._transit.answer_all(flow, takers, results)
             if n_late is not None:
-                batcher.late_results += n_late
+                crew.late_results += n_late
                 return
-        self._transit.sort_out(now, batcher, reply, takers, batch.started if batch is not None else None)
+        self._transit.sort_out(now, crew, reply, takers, batch.started if batch is not None else None)
 
     def reported(self, now: float, report: SetReport) -> None:
         """Take what a worker of a stage of steps says after a step.
@@ -314,9 +314,9 @@ class Core:
             ValueError: The worker breaks the protocol, or there is no such stage of steps; then
                 nothing was done.
         """
-        if not 0 <= report.stage < len(self.batchers):
+        if not 0 <= report.stage < len(self.crews):
             raise ValueError(f"there is no stage {report.stage}")
-        crew = self.batchers[report.stage]
+        crew = self.crews[report.stage]
         if now >= crew.lobby.attention_at:  # a driver that stood still has not polled
             self._attend(now, crew)
         parts, ended = crew.reported(now, report)
@@ -354,11 +354,11 @@ class Core:
         It has started another call for its batch; or, without a batch, it seemed to hang and does
         not.
         """
-        self.batchers[stage].restart_hang_timer(now, place, batch_id)
+        self.crews[stage].restart_hang_timer(now, place, batch_id)
 
     def drain(self, stage: int, place: int) -> None:
         """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
-        self.batchers[stage].places.drain(place)
+        self.crews[stage].places.drain(place)
 
     def hold(self, is_held: bool) -> None:
         """Have the stages at which requests begin start no batch for now, or go on.
@@ -379,18 +379,18 @@ class Core:
         """Whether no request is between its first queue and its answer, streams apart."""
         if self._transit.families:
             return False
-        for batcher in self.batchers:
-            if batcher.in_flight:
+        for crew in self.crews:
+            if crew.in_flight:
                 return False
-            if batcher.queue.count and not self._line:
+            if crew.queue.count and not self._line:
                 return False
-            if batcher.queue.count and any(node.queued and not node.is_first for node in batcher.lobby.nodes):
+            if crew.queue.count and any(node.queued and not node.is_first for node in crew.lobby.nodes):
                 return False
         return True
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Note that a worker can take batches from now on."""
-        self.batchers[stage].worker_ready(place)
+        self.crews[stage].worker_ready(place)
 
     def worker_lost(self, now: float, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """Note that a worker has died, or was killed because it hung or broke the protocol.
@@ -410,7 +410,7 @@ class Core:
             Whether this death, and the one before it, are the fault of the only request that the
             worker had, and not the stage's.
         """
-        crew = self.batchers[stage]
+        crew = self.crews[stage]
         return self._lost(now, crew, crew.worker_gone(now, place, unsent))
 
     def worker_left(self, now: float, stage: int, place: int) -> None:
@@ -418,7 +418,7 @@ class Core:
 
         The requests that it had wait again.
         """
-        crew = self.batchers[stage]
+        crew = self.crews[stage]
         self._lost(now, crew, crew.worker_gone(now, place, blames=False))
 
     def _lost(self, now: float, crew: Crew, gone: Gone | None) -> bool:
@@ -448,17 +448,17 @@ class Core:
             self._poll_line(now)
         else:
             self._poll_graph(now)
-        for batcher in self.batchers:
-            lobby = batcher.lobby
+        for crew in self.crews:
+            lobby = crew.lobby
             if lobby.attention_at < todo.wake_at:
                 todo.wake_at = lobby.attention_at
             if lobby.wake_at is not None and lobby.wake_at < todo.wake_at:
                 todo.wake_at = lobby.wake_at
-            places = batcher.places
+            places = crew.places
             if places.leaving:
-                todo.drained += [(lobby.stage, place) for place in batcher.take_drained()]
+                todo.drained += [(lobby.stage, place) for place in crew.take_drained()]
             if places.lent:
-                are_needed = self._has_closed or (batcher.queue.count and not places.idle)
+                are_needed = self._has_closed or (crew.queue.count and not places.idle)
                 back = places.lent if are_needed else places.lent & places.leaving
                 todo.recall = [*todo.recall, *[(lobby.stage, place) for place in back]]
         for door in self.doors:
@@ -481,9 +481,9 @@ class Core:
     def _poll_line(self, now: float) -> None:
         """Ask the stages of a single line, late ones first."""
         onward_s = 0.0
-        for batcher, node in self._line:
-            batcher.lobby.view.onward_s = onward_s
-            self._poll_stage(now, batcher, node)
+        for crew, node in self._line:
+            crew.lobby.view.onward_s = onward_s
+            self._poll_stage(now, crew, node)
             if not node.is_first:
                 onward_s += node.expected_s(now)
         door = self.flow.doors[0].queue
@@ -501,17 +501,17 @@ class Core:
         """Ask all stages until nothing more can go: what one gives room for, another may use."""
         for flow in self.flows:
             flow.graph.look_ahead(now)
-        for batcher in self._order:
-            batcher.lobby.view.onward_s = min([node.onward_s for node in batcher.lobby.nodes])
+        for crew in self._order:
+            crew.lobby.view.onward_s = min([node.onward_s for node in crew.lobby.nodes])
         self._expire_at_doors(now)
         has_moved = True
         while has_moved:
-            waiting = sum([batcher.queue.count for batcher in self._order])
-            for batcher in self._order:
-                self._poll_stage(now, batcher, batcher.lobby.nodes[0])
+            waiting = sum([crew.queue.count for crew in self._order])
+            for crew in self._order:
+                self._poll_stage(now, crew, crew.lobby.nodes[0])
             if self._has_closed:
                 self._poll_last_calls(now)
-            has_moved = waiting != sum([batcher.queue.count for batcher in self._order])
+            has_moved = waiting != sum([crew.queue.count for crew in self._order])
             for each in self._lists:
                 has_moved = self._let_in(now, each) or has_moved
             for flow in self.flows:
@@ -534,38 +534,38 @@ class Core:
 
     def _poll_last_calls(self, now: float) -> None:
         """Ask the stages once more of which the last that could join the queue has gone."""
-        for batcher in reversed(self._order):  # it has just expired, or was refused
-            if batcher.queue.count and not batcher.lobby.closing and self._is_last_call(batcher):
-                self._poll_stage(now, batcher, batcher.lobby.nodes[0])
+        for crew in reversed(self._order):  # it has just expired, or was refused
+            if crew.queue.count and not crew.lobby.closing and self._is_last_call(crew):
+                self._poll_stage(now, crew, crew.lobby.nodes[0])
 
-    def _poll_stage(self, now: float, batcher: Crew, node: Node) -> None:
+    def _poll_stage(self, now: float, crew: Crew, node: Node) -> None:
         """Ask one stage what to do.
 
         Args:
             now: The time.
-            batcher: The stage's.
-            node: Its only one, or the first of several.
+            crew: The stage's.
+            node: Where requests wait for it; where that is at several nodes, the first of them.
         """
-        todo, lobby, journal = self._todo, batcher.lobby, self._journal
+        todo, lobby, journal = self._todo, crew.lobby, self._journal
         if now >= lobby.attention_at:
-            self._attend(now, batcher)
+            self._attend(now, crew)
         if self._has_closed:
-            lobby.closing = self._is_last_call(batcher)
+            lobby.closing = self._is_last_call(crew)
         behind = node.behind
-        if node.is_shared or node.is_last:
+        if node.is_shared or node.is_last:  # the crew asks each of its nodes; or answers need no room
             room = inf
-        elif behind is not None and not node.is_held:
+        elif behind is not None and not node.is_held:  # in a line: as below, with fewer calls
             room = behind.max_size - behind.count if behind.nbytes < behind.max_bytes else 0
         else:
-            room = node.room() + batcher.running
+            room = node.room() + crew.running
         dropped: list[tuple[Request, str]] = []
         if journal is None:
-            batcher.poll(now, room, todo, dropped)
+            crew.poll(now, room, todo, dropped)
         else:
             n_run, n_orders = len(todo.run), len(todo.orders)
-            batcher.poll(now, room, todo, dropped)
-            record_batches(journal, now, batcher.name, todo.run[n_run:])
-            record_orders(journal, now, batcher.name, todo.orders[n_orders:])
+            crew.poll(now, room, todo, dropped)
+            record_batches(journal, now, crew.name, todo.run[n_run:])
+            record_orders(journal, now, crew.name, todo.orders[n_orders:])
         if dropped:
             self._drop(now, dropped)
 
@@ -578,39 +578,39 @@ class Core:
             if of_flow := [(request, why) for request, why in dropped if request.node.flow is flow]:
                 flow.drop(now, of_flow)
 
-    def _attend(self, now: float, batcher: Crew) -> None:
+    def _attend(self, now: float, crew: Crew) -> None:
         """End what has expired in a stage, and have its workers that hang killed."""
-        expired, hung = batcher.attend(now)
+        expired, hung = crew.attend(now)
         for request, started, hint in expired:
             self._transit.expire(now, request, started, hint)
-        self._todo.kill += [(batcher.lobby.stage, place) for place in hung]
+        self._todo.kill += [(crew.lobby.stage, place) for place in hung]
 
-    def _is_last_call(self, batcher: Crew) -> bool:
+    def _is_last_call(self, crew: Crew) -> bool:
         """Report whether all that can ever join a stage's queue is in it.
 
         It is asked only once new requests are refused (`Flow.closed_because`).
         """
-        if any(node.flow.closed_because is None or node.flow.lets_in for node in batcher.lobby.nodes):
+        if any(node.flow.closed_because is None or node.flow.lets_in for node in crew.lobby.nodes):
             return False
         if any(each.door.queue.count for each in self._lists):
             return False
-        return not any(one.queue.count or one.owed for one in self._before[batcher])
+        return not any(one.queue.count or one.owed for one in self._before[crew])
 
 
 def _all_before(flows: Sequence[Flow]) -> dict[Crew, set[Crew]]:
-    """Return for each batcher those from which requests may come to it, also through others."""
+    """Return for each crew those from which requests may come to it, also through others."""
     follows: dict[Crew, set[Crew]] = {}
     for flow in flows:
         for node in flow.graph.nodes:
             follows.setdefault(node.crew, set()).update([other.crew for other in all_after(node)])
-    before: dict[Crew, set[Crew]] = {batcher: set() for batcher in follows}
-    for batcher, following in follows.items():
+    before: dict[Crew, set[Crew]] = {crew: set() for crew in follows}
+    for crew, following in follows.items():
         reached = set(following)
         found = list(reached)
         while found:
             new = follows[found.pop()] - reached
             reached |= new
             found += new
-        for other in reached - {batcher}:
-            before[other].add(batcher)
+        for other in reached - {crew}:
+            before[other].add(crew)
     return before

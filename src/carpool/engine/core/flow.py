@@ -144,9 +144,9 @@ class Flow:
 
         Fast path of the rest of `submit`: the same outcome (tests/engine/core/test_fast_paths.py)
         for a sixth of its bytecodes where 64 come together, a twentieth where they are alike, as
-        only the first one is looked at then. Those that are in order join the queue together. All
-        that is left of the attempt, if it returns False, is `admitted`, `arrived` and `due` of some
-        requests, which `_admit` sets to the same values.
+        only the first one is looked at then. Those that are in order join the queue together. On
+        False, some requests keep their new `admitted`, `arrived` and `due`; `_admit` sets them to
+        the same values.
         """
         node = self._first
         if node is None:
@@ -216,7 +216,8 @@ class Flow:
         """Admit a lot to where the graph begins or to a door, or refuse it.
 
         The requests of a lot have one deadline. Only a single request displaces others. Patient
-        ones that can fit at all come in one by one, as there is room.
+        ones that can fit at all come in one by one, as there is room. Mostly the lot is one
+        request and there is one door; only a graph that begins with a switch has several.
         """
         self._stamp(now, lot)
         one, is_single, refusal = lot[0], len(lot) == 1, self.closed_because
@@ -228,8 +229,8 @@ class Flow:
             except CarpoolError as error:
                 refusal = error.with_traceback(None)
         if refusal is None:
-            door = next(iter(by_door))
-            if is_single and not door.has_room(one.nbytes):
+            first = next(iter(by_door))  # the only one of a single request
+            if is_single and not first.has_room(one.nbytes):
                 has_room = False
                 give_way = self._in_the_way(one)
             for door, part in by_door.items():  # what comes in by another one may need the same room
@@ -246,7 +247,7 @@ class Flow:
             for request in lot:
                 self._admit(now, (request,))
         else:
-            waits = self.is_held or (is_single and not give_way and (door.queue.count > 0 or not has_room))
+            waits = self.is_held or (is_single and not give_way and (first.queue.count > 0 or not has_room))
             self._number(lot)
             for other in give_way:
                 self._displace(now, other)

@@ -102,7 +102,7 @@ class Node:
         ahead_s: Expected seconds from the arrival here to the answer.
         onward_s: The same from when a result is there.
         ends: Whether results are answers, or parts of them.
-        spot: The number that the stage's workers have for what becomes of results here.
+        spot: The index of its `Spot` (`worker/own.py`) among those that the stage's workers have.
         ways: All ways on, where a switch follows; else empty.
         unserved_since: Since when no request can come from here to its answer, as a stage on every
             way has had no worker; infinity if one can.

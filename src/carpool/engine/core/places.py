@@ -20,8 +20,8 @@ class Places:
     """Which workers of a stage could take a batch, and which are about to go.
 
     Attributes:
-        idle: The places of those that could take a batch now; the one that was busy last comes
-            last.
+        idle: The places of those that could take a batch now. The one that was busy last comes
+            last, and is used first: its caches are warm.
         leaving: The places of those that take no batch any more, until they are reported.
         lent: The places of those that are lent to callers' threads.
         are_slots: Whether they are slots of one function, so that all of them make its calls.

@@ -388,7 +388,8 @@ class Transit:
             turn: The name of the way that it takes, or the `Onward`; None if it names none.
             moves: As for `take_turn`.
             is_new: Whether it is the result of a node, and not what the request came with.
-            is_encoded: Whether it is as the caller wants it, if it is the answer or a part of it.
+            is_encoded: Whether it is in the format that the caller accepts, if it is the answer or
+                a part of it.
         """
         content = request.node.flow.content
         results: Sequence[object] | None = None  # of the block `after`, if its children are done, or it has none

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from math import inf
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from carpool.engine.call.results import Trouble
 from carpool.engine.clock import Clock, monotonic
@@ -35,6 +35,9 @@ from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.observe.stats import Stats
 from carpool.engine.request import NEW, Request
 from carpool.errors import CarpoolError, StartupError, Unavailable
+
+if TYPE_CHECKING:
+    from carpool.engine.drive.lending import Loan
 
 
 class Executor(Protocol):
@@ -100,19 +103,19 @@ class Driver:
 
     def __init__(self, core: Core, stats: Stats, clock: Clock = monotonic) -> None:
         self.core = core
-        for batcher in core.batchers:
-            batcher.lobby.on_fault = self._policy_raised
+        for crew in core.crews:
+            crew.lobby.on_fault = self._policy_raised
         self.stats = stats
         self.clock = clock
         self.executors: Sequence[Executor] = ()
         self.loop = asyncio.get_running_loop()
         self.lender: Lender | None = None
-        self.loan: Any = None
+        self.loan: Loan | None = None
 
         # what has come in this turn of the loop, and when the core is polled
         self._arrivals: list[Request] = []
         self._is_poll_due = False  # at the end of this turn
-        self._is_handing_over = False  # batches go out in their order; what happens meanwhile is polled for afterwards
+        self._is_handing_over = False  # `_perform` sends batches; replies that come meanwhile are polled for afterwards
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._meter = WorkMeter(core)
@@ -488,8 +491,8 @@ class Driver:
         It goes at once if it is full, and else at the end of this turn, so that what arrives in the
         turn shares it. If no request waits, the answers are delivered at once.
         """
-        batcher, stats, place = self.core.batchers[reply.stage], self.stats.stages[reply.stage], reply.place
-        before = batcher.in_flight.get(place)
+        crew, stats, place = self.core.crews[reply.stage], self.stats.stages[reply.stage], reply.place
+        ran = crew.in_flight.get(place)
         self._settle()
         try:
             self.core.completed(self.clock(), reply)
@@ -497,18 +500,14 @@ class Driver:
             self._fail(error)
             return
         stats.completed(place, len(reply.ids), reply.busy_s, reply.waited_s)
-        following = batcher.in_flight.get(place)
-        if following is not None and following is not before:  # it had been sent ahead
-            stats.started(following)
-        if self._is_handing_over:
+        runs = crew.in_flight.get(place)
+        if runs is not None and runs is not ran:  # it had been sent ahead
+            stats.started(runs)
+        is_full = crew.queue.size >= crew.lobby.batch_limit
+        if self._is_handing_over or (not is_full and (self._is_poll_due or self.core.waiting)):
             self._poll_soon()
-        elif batcher.queue.size >= batcher.lobby.batch_limit:
+        else:
             self.poll()
-        elif not self._is_poll_due:
-            if self.core.waiting:
-                self._poll_soon()
-            else:
-                self.poll()
 
     def reported(self, report: SetReport) -> None:
         """Take what a worker says after a step. Orders that follow go out before the parts.

@@ -360,7 +360,7 @@ class StageUpkeep:
         self._driver = driver
         self._changes = changes
         self._recycling = recycling
-        self._batcher = driver.core.batchers[pool.stage]
+        self._batcher = driver.core.crews[pool.stage]
         self._is_single = isinstance(self._batcher.lobby.policy, OneByOne)
         self._coming: set[asyncio.Task[None]] = set()  # which each add a worker
         self._going: asyncio.Task[None] | None = None

@@ -97,7 +97,7 @@ class TaskPool:
         outcome.busy_s = monotonic() - started
         try:
             if outcome.trouble:
-                batcher = cast(Batcher, self._driver.core.batchers[0])
+                batcher = cast(Batcher, self._driver.core.crews[0])
                 self._driver.troubled(batcher, batch.place, batch.id, outcome.trouble)
         finally:
             self._answered(batch, outcome)

@@ -274,7 +274,7 @@ class VirtualDriver:
         turns: Callable[[Batch], Mapping[int, object] | None] | None = None,
         steps: StepCosts | None = None,
     ) -> None:
-        stages = range(len(core.batchers))
+        stages = range(len(core.crews))
         self.core = core
         self.clock = VirtualClock()
         self.batches: list[Batch] = []
@@ -386,7 +386,7 @@ class VirtualDriver:
 
     def recycle(self, place: int) -> None:
         """Replace a worker of the stage of steps now, in the midst of its streams."""
-        stage = len(self.core.batchers) - 1
+        stage = len(self.core.crews) - 1
         self.step_workers.pop(place).lose()
         self.core.worker_left(self.clock.now, stage, place)
         self._make_ready(stage, place)
@@ -414,7 +414,7 @@ class VirtualDriver:
 
     def _make_ready(self, stage: int, place: int) -> None:
         """Add a worker that can take batches, or orders."""
-        if isinstance(self.core.batchers[stage], Stepper):
+        if isinstance(self.core.crews[stage], Stepper):
             self._stage_of_steps = stage
             if self._steps is None:
                 raise ValueError("the last stage is one of steps: give its costs as `steps`")
@@ -499,7 +499,7 @@ class VirtualDriver:
         if behind := self._ahead.get((batch.stage, batch.place)):
             following = behind.pop(0)  # it lay with the worker before the reply left
             self._run(self.clock.now, following, 0.5 * self._hop_item_s * following.size)
-        self._replied(self.core.batchers[batch.stage])
+        self._replied(self.core.crews[batch.stage])
 
     def _replied(self, crew: Crew) -> None:
         """Poll as `Driver.completed` does after a reply.

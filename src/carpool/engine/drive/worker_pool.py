@@ -76,7 +76,7 @@ class WorkerPool:
         self._starts = starts
         self._launch = launch
         self._driver = driver
-        self._crew = driver.core.batchers[stage]
+        self._crew = driver.core.crews[stage]
         self._sink = guarded(sink)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # for the next start that is due

@@ -91,22 +91,22 @@ def _dot(dot: Dot, stats: Stats) -> dict[str, Any]:
 
 
 def _stage(stage: StageStats, now: float) -> dict[str, Any]:
-    batcher, roster = stage.batcher, stage.roster
-    why = {key: value for key, value in explained(batcher.lobby.policy, now, batcher).items() if _is_plain(value)}
+    crew, roster = stage.crew, stage.roster
+    why = {key: value for key, value in explained(crew.lobby.policy, now, crew).items() if _is_plain(value)}
     return {
         "name": stage.name,
         "has_failed": roster is not None and roster.failed,
-        "queued": len(batcher.queue),
-        "queued_bytes": batcher.queue.nbytes,
-        "most_queued": batcher.queue.max_size,
-        "running": len(batcher.in_flight),
+        "queued": len(crew.queue),
+        "queued_bytes": crew.queue.nbytes,
+        "most_queued": crew.queue.max_size,
+        "running": len(crew.in_flight),
         "queue": _histogram(stage.queue_time),
         "compute": _histogram(stage.compute_time),
         "idle_gap": _histogram(stage.idle_gap),
         "batch_sizes": {str(n): count for n, count in sorted(stage.batch_sizes.items())},
         "reasons": {reason: count for reason, count in stage.reasons.items() if count},
         "items": stage.items,
-        "early_answers": batcher.lobby.early,
+        "early_answers": crew.lobby.early,
         "places": list(stage.places),
         "padding": stage.padding,
         "workers": [] if roster is None else [_worker(n, stage, roster.places[n]) for n in sorted(roster.places)],
@@ -116,7 +116,7 @@ def _stage(stage: StageStats, now: float) -> dict[str, Any]:
         "safe_batch_size": stage.safe_batch_size,
         "policy": why,
         "decision": _decision(stage, why),
-        "cost": _cost(batcher.lobby.policy),
+        "cost": _cost(crew.lobby.policy),
     }
 
 
@@ -126,7 +126,7 @@ def _decision(stage: StageStats, why: dict[str, Any]) -> str:
         return "it has failed, so no batch goes any more"
     if "rule" in why and not stage.batch_sizes:
         return "no batch has gone yet"
-    return in_words(why, len(stage.batcher.queue))
+    return in_words(why, len(stage.crew.queue))
 
 
 def _worker(place: int, stage: StageStats, record: PlaceRecord) -> dict[str, Any]:

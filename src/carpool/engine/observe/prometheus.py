@@ -173,8 +173,8 @@ def _queues(stages: _Stages) -> Iterator[Metric]:
     )
     for model, stage in stages:
         labels = (model, stage.name)
-        length.add_metric(labels, len(stage.batcher.queue))
-        nbytes.add_metric(labels, stage.batcher.queue.nbytes)
+        length.add_metric(labels, len(stage.crew.queue))
+        nbytes.add_metric(labels, stage.crew.queue.nbytes)
         waited.add_metric(labels, _buckets(stage.queue_time), stage.queue_time.sum_s)
     yield from (length, nbytes, waited)
 
@@ -229,7 +229,7 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
         padding.add_metric(labels, stage.padding)
         positions.add_metric(labels, stage.positions)
         length_padding.add_metric(labels, stage.length_padding)
-        running.add_metric(labels, len(stage.batcher.in_flight))
+        running.add_metric(labels, len(stage.crew.in_flight))
     yield from (sizes, reasons, compute, padding, positions, length_padding, running)
 
 
@@ -250,14 +250,14 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
     early = CounterMetricFamily("carpool_early_answers", "Answers that the stage's model gave early.", labels=_STAGE)
     for model, stage in stages:
         labels = (model, stage.name)
-        early.add_metric(labels, stage.batcher.lobby.early)
+        early.add_metric(labels, stage.crew.lobby.early)
         split.add_metric(labels, stage.split_batches)
         unsplit.add_metric(labels, stage.unsplit_batches)
         memory.add_metric(labels, stage.out_of_memory)
         if stage.safe_batch_size is not None:
             safe.add_metric(labels, stage.safe_batch_size)
     yield from (split, unsplit, memory, safe)
-    if any(stage.batcher.lobby.early for _, stage in stages):
+    if any(stage.crew.lobby.early for _, stage in stages):
         yield early
 
 
@@ -286,7 +286,7 @@ def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
     )
     for model, stage in stages:
         labels = (model, stage.name)
-        why = explained(stage.batcher.lobby.policy, now, stage.batcher)
+        why = explained(stage.crew.lobby.policy, now, stage.crew)
         names = [why[key] if isinstance(why.get(key), str) else "" for key in ("policy", "rule")]
         info.add_metric((*labels, *names), 1)
         for gauge, key in ((hop, "hop_s"), (rate, "arrival_rate"), (size, "expected_batch_size")):
@@ -339,8 +339,8 @@ def _workers(stages: _Stages) -> Iterator[Metric]:
             states.add_metric((*labels, str(state)), count)
         restarts.add_metric(labels, 0 if stage.roster is None else stage.roster.restarts)
         gaps.add_metric(labels, _buckets(stage.idle_gap), stage.idle_gap.sum_s)
-        late.add_metric(labels, stage.batcher.late_results)
-        stray.add_metric(labels, stage.batcher.stray_replies)
+        late.add_metric(labels, stage.crew.late_results)
+        stray.add_metric(labels, stage.crew.stray_replies)
         broken.add_metric(labels, stage.protocol_errors)
     yield from (states, restarts, gaps, late, stray, broken)
     if any(stage.elsewhere for _, stage in stages):

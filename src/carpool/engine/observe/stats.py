@@ -85,7 +85,7 @@ class StageStats:
 
     Attributes:
         name: The name of the stage.
-        batcher: The batcher of the stage, which keeps some counts itself.
+        crew: That of the stage, which keeps some counts itself.
         roster: The roster of the stage's workers, if it has one.
         batch_sizes: How many calls of the model had each size.
         waited: How long requests waited at each place of a stage that stands at several places of
@@ -117,7 +117,7 @@ class StageStats:
         self.compute_time = Durations()
         self.idle_gap = Durations()
         self.roster = roster
-        self.batcher = core.batchers[index]
+        self.crew = core.crews[index]
         self.items = self.padding = self.positions = self.length_padding = 0
         self.split_batches = self.unsplit_batches = self.out_of_memory = self.protocol_errors = 0
         self._single = single
@@ -125,7 +125,7 @@ class StageStats:
         self._explain_at = -inf
         self.elsewhere: dict[int, Hello] = {}
         self.sent_metrics = SentMetrics()
-        nodes = self.batcher.lobby.nodes
+        nodes = self.crew.lobby.nodes
         self.waited = {node: Durations() for node in nodes} if len(nodes) > 1 else {}
         self.in_graph: Mapping[Node, PlaceInGraph] = {}
         self.watcher: BatchWatcher | None = None
@@ -136,7 +136,7 @@ class StageStats:
         n = len(batch.requests)
         size, calls = (1, n) if self._single else (n, 1)
         self.batch_sizes[size] = self.batch_sizes.get(size, 0) + calls
-        sizes = self.batcher.lobby.policy.allowed_batch_sizes
+        sizes = self.crew.lobby.policy.allowed_batch_sizes
         if sizes is not None:
             self.items += n
             self.padding += padded_size(n, sizes) - n
@@ -170,7 +170,7 @@ class StageStats:
             self.watcher.batch_completed(self, place)
         if place in self._wanted:
             self.idle_gap.add(waited_s)
-        if self.batcher.queue or place in self.batcher.in_flight:
+        if self.crew.queue or place in self.crew.in_flight:
             self._wanted.add(place)
         else:
             self._wanted.discard(place)
@@ -183,7 +183,7 @@ class StageStats:
         Only the reason is that of the last batch, as nobody has asked the policy.
         """
         self.batch_sizes[1] = self.batch_sizes.get(1, 0) + 1
-        sizes = self.batcher.lobby.policy.allowed_batch_sizes
+        sizes = self.crew.lobby.policy.allowed_batch_sizes
         if sizes is not None:
             self.items += 1
             self.padding += padded_size(1, sizes) - 1
@@ -225,7 +225,7 @@ class StageStats:
 
     def _count_positions(self, batch: Batch) -> None:
         """Count how much of the items' lengths is padding up to the longest, or an allowed one."""
-        allowed = self.batcher.lobby.policy.allowed_lengths
+        allowed = self.crew.lobby.policy.allowed_lengths
         longest = batch.longest if allowed is None else padded(batch.longest, allowed)
         positions = len(batch.requests) * longest
         self.positions += positions
@@ -239,7 +239,7 @@ class StageStats:
     @property
     def safe_batch_size(self) -> int | None:
         """The largest batch known to fit into memory; None while none has run out of it."""
-        limit = self.batcher.safe_size.limit
+        limit = self.crew.safe_size.limit
         return None if limit == inf else int(limit)
 
     def _log_reason(self, batch: Batch) -> None:
@@ -247,7 +247,7 @@ class StageStats:
         self._last_reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
-            why = explained(self.batcher.lobby.policy, batch.started, self.batcher)
+            why = explained(self.crew.lobby.policy, batch.started, self.crew)
             logger.debug("stage %s: a batch of %d goes (%s); %s", self.name, batch.n, batch.reason, why)
 
     @property
@@ -281,14 +281,14 @@ class StageStats:
     @property
     def places(self) -> tuple[int, ...]:
         """How many requests have come to each place of the graph at which the stage stands."""
-        return tuple(node.entered for node in self.batcher.lobby.nodes if node is not None)
+        return tuple(node.entered for node in self.crew.lobby.nodes if node is not None)
 
     def snapshot(self, now: float) -> StageSnapshot:
         """Return a copy of the numbers at `now`."""
         return StageSnapshot(
             name=self.name,
-            queued=len(self.batcher.queue),
-            running=self.batcher.running,
+            queued=len(self.crew.queue),
+            running=self.crew.running,
             batches=sum(self.batch_sizes.values()),
             mean_batch_size=self.mean_batch_size,
             batch_sizes=dict(sorted(self.batch_sizes.items())),
@@ -300,16 +300,16 @@ class StageStats:
             mean_idle_gap_s=self.idle_gap.mean_s,
             workers={str(state): n for state, n in self.workers.items() if n},
             restarts=0 if self.roster is None else self.roster.restarts,
-            late_results=self.batcher.late_results,
-            stray_replies=self.batcher.stray_replies,
+            late_results=self.crew.late_results,
+            stray_replies=self.crew.stray_replies,
             protocol_errors=self.protocol_errors,
             split_batches=self.split_batches,
             unsplit_batches=self.unsplit_batches,
             out_of_memory=self.out_of_memory,
             safe_batch_size=self.safe_batch_size,
-            policy=explained(self.batcher.lobby.policy, now, self.batcher),
+            policy=explained(self.crew.lobby.policy, now, self.crew),
             elsewhere={place: hello.whereabouts for place, hello in sorted(self.elsewhere.items())},
-            early_answers=self.batcher.lobby.early,
+            early_answers=self.crew.lobby.early,
             places=self.places,
         )
 
@@ -394,7 +394,7 @@ class Stats:
         self.run = next(_runs)
         self.stages = [
             self.stage_stats(stage.name, core, i, roster, single)
-            for i, (stage, roster, single) in enumerate(zip(core.batchers, rosters, singles, strict=True))
+            for i, (stage, roster, single) in enumerate(zip(core.crews, rosters, singles, strict=True))
         ]
         self.streams = streams
         graph = None if core.flow.is_line else core.flow.graph

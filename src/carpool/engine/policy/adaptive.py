@@ -77,10 +77,10 @@ class Adaptive(AdaptiveLengths):
     @property
     def lone_slack_s(self) -> float:
         cost = self.cost
-        if self._is_patient or cost.samples < COLD or (not self._is_trifling and self._gather.window_s):
+        if self._is_patient or cost.samples < COLD or (not self._was_trifle and self._gather.window_s):
             return inf
-        if self._observation is not None and self._next_has_gone:
-            return inf  # it is learned from when something arrives, and may change all this
+        if self._to_learn is not None and self._next_has_gone:
+            return inf  # the next arrival has the last batch learned from, which may change all this
         return cost.shortest_s * cost.margin
 
     # -- what to do
@@ -93,9 +93,9 @@ class Adaptive(AdaptiveLengths):
         waiting = self._waiting = len(queue)
         if not view.free or not waiting:
             return NOTHING
-        if (self._is_trifling or (waiting == 1 and not busy and not self._gather.window_s)) and self._has_time(view):
+        if (self._was_trifle or (waiting == 1 and not busy and not self._gather.window_s)) and self._has_time(view):
             n = min(queue.size, self.limit)
-            decision = Decision(take=n, reason="free" if n < self.limit else "full")
+            decision = Decision(take=n, reason="free" if n < self.limit else "full")  # no rule has a reason against it
         elif queue.by_length and (composed := self._composed(view)) is not None:
             decision = composed
         elif self.cost.samples < COLD:
@@ -122,18 +122,18 @@ class Adaptive(AdaptiveLengths):
         if self.cost.samples < COLD or self._composes(view):
             return NOTHING
         sizes.refresh()
-        most = self.limit if self._is_trifling else sizes.most_of(waiting)
+        most = self.limit if self._was_trifle else sizes.most_of(waiting)
         n = min(waiting, most)
         workers = max(1, self._busy)
         if (
             (n < most and not self._is_as_good(view, n, most))
             or not self._refuses_none(view, free_in_s, n, most, workers)
             # else another worker may be free before this one
-            or (not self._is_trifling and self._fair_share(view.now, waiting, most, workers) < n)
+            or (not self._was_trifle and self._fair_share(view.now, waiting, most, workers) < n)
         ):
             return NOTHING
         reason = "full" if n == most else "free"
-        if not self._is_trifling:
+        if not self._was_trifle:
             slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
             chosen = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
             if chosen != n:
@@ -160,12 +160,12 @@ class Adaptive(AdaptiveLengths):
         return left.size <= self._worth_keeping(view.now, at, left, most, workers, load)
 
     def _is_as_good(self, view: View, n: int, most: int) -> bool:
-        """Report whether a batch of `n` ahead serves as many a second as one of `most` that is not.
+        """Report whether to send `n` ahead serves as many a second as to wait for `most`.
 
         The worker is idle before the latter. No other request may come before; and there are at
         most twice as many batches, as each of them is work for the service, too.
         """
-        if self._is_trifling or 2 * n < most or not self._inside.are_all(view.running + len(view.queue)):
+        if self._was_trifle or 2 * n < most or not self._inside.are_all(view.running + len(view.queue)):
             return False
         cost, way = self.cost, self.cost.way
         in_worker_s = max(0.0, cost.seconds(n) - way.seconds(n)), max(0.0, cost.seconds(most) - way.seconds(most))

@@ -99,11 +99,11 @@ class AdaptiveLearning(Policy):
         self._busy = 0  # workers, after the last decision
         self._rule = "cold"
         self._view: View | None = None  # of the stage, once it has asked
-        self._is_trifling = False  # whether the last batch was very short
-        self._to_skip = 0  # how many of the next batches to skip when learning
+        self._was_trifle = False  # whether the last batch was very short
+        self._n_to_skip = 0  # how many of the next batches to skip when learning
         self._length_cost: LengthCost | None = None  # where requests have lengths
         self._composer: Composer | None = None
-        self._observation: _Observation | None = None  # of the last batch that is learned from, until it is
+        self._to_learn: _Observation | None = None  # of the last batch that was not skipped, until it is learned
         self._next_has_gone = False  # whether a batch has gone since that one was completed
         self._learn_from_scratch()
 
@@ -120,7 +120,7 @@ class AdaptiveLearning(Policy):
         if self._unit != 1.0 or self._view is None or self._view.queue.weighted:  # else each has size 1
             size = sum([request.size for request in requests])
             self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
-        if self._observation is not None and self._next_has_gone:
+        if self._to_learn is not None and self._next_has_gone:
             self._learn_observed()
 
     def left(self, now: float, request: Request) -> None:
@@ -142,12 +142,12 @@ class AdaptiveLearning(Policy):
             self._learn_lengths(now, done)
         elif done.is_alone:
             self._note_lone(done.started)
-        was_trifling, busy_s, size = self._is_trifling, done.busy_s, done.size
-        if was_trifling and self._to_skip and busy_s < _TRIFLE_S:
-            self._to_skip -= 1
+        was_trifle, busy_s, size = self._was_trifle, done.busy_s, done.size
+        if was_trifle and self._n_to_skip and busy_s < _TRIFLE_S:
+            self._n_to_skip -= 1
             return
         is_first = done.is_first  # of all batches but trifles, or a later one would seem to be
-        if self._observation is not None:
+        if self._to_learn is not None:
             self._learn_observed()  # the batch before, for which there was no better time
         cost = self.cost
         if cost.limit != self.limit:
@@ -155,15 +155,15 @@ class AdaptiveLearning(Policy):
             cost = self.cost
         is_known = cost.samples > _FEW
         is_novel = not is_known or not cost.is_known(size)
-        self._is_trifling = is_known and busy_s < _TRIFLE_S and self._sizes.part == inf
-        if is_novel or not self._to_skip:
+        self._was_trifle = is_known and busy_s < _TRIFLE_S and self._sizes.part == inf
+        if is_novel or not self._n_to_skip:
             self._observe(now, done, is_first)
-            self._to_skip = self._worth_skipping(size, busy_s) if is_known else 0
-        elif was_trifling and not self._is_trifling:
-            self._to_skip = 0
+            self._n_to_skip = self._worth_skipping(size, busy_s) if is_known else 0
+        elif was_trifle and not self._was_trifle:
+            self._n_to_skip = 0
         else:
-            self._to_skip -= 1
-        if self._is_trifling:
+            self._n_to_skip -= 1
+        if self._was_trifle:
             self._gather.stop()
         else:
             self._gather.completed(now, done.n)
@@ -189,10 +189,10 @@ class AdaptiveLearning(Policy):
         """Note what is to be learned from a batch that has just been completed."""
         before = None
         n, size = done.n, done.size
-        if not self._is_trifling:
+        if not self._was_trifle:
             before = self._gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
         learned_s = done.busy_s if done.ok else None
-        self._observation = _Observation(size, learned_s, done.hop_s, done.ahead, before, size / n, is_first)
+        self._to_learn = _Observation(size, learned_s, done.hop_s, done.ahead, before, size / n, is_first)
 
     def _worth_skipping(self, size: int, busy_s: float) -> int:
         """Return how many batches not to learn from, after one that has taken `busy_s`.
@@ -203,7 +203,7 @@ class AdaptiveLearning(Policy):
         usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
         if usual_s >= _SHORT_S:
             return 0
-        return int((_LEARN_FROM_TRIFLES_EVERY_S if self._is_trifling else _LEARN_EVERY_S) / usual_s)
+        return int((_LEARN_FROM_TRIFLES_EVERY_S if self._was_trifle else _LEARN_EVERY_S) / usual_s)
 
     def _learn_observed(self) -> None:
         """Learn from the batch that was observed last, if that has not been done.
@@ -211,7 +211,7 @@ class AdaptiveLearning(Policy):
         The best time for it is once the next batch has gone, since its worker may be idle until
         then.
         """
-        observed, self._observation = self._observation, None
+        observed, self._to_learn = self._to_learn, None
         if observed is None:
             return
         if observed.busy_s is not None:

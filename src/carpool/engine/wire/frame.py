@@ -164,6 +164,9 @@ def encode(frame: Frame) -> list[Buffer]:
     """Return the frame as buffers to be written one after the other; payload buffers are not
     copied, unless they are small.
 
+    The special shapes come first: scalars of a batch or a reply, one item in one buffer, a report
+    on a step, items of one buffer of bytes each, a block. The rest is written buffer by buffer.
+
     Raises:
         FrameError: It is over a limit, its per-item sequences differ in length, or an item is not a
             buffer.

@@ -14,7 +14,9 @@
 
 A model that answers in parts has another loop, in `worker/step_loop.py`.
 
-It is the same for a worker process, a thread and a task of the loop, which differ in their link.
+It is the same for a worker process (its link is in `worker/main.py`), a thread and a task of the
+loop (`drive/local_workers.py`). `Link` and `CallAnnouncer`, of which both loops have one, are in
+`worker/step_loop.py`, which is imported here.
 Where receiving blocks the thread instead of suspending a task, `results.run_now` runs all of it.
 
 Between two calls a worker does as little as it can. Where calls take milliseconds its caches are
