@@ -50,14 +50,14 @@ class ActorOrder(NamedTuple):
         place: The worker's position in its stage.
         ticket: By which it says who it is.
         token: With which it proves that, once.
-        goes_to_the_well: Whether it is to be on a node whose workers have answered.
+        on_proven_node: Whether it is to be on a node whose workers have answered.
     """
 
     launch: Launch
     place: int
     ticket: str
     token: bytes
-    goes_to_the_well: bool
+    on_proven_node: bool
 
 
 class Placed(NamedTuple):
@@ -271,7 +271,7 @@ class Session:
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         avoided = self._suspects.avoided(self.clock(), alive)
         well = self._suspects.well(self.clock(), alive)
-        if order.goes_to_the_well and well:
+        if order.on_proven_node and well:
             chosen = f"in({','.join(well)})"
         else:
             chosen = f"!in({','.join(avoided)})" if avoided else ""

@@ -329,7 +329,7 @@ def test_results_that_stay_in_the_process_have_memory_of_their_own() -> None:
 def test_scalars_for_python_are_one_block(values: list[Any]) -> None:
     """Scalars for Python callers are payloads as they are, so that they travel as one array."""
     reply = Frame(FrameKind.REPLY, 1, list(range(len(values))))
-    run_now(answerer_of(Arrays)._encode(values, bytes([OBJECT]) * len(values), inf, reply))
+    run_now(answerer_of(Arrays).encode(values, bytes([OBJECT]) * len(values), reply))
 
     assert type(reply.payloads) is Scalars
     assert (list(reply.payloads), reply.formats) == (values, bytes(len(values)))

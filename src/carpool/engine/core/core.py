@@ -6,8 +6,9 @@ Events go in (`Flow.submit`, `cancel`, `completed`, `worker_ready`, `worker_lost
 * every request gets exactly one answer, even if it is refused, unless its caller has cancelled it:
   `DONE` is entered once, and `core/transit.py` hands the request out;
 * an error in any stage goes straight back to its caller;
-* only the doors of a service refuse (`core/flow.py`); behind them nodes give room to each other: a
-  batch goes to a worker only when there is room for its results (`core/graph.py`);
+* only the doors of a service refuse (`core/flow.py`), and switches that are declared to
+  (`Onward.refuses`); behind the doors nodes give room to each other: a batch goes to a worker only
+  when there is room for its results (`core/graph.py`);
 * late stages are asked first, so that the room they make can be used in the same poll;
 * whatever a policy raises, its stage goes on without it (`core/lobby.py`); `abort` answers
   all that are inside.
@@ -533,8 +534,8 @@ class Core:
                     self._transit.expire(now, request)
 
     def _poll_last_calls(self, now: float) -> None:
-        """Ask the stages once more of which the last that could join the queue has gone."""
-        for crew in reversed(self._order):  # it has just expired, or was refused
+        """Ask each stage once more whose queue nothing can join any more, since this poll began."""
+        for crew in reversed(self._order):  # the last that could has just expired, or was refused
             if crew.queue.count and not crew.lobby.closing and self._is_last_call(crew):
                 self._poll_stage(now, crew, crew.lobby.nodes[0])
 

@@ -81,8 +81,8 @@ class PlaceRecord:
     The worker in it changes where one has died; the place keeps its cores.
 
     Attributes:
-        index: Which worker of the stage it is for the user, from 0: by that it has its cores, its
-            devices and its environment. A successor has that of the worker that it replaces.
+        index: The worker's number for the user, from 0. It decides on cores, devices and
+            environment. A successor takes over the number.
         state: Of the present worker.
         start_at: When a dead worker is to be replaced.
         order: The number of the present worker among all that the stage has started.

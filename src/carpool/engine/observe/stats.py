@@ -96,7 +96,8 @@ class StageStats:
         compute_time: The time that a worker spent on a batch, per batch.
         idle_gap: How long a worker waited between two batches although requests were waiting.
         split_batches: How many batches raised an error and were run again in parts.
-        unsplit_batches: How many raised an error and were not, because too many had been.
+        unsplit_batches: How many raised an error and were not run again in parts, because too many
+            had been.
         out_of_memory: How many batches had a call that ran out of memory.
         elsewhere: What the workers that run somewhere else have said of themselves, by place.
         sent_metrics: The metrics of the model's own that these have sent.

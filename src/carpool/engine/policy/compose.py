@@ -22,12 +22,12 @@ with p = infinity it serves the batch of the oldest. Dividing by the root of A i
 over lengths with alpha = 1/2 (Mo and Walrand 2000), half way between most in time in all (0) and
 proportional fairness (1; Kelly 1997): without it the long ones alone pay for an overload.
 
-**Nobody starves.** Whoever has waited x is passed over only for a batch with somebody in it who has
-waited at least x / R, where R = (B · t(own batch) / t(batch that goes))^(1/8), which is at most
-(B · t(own batch) / t(1, shortest))^(1/8), and B the batch limit. (The sum of the batch that goes is
-at most B times its greatest u^8, and that of the other one at least x^8.) It holds in overload, and
-no number in it can be set wrong. Where all are due equally soon after their arrival, u stands in
-the place of the age; those that would be late anyway do not count.
+**Nobody starves.** A request that has waited x is passed over only for a batch with one that has
+waited at least x / R. Here R = (B · t(own batch) / t(batch that goes))^(1/8), which is at most
+(B · t(own batch) / t(1, shortest))^(1/8), and B is the batch limit. (The sum of the batch that goes
+is at most B times its greatest u^8, and that of the other one at least x^8.) It holds in overload,
+and no number in it can be set wrong. Where all are due equally soon after their arrival, u stands
+in the place of the age; those that would be late anyway do not count.
 
 Where more than one batch waits, plain order has the shorter tail if composing saves little. So the
 costs of both are compared, smoothed, and what comes first goes first unless composing takes at most

@@ -448,7 +448,7 @@ class FrameReader:
 
     def _open(self) -> Frame | None:
         """Read header and table once they are complete, and the body too if it is small and
-        complete.
+        complete. Scalars, and one item in one buffer, have shorter ways.
 
         Returns:
             The frame if it is complete; None if more bytes are needed.

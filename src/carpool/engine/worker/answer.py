@@ -4,6 +4,10 @@ its results.
 An item's fault stays its own: it fails with an outcome and a report (`worker/own.py`), and the
 others go on. The model is called by `call/invoke.py`. Here its values are read from what callers
 sent, and its results are written as callers accept them.
+
+What is alike goes a shorter way to the same outcome: `_answer_array` is short for `_answer`,
+`_decode_alike` for `_decode_each`, `_write_alike` for `_write_each`, and `Invoker.run_now` for
+`Invoker.run`.
 """
 
 from __future__ import annotations
@@ -348,7 +352,7 @@ class BatchAnswerer:
             results = self._invoker.run_now(values, self.trouble, until, again)
         if self._after_predict is not None:
             self._after_predict()
-        await self._encode(results, frame.accepts, until, reply)
+        await self.encode(results, frame.accepts, reply, until)
 
     @fast_path("whole_arrays", declined=False)
     async def _answer_array(self, frame: Frame, started: float, reply: Frame) -> bool:
@@ -383,7 +387,7 @@ class BatchAnswerer:
                 reply.formats, reply.payloads = bytes(n), block
                 return True
             results = ArrayRows(results)
-        await self._encode(results, frame.accepts, until, reply)
+        await self.encode(results, frame.accepts, reply, until)
         return True
 
     async def decode(self, frame: Frame) -> list[Any]:
@@ -394,10 +398,6 @@ class BatchAnswerer:
         frame = msgspec.structs.replace(frame, payloads=payload.detached(frame.payloads, self._memory))
         values = self._decode_alike(frame, now)
         return await self._decode_each(frame, now, inf, self.trouble) if values is None else list(values)
-
-    async def encode(self, results: list[Any], accepts: bytes, reply: Frame) -> None:
-        """Put outcomes and payloads of results into a reply."""
-        await self._encode(results, accepts, inf, reply)
 
     async def tear_down(self) -> None:
         """Call the model's `teardown`. Raises what that raises."""
@@ -522,8 +522,8 @@ class BatchAnswerer:
 
     # -- writing results
 
-    async def _encode(self, results: list[Any], accepts: bytes, until: float, reply: Frame) -> None:
-        """Put outcomes and payloads into the reply."""
+    async def encode(self, results: list[Any], accepts: bytes, reply: Frame, until: float = inf) -> None:
+        """Put outcomes and payloads of results into a reply; all callers have gone at `until`."""
         usual = self._usual
         if usual is None or not TURNS.isdisjoint(kinds := set(map(type, results))):
             await self._encode_turns(results, accepts, until, reply)
