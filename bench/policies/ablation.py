@@ -58,7 +58,7 @@ OWN = (
 
 def without_gather(policy: Adaptive) -> None:
     """Never wait for clients to come back."""
-    policy._worth_waiting_until = lambda *_: None  # type: ignore[method-assign]
+    policy.back_until = lambda *_: None  # type: ignore[method-assign]
 
 
 def without_plan(policy: Adaptive) -> None:
@@ -157,13 +157,13 @@ def without_way(policy: Adaptive) -> None:
 
 def without_steady_rate(policy: Adaptive) -> None:
     """Shares go by the last 256 arrivals."""
-    arrivals = policy._arrivals
+    arrivals = policy.arrivals
     arrivals.steady_rate = arrivals.long_rate  # type: ignore[method-assign]
 
 
 def without_groups(policy: Adaptive) -> None:
     """Whether all clients are inside is never known."""
-    policy._inside.are_all = lambda inside: False  # type: ignore[method-assign]
+    policy.inside.are_all = lambda inside: False  # type: ignore[method-assign]
 
 
 class _Everything(set[int]):

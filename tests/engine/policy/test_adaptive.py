@@ -361,8 +361,8 @@ def test_clients_that_come_back_together_are_as_many_groups_as_workers(clients: 
     a full one.
     """
     policy = taught(rate=800)
-    policy._gather.window_s = 0.001
-    policy._gather.clients = clients
+    policy.gather.window_s = 0.001
+    policy.gather.clients = clients
 
     assert decide(policy, alike(clients), free=1, busy=3).take == taken
 
@@ -372,8 +372,8 @@ def test_a_crowd_is_not_cut_into_groups_of_the_few_clients_before_it() -> None:
     in groups of those clients it would take many small batches, and be late.
     """
     policy, same = taught(rate=800), taught(rate=800)
-    policy._gather.clients = 8
-    policy._gather.window_s = 0.001
+    policy.gather.clients = 8
+    policy.gather.window_s = 0.001
 
     assert decide(policy, alike(8), free=1, busy=3).take == 2
     taken = decide(policy, alike(60), free=1, busy=3).take

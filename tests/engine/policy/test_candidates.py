@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.engine.core.queue import Queue
-from carpool.engine.policy.candidates import Candidates
+from carpool.engine.policy.adaptive import Candidates
 from carpool.engine.request import DEFAULT_LANE, Request
 from tests.effort import examples
 

@@ -11,7 +11,7 @@ which `decide` asks:
 4. *tight*: if the first would be late with the others, it goes in a smaller batch; or it is given
    up, with all behind it that would be late as well. What answers more in time is done, where at
    loads above `_TIME_IS_FREE` a worker's time counts for the others that it could serve;
-5. *gather* (`policy/gather.py`): clients in a closed loop are about to return: wait for them;
+5. *gather* (`policy/clients.py`): clients in a closed loop are about to return: wait for them;
 6. *size* (`policy/size.py`): the number that makes the sum of delays least, not always all; now and
    then a size that may be better than it seems.
 
@@ -33,20 +33,24 @@ Clockwork's (Gujarati et al., OSDI 2020), to give it up always is the early drop
 al., SOSP 2019).
 
 What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
-`policy/adaptive_lengths.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
+`policy/by_length.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
 only the others apply. Theory, figures and when it loses: docs/policies.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import inf, sqrt
-from typing import Final
+from typing import Any, Final
 
-from carpool.engine.policy.adaptive_learning import COLD, SURE
-from carpool.engine.policy.adaptive_lengths import AdaptiveLengths
-from carpool.engine.policy.base import NOTHING, Decision, QueueView, View
-from carpool.engine.policy.candidates import Candidates
+from carpool.engine.policy.adaptive_learning import AdaptiveLearning
+from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, QueueView, View
+from carpool.engine.policy.by_length import ByLength
+from carpool.engine.policy.cost import COLD, SURE, CostModel
+from carpool.engine.policy.length_cost import CostAtLength
+from carpool.engine.request import Request
 
 _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """After how many SLOs of overload half of the servable backlog is kept, and the least share of it.
@@ -63,7 +67,7 @@ _NEARLY_FULL: Final = 0.95
 """Of the largest batch: groups of clients that large are not cut, as a few would be left over."""
 
 
-class Adaptive(AdaptiveLengths):
+class Adaptive(AdaptiveLearning):
     """Batch size and waiting time found by the program, with and without an SLO.
 
     Args:
@@ -73,14 +77,38 @@ class Adaptive(AdaptiveLengths):
             be in time, for the sake of larger batches, which take fewer worker-seconds.
     """
 
+    _by_length: ByLength | None = None  # where requests have lengths
+
     @property
     def lone_slack_s(self) -> float:
         cost = self.cost
-        if self._is_patient or cost.samples < COLD or (not self._is_trifling and self._gather.window_s):
+        if self.is_patient or cost.samples < COLD or (not self._is_trifling and self.gather.window_s):
             return inf
         if self._observation is not None and self._next_has_gone:
             return inf  # it is learned from when something arrives, and may change all this
         return cost.shortest_s * cost.margin
+
+    # -- what happened, where requests have lengths
+
+    def left(self, now: float, request: Request) -> None:
+        super().left(now, request)
+        if self._by_length is not None and request.due < inf:
+            self._by_length.left(now, request)
+
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if done.longest:
+            if self._by_length is None:
+                self._by_length = ByLength(self)
+            self._by_length.learn(now, done)
+        super().learn(now, done)
+
+    def _usual_cost(self) -> CostModel | CostAtLength:
+        lengths = self._by_length.cost if self._by_length is not None else None
+        return lengths.usual(self.limit) if lengths is not None and lengths.longest_varies else self.cost
+
+    def explain(self, now: float) -> dict[str, Any]:
+        found = super().explain(now)
+        return found | self._by_length.explain() if self._by_length is not None else found
 
     # -- what to do
 
@@ -92,10 +120,10 @@ class Adaptive(AdaptiveLengths):
         waiting = self._waiting = len(queue)
         if not view.free or not waiting:
             return NOTHING
-        if (self._is_trifling or (waiting == 1 and not busy and not self._gather.window_s)) and self._has_time(view):
+        if (self._is_trifling or (waiting == 1 and not busy and not self.gather.window_s)) and self._has_time(view):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
-        elif queue.by_length and (composed := self._composed(view)) is not None:
+        elif self._by_length is not None and (composed := self._by_length.decide(view)) is not None:
             decision = composed
         elif self.cost.samples < COLD:
             decision = self._cold(view.now, queue)
@@ -118,7 +146,7 @@ class Adaptive(AdaptiveLengths):
         by what waits then.
         """
         queue, sizes, waiting = view.queue, self._sizes, view.queue.size
-        if self.cost.samples < COLD or self._composes(view):
+        if self.cost.samples < COLD or (self._by_length is not None and self._by_length.composes(view)):
             return NOTHING
         sizes.refresh()
         most = self.limit if self._is_trifling else sizes.most_of(waiting)
@@ -164,7 +192,7 @@ class Adaptive(AdaptiveLengths):
         The worker is idle before the latter. No other request may come before; and there are at
         most twice as many batches, as each of them is work for the service, too.
         """
-        if self._is_trifling or 2 * n < most or not self._inside.are_all(view.running + len(view.queue)):
+        if self._is_trifling or 2 * n < most or not self.inside.are_all(view.running + len(view.queue)):
             return False
         cost, way = self.cost, self.cost.way
         in_worker_s = max(0.0, cost.seconds(n) - way.seconds(n)), max(0.0, cost.seconds(most) - way.seconds(most))
@@ -182,7 +210,7 @@ class Adaptive(AdaptiveLengths):
         It is asked for a lone request on an idle server, and for trifles.
         """
         cost, queue = self.cost, view.queue
-        if cost.samples < COLD or (self._is_patient and self._defers(queue)):
+        if cost.samples < COLD or (self.is_patient and self.defers(queue)):
             return False
         self._overloaded_since = self._stands_since = None
         slack_s = queue.earliest_due - view.now - view.onward_s
@@ -218,7 +246,7 @@ class Adaptive(AdaptiveLengths):
             self._trim_edge(now, at, left, most, workers)
         else:
             self._stands_since = None
-        defers = self._is_patient and self._defers(queue)
+        defers = self.is_patient and self.defers(queue)
         share = most if defers else self._fair_share(now, left.size, most, workers)
         n = min(left.size, share)
         slack_s = left.due - at
@@ -230,7 +258,7 @@ class Adaptive(AdaptiveLengths):
         else:
             # with two workers idle, clients that come back find one, so there is no need to wait
             # for them
-            until = None if free > 1 else self._worth_waiting_until(now, queue, left.size, share, slack_s)
+            until = None if free > 1 else self.back_until(view, left.size, share, slack_s)
             load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
@@ -247,11 +275,11 @@ class Adaptive(AdaptiveLengths):
         cost = self.cost
         if n >= min(most, 2 * cost.largest):  # what much larger batches cost is a guess
             return None
-        return self._held_until(view, left.due, cost.seconds(n + 1), cost.cv)
+        return self.held_until(view, left.due, cost.seconds(n + 1), cost.cv)
 
     def _loads(self, now: float, workers: int) -> tuple[float, float]:
         """Return what has come lately, by few and by more, as shares of what can be served."""
-        arrivals = self._arrivals
+        arrivals = self.arrivals
         per_unit = self._unit / (workers * self._sizes.rate)
         return arrivals.short_rate(now) * per_unit, arrivals.long_rate(now) * per_unit
 
@@ -339,12 +367,12 @@ class Adaptive(AdaptiveLengths):
         """
         if workers <= 1 or self._overloaded_since is not None:
             return most
-        if self._gather.window_s:
-            clients = round(self._gather.clients * self._unit)
+        if self.gather.window_s:
+            clients = round(self.gather.clients * self._unit)
             if waiting <= clients:
                 group = -(-clients // workers)
                 return most if group > _NEARLY_FULL * most else max(1, group)
-        return min(most, self._sizes.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
+        return min(most, self._sizes.share(waiting, self.arrivals.steady_rate(now) * self._unit, workers))
 
 
 def _needed(most: int, workers: int) -> int:
@@ -355,3 +383,124 @@ def _needed(most: int, workers: int) -> int:
 def _why(n: int, most: int, waiting: int) -> str:
     """Return the reason of a batch of `n` of those that wait, where `most` may go."""
     return "full" if n == most else "free" if n == waiting else "size"
+
+
+class Candidates:
+    """What a policy may choose from while it decides.
+
+    The requests are listed only when a rule must look at them one by one, since most decisions need
+    no more than `size` and `due`.
+
+    Args:
+        queue: What waits; it is only read.
+
+    Attributes:
+        size: How much is left, in units of the requests' sizes.
+        due: When the first of those left is due.
+        dropped: The requests that are to be refused.
+    """
+
+    __slots__ = ("_queue", "_requests", "dropped", "due", "size")
+
+    def __init__(self, queue: QueueView) -> None:
+        self._queue = queue
+        self._requests: Sequence[Request] | None = None
+        self.dropped: list[Request] = []
+        if queue.lanes == 1:
+            self.size = queue.size
+            self.due = queue.earliest_due
+        else:
+            self._requests = queue.peek(len(queue))
+            self.size = sum([request.size for request in self._requests])
+            self.due = min([request.due for request in self._requests])
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """Those left, in the order in which they would be taken."""
+        if self._requests is None:
+            self._requests = self._queue.peek(len(self._queue))
+        return self._requests
+
+    @property
+    def weighted(self) -> bool:
+        """Whether some are left, and requests in the queue have sizes other than 1."""
+        return self._queue.weighted and self.size > 0
+
+    @property
+    def last_due(self) -> float:
+        """When the one left is due that is due last: of several lanes it need not be the last."""
+        if self._queue.lanes == 1:
+            return self.requests[-1].due
+        return max([request.due for request in self.requests])
+
+    def due_behind(self, units: int) -> float:
+        """Return when the first request behind the first `units` is due; infinity if none is."""
+        if units >= self.size:
+            return inf
+        if self.size == len(self.requests):
+            return self.requests[units].due
+        before = list(accumulate((request.size for request in self.requests), initial=0))
+        behind = max(1, bisect_right(before, units) - 1)
+        return self.requests[behind].due if behind < len(self.requests) else inf
+
+    def drop(self, requests: list[Request]) -> None:
+        """Refuse these requests."""
+        gone = set(requests)
+        self._requests = [request for request in self.requests if request not in gone]
+        self.size -= sum([request.size for request in requests])
+        self.due = min([request.due for request in self._requests], default=inf)
+        self.dropped += requests
+
+    def drop_due_before(self, when: float) -> None:
+        """Refuse the requests that are due before `when`."""
+        if self.due < when:
+            self.drop([request for request in self.requests if request.due < when])
+
+    def due_by(self, when: float) -> int:
+        """Return how much of what is left is due by `when`, in units."""
+        if self.size and self._queue.lanes == 1 and self.requests[-1].due <= when:
+            return self.size
+        return sum([request.size for request in self.requests if request.due <= when])
+
+    def drop_first(self, units: int, due_by: float = inf) -> None:
+        """Refuse `units`, or a little more, of the requests that are due by `due_by`.
+
+        Those that are due first go first, the lowest priority ahead of the others.
+        """
+        if units <= 0 or self.due > due_by:
+            return
+        order = self.requests
+        if self._queue.lanes > 1:
+            order = sorted(order, key=lambda request: (request.lane.priority, request.due))
+        refused = []
+        for request in order:
+            if units <= 0:
+                break
+            if request.due <= due_by:
+                units -= request.size
+                refused.append(request)
+        self.drop(refused)
+
+    def late_in_line(self, is_late: Callable[[float, int], bool], behind: int = 0) -> list[Request]:
+        """Return those that are late before the first that is in time if a batch begins with it.
+
+        The further back a request is, the later it is due and the smaller the batch can be, so this
+        is a binary search. Across priorities some before it may be due later; these stay.
+
+        Args:
+            is_late: Reports whether a request that is due then is late, with so many units from it
+                on.
+            behind: How many units go before; who is among these is not late.
+        """
+        requests = self.requests
+        before = list(accumulate((request.size for request in requests), initial=0))
+        units = before[-1]
+        first = low = max(1, bisect_right(before, behind) - 1) if behind else 0
+        high = len(requests)
+        while low < high:
+            middle = (low + high) >> 1
+            if is_late(requests[middle].due, units - before[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        return [requests[i] for i in range(first, low) if is_late(requests[i].due, units - before[i])]

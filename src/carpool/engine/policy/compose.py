@@ -1,7 +1,7 @@
 """Batches composed by length: of all that wait, which go together, and which batch goes first.
 
 A model that pads a batch to its longest item wastes what the short ones are padded with. So all who
-wait, by length, are cut into the batches that cost least (`policy/partition.py`), and of these the
+wait, by length, are cut into the batches that cost least (`partition`), and of these the
 one goes that has the greatest
 
     sum over its requests of  (u^8 / sqrt(A))  divided by its seconds.
@@ -32,6 +32,32 @@ the place of the age; those that would be late anyway do not count.
 Where more than one batch waits, plain order has the shorter tail if composing saves little. So the
 costs of both are compared, smoothed, and what comes first goes first unless composing takes at most
 0.85 of the seconds.
+
+**The cut.** All that wait, sorted by length, are cut into the batches that cost least. A batch is a
+piece [i, j) of the line. The line of n is cut so that
+
+    the sum over the batches of  t(j - i, L)·(2n - i)
+
+is least: the time of a batch delays the n - i that have not been served before it, and as many
+again as wait now, which come later. That is a shortest path over places to cut, where the cost of
+an edge is that of a batch; to batch with sizes that are known beforehand is an old problem of
+optimal bucketing, solved by dynamic programming.
+
+Few places need to be looked at. Where t is linear in n, to part two requests of one level of
+lengths saves no seconds unless the batch is full, so a cut is at the end of a level or full batches
+behind such a place.
+As the line goes on, the best beginning of a last batch never moves back. And where there are many
+levels, the end of one is left out if it would cost the few requests since the place before next to
+nothing to be padded to the length of the next level, and so is the end of a full batch that is just
+behind another place.
+
+**Who would be late.** Where other batches wait, *shed*: a request that would be late with its batch
+is left out, since the seconds of the batch are dear and it would be late behind it, too. Where all
+that waits is one batch, *tight*: the most urgent go first, in a smaller batch, if more are in time
+that way. (Nothing is gained by shrinking batches where many wait: that serves fewer, and those left
+out are mostly the long ones.) Source: J. M. Moore, "An n job, one machine sequencing algorithm for
+minimizing the number of late jobs", 1968, by which the one that takes the longest is given up, here
+the one that is due first, as all of a batch take the same time.
 """
 
 from __future__ import annotations
@@ -42,9 +68,6 @@ from itertools import accumulate, repeat
 from math import inf, log2, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
-
-from carpool.engine.policy.partition import partition
-from carpool.engine.policy.tight_batch import urgent_first, without_late
 
 if TYPE_CHECKING:
     from carpool.engine.policy.base import LevelsView, QueueView
@@ -61,12 +84,19 @@ _FIRST_LOOKS = 8  # comparisons that are made as often as a batch has gone, and 
 _ANSWERED, _LEAST_ANSWERED = 0.02, 0.02  # weight of an answer in a share of answers in time, and the least share
 _PATIENT_S = 30.0  # nothing has more time than this: what is due much later must not wait for ever
 _CLASSES = 2  # of lengths for each doubling, for these shares
+_MANY = 16  # levels; with more of them, some ends are left out
+_NEAR = 16  # full batches that end less than this share of a batch behind another place are left out then
+_TRIFLE = 0.03  # of what a call costs: what it may cost those before an end that it is left out
 
 
 Rising = Sequence[tuple[int, "Iterable[Request]", int]]
 """What waits, level by level, the shortest first: length, requests, and how many they are."""
 
+Seconds = Callable[[int, int], float]
+"""Returns the seconds of a batch by its count and its longest length."""
+
 _score = attrgetter("score")
+_due = attrgetter("due")
 _admitted = attrgetter("admitted")
 _arrived = attrgetter("arrived")
 
@@ -252,7 +282,7 @@ class Composer:
         lengths, counts = [length for length, _, _ in rising], [count for _, _, count in rising]
         asked = (cost.samples, limit, most_padded, lengths, counts)
         if asked != self._asked:
-            self._pieces = partition(lengths, counts, limit, most_padded, cost)
+            self._pieces = partition(lengths, counts, limit, most_padded, cost.setup_s, cost.item_s_at(lengths))
             self._asked = asked
         return self._pieces
 
@@ -396,3 +426,123 @@ def _without(
         if kept:
             left.append((length, kept, len(kept)))
     return left
+
+
+def without_late(now: float, batch: Sequence[Request], longest: int, seconds: Seconds) -> Sequence[Request]:
+    """Return a batch less those that would be late with it; all of it if all of them would.
+
+    Each one that is left out makes it shorter for the others. Of several that are due at the same
+    time the last ones are left out.
+
+    Args:
+        now: The time.
+        batch: The requests.
+        longest: The longest length that may be among them.
+        seconds: Of a batch.
+    """
+    last_due_first = sorted(batch, key=_due, reverse=True)
+    n = len(last_due_first)
+    while n and last_due_first[n - 1].due < now + seconds(n, longest):
+        n -= 1
+    if n in (0, len(batch)):
+        return batch
+    kept = set(map(id, last_due_first[:n]))
+    return [request for request in batch if id(request) in kept]
+
+
+def urgent_first(now: float, requests: Sequence[Request], seconds: Seconds) -> Sequence[Request]:
+    """Return those of a batch that should go before the others, or all of them.
+
+    Args:
+        now: The time.
+        requests: All that wait, which may go together.
+        seconds: Of a batch, with what it may take longer.
+    """
+    in_line = sorted(requests, key=_due)
+    longest_of_all = max([request.length for request in requests])
+    all_s = seconds(len(in_line), longest_of_all)
+    if in_line[0].due >= now + all_s:
+        return requests
+    n = longest = 0
+    first_s = 0.0
+    for request in in_line[:-1]:
+        longest = max(longest, request.length)
+        taken_s = seconds(n + 1, longest)
+        if in_line[0].due < now + taken_s:
+            break
+        n, first_s = n + 1, taken_s
+    if not n:
+        return requests
+    then = now + first_s + seconds(len(in_line) - n, longest_of_all)
+    in_time = n + sum([request.due >= then for request in in_line[n:]])
+    return in_line[:n] if in_time > sum([request.due >= now + all_s for request in in_line]) else requests
+
+
+def partition(
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    limit: int,
+    most_padded: float,
+    setup_s: float,
+    items_s: Sequence[float],
+) -> list[tuple[int, int]]:
+    """Return the pieces of the line, each as where it begins and ends.
+
+    Args:
+        lengths: The longest of each level, rising.
+        counts: How many requests each level has.
+        limit: The most that one batch may hold.
+        most_padded: How large the count of a batch times its longest length may be; a request that
+            is longer by itself is alone.
+        setup_s: Seconds of a batch that do not depend on its count.
+        items_s: Seconds of each item in a batch whose longest is of each level.
+    """
+    twice = 2 * sum(counts)
+    is_fine = len(lengths) > _MANY
+    trifle_s = _TRIFLE * setup_s if is_fine else 0.0
+    # places are counted from 2n, backward: what a second costs behind one is then its negative
+    end = last = -twice
+    places, least, came_from = [end], [0.0], [0]
+    first = follow = 0
+    for length, count, item_s, longer_s in zip(lengths, counts, items_s, [*items_s[1:], inf], strict=True):
+        most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
+        end += count
+        if follow < len(places) and places[follow] + most < end:  # a full batch from there ends within these
+            full_s = setup_s + most * item_s
+            near = most // _NEAR if is_fine else 0
+            while follow < len(places) and (place := places[follow] + most) < end:
+                if place > last + near:
+                    least.append(least[follow] - full_s * places[follow])
+                    places.append(place)
+                    came_from.append(follow)
+                    last = place
+                follow += 1
+        if (end - last) * (longer_s - item_s) < trifle_s:
+            continue  # to go with the next level would cost them next to nothing
+        while places[first] < end - most:
+            first += 1
+        all_s = setup_s + end * item_s  # so a batch from p takes all_s - p * item_s
+        place = places[first]
+        best = least[first] - place * (all_s - place * item_s)
+        for at in range(first + 1, len(places)):  # a few, for which slices would take longer
+            place = places[at]
+            value = least[at] - place * (all_s - place * item_s)
+            if value < best:
+                best, first = value, at
+        least.append(best)
+        places.append(end)
+        came_from.append(first)
+        last = end
+    return _path([place + twice for place in places], came_from)
+
+
+def _path(places: Sequence[int], came_from: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pieces of the shortest path to the last place."""
+    pieces = []
+    at = len(places) - 1
+    while at:
+        before = came_from[at]
+        pieces.append((places[before], places[at]))
+        at = before
+    pieces.reverse()
+    return pieces

@@ -6,7 +6,7 @@ A model pads its batch to the longest item: `b` is the work for each position, `
 over pairs of them, `e` what each item costs however short it is, and `a` what each call costs. The
 four weights are found by least squares of errors relative to the expected time, with forgetting
 (half of it in 140 batches), from as few samples as there are; a weight that would come out negative
-is left out. The level and the noise are learned as for batches of equal items (`policy/level.py`).
+is left out. The level and the noise are learned as for batches of equal items (`policy/cost.py`).
 
 Sizes and lengths that the model pads up to are looked up first: the cost of a batch is that of the
 shape that is run.
@@ -17,8 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from carpool.engine.policy.cost import LeastSquares
-from carpool.engine.policy.level import CostLevel
+from carpool.engine.policy.cost import CostLevel, LeastSquares
 
 _KEEP = 0.995  # weight of the former samples when a new one comes
 _PULL = 1e-4

@@ -1,26 +1,44 @@
-"""Waiting for clients about to come back: the one case in which an idle worker should wait.
+"""Who comes, and who comes back: arrivals, clients about to return, and whether all are inside.
 
-Clients in a closed loop send their next request a short while after their answer. Work-conserving
-batching splits N such clients into two groups that alternate, so that batches are half as large as
-they could be. If a share G of the clients is back within w after a batch, waiting for w makes
-batches of k = N/(2-G), and the throughput is k/(w + t(k)); at w = 0 it is (N/2)/t(N/2). So G is
-learned for a few windows, and the best of them is waited for.
+**Arrivals.** Rates are measured up to now, so that silence counts too. What comes at one moment is
+one entry, so that bursts, and the arrivals of one turn of a loop, cost next to nothing. Nothing is
+worked out before it is asked for.
+
+**Gathering** is the one case in which an idle worker should wait. Clients in a closed loop send
+their next request a short while after their answer. Work-conserving batching splits N such clients
+into two groups that alternate, so that batches are half as large as they could be. If a share G of
+the clients is back within w after a batch, waiting for w makes batches of k = N/(2-G), and the
+throughput is k/(w + t(k)); at w = 0 it is (N/2)/t(N/2). So G is learned for a few windows, and the
+best of them is waited for.
 
 Only a real cluster counts: within the window more must arrive than the traffic at other times would
 bring. For Poisson traffic that is never so, and nothing waits. Derivation:
 docs/policies-evidence.md#theory.
+
+**Inside.** In a closed loop whose clients come back at once, all of them are inside now and then.
+Once they are, it is known that no other request comes before a batch ends. What is looked at is the
+greatest number inside while some batches end, twice as many as there are workers: if two end soon
+after each other, the clients of the first are not back yet.
+
+Traffic that does not wait for answers has no such number: the greatest of a few Poisson counts
+still deviates by about half of the root of the usual one. In a later stage requests may still come
+from the one before it, and then a batch goes ahead that could have been larger.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
+from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from carpool.engine.policy.arrivals import Arrivals
     from carpool.engine.policy.cost import CostModel
     from carpool.engine.policy.length_cost import CostAtLength
 
+_SHORT, _LONG, _STEADY = 32, 256, 1024  # arrivals that a rate is measured by
+_DOUBT = 2.0  # standard deviations of a Poisson count
+_MOST_MOMENTS = 4096  # remembered; more than one batch can bring
 _GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Windows, as shares of the longest one: of the time that one batch saves against two of half its
 size, which is the most that waiting can be worth."""
@@ -30,6 +48,66 @@ _NOISE_SHARE = 0.3  # and this share of the noise's coefficient of variation mor
 # needless wait has made uneven stay so
 _CLUSTER = 2.0  # a window must bring this many times the arrivals of other times
 _OPTIMISM = 0.85  # a size never tried is taken to cost this share of what is expected: it is tried once
+_WEIGHT = 0.1  # of a look
+_FIRST = 10  # looks, of which the mean is taken, and without which nothing is known
+_UNVARIED = 0.1  # of the root of the usual number: the deviation up to which it counts as always the same
+_NEARLY = 0.02  # of the usual number: so many more or less do not count
+
+
+class Arrivals:
+    """The latest arrivals.
+
+    Attributes:
+        total: How many there were in all.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._times: list[float] = []
+        self._totals: list[int] = []  # how many had come by each of these times
+        self._forgotten = 0  # how many came before them
+
+    def add(self, now: float, n: int) -> None:
+        """Note that `n` requests have arrived."""
+        self.total += n
+        self._times.append(now)
+        self._totals.append(self.total)
+        if len(self._times) > _MOST_MOMENTS:
+            half = _MOST_MOMENTS // 2
+            self._forgotten = self._totals[half - 1]
+            del self._times[:half], self._totals[:half]
+
+    def until(self, when: float, before: int = 0) -> int:
+        """Return how many requests had come by `when`.
+
+        It is quicker where at least `before` of them are known to have come by then.
+        """
+        i = bisect_right(self._times, when, max(0, len(self._times) - (self.total - before)))
+        return self._totals[i - 1] if i else self._forgotten
+
+    def short_rate(self, now: float) -> float:
+        """Return the requests per second, by the last 32."""
+        return self._rate(now, _SHORT)
+
+    def long_rate(self, now: float) -> float:
+        """Return the requests per second, by the last 256."""
+        return self._rate(now, _LONG)
+
+    def steady_rate(self, now: float) -> float:
+        """Return arrivals per second, by the last 1024, or by fewer that surely came faster."""
+        rates = [self._rate(now, n) * (1.0 - _DOUBT / sqrt(n)) for n in (_SHORT, _LONG)]
+        return max(self._rate(now, _STEADY), *rates)
+
+    def _rate(self, now: float, n: int) -> float:
+        """Return the requests per second by the last `n`, counted from the moment before them.
+
+        0 if all came at one moment.
+        """
+        totals = self._totals
+        if not totals:
+            return 0.0
+        i = max(0, bisect_right(totals, self.total - n, max(0, len(totals) - n - 1)) - 1)  # each moment brings some
+        return (self.total - totals[i]) / max(now - self._times[i], 1e-9)
 
 
 class Round(NamedTuple):
@@ -193,3 +271,48 @@ class Gather:
         saved_s = 2.0 * half_s - cost.seconds(2.0 * half * unit) if 2.0 * half <= limit else 0.0
         self._scale_s = max(cost.setup_s, saved_s)
         return window_s
+
+
+class Inside:
+    """Learns how many requests are inside when all clients are."""
+
+    def __init__(self) -> None:
+        self._usual = 0.0  # the smoothed number
+        self._deviation = 0.0  # smoothed distance from it
+        self._looks = 0
+        self._most = self._ended = 0  # the greatest number since the last look, and how many batches have ended
+
+    def note(self, inside: int, workers: int) -> None:
+        """Note how many are inside when a batch ends, that of the batch included.
+
+        Args:
+            inside: So many requests.
+            workers: How many run batches.
+        """
+        self._ended += 1
+        if inside > self._most:
+            self._most = inside
+        if self._ended >= 2 * workers:
+            self._look(self._most)
+            self._most = self._ended = 0
+
+    def _look(self, most: int) -> None:
+        """Learn from the greatest number since the last look."""
+        self._looks += 1
+        if self._looks == 1:
+            self._usual = most
+        distance = most - self._usual
+        weight = max(_WEIGHT, 1.0 / self._looks)
+        self._usual += weight * distance
+        self._deviation += weight * (abs(distance) - self._deviation)
+
+    @property
+    def clients(self) -> float:
+        """How many clients there are, if all are inside now and then; 0 if that is not known."""
+        is_steady = self._looks >= _FIRST and self._deviation <= _UNVARIED * sqrt(self._usual)
+        return self._usual if is_steady else 0.0
+
+    def are_all(self, inside: int) -> bool:
+        """Report whether all clients are inside, so that no request comes before a batch ends."""
+        usual = self.clients
+        return usual > 0.0 and abs(usual - inside) <= max(0.5, _NEARLY * usual)
