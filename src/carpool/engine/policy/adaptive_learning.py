@@ -34,8 +34,9 @@ from carpool.engine.request import Request
 
 _FEW = 64  # batches that must be known before any is skipped without much thought
 _TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
-_SHORT_S = 5e-3  # shorter batches are not all learned from, as learning costs a share of their time,
-_LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3  # but about one in this time
+_LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3
+"""In which time about one batch is learned from, where they are shorter than a quarter of that, as
+learning costs a share of their time."""
 
 
 class _Observation(NamedTuple):
@@ -185,7 +186,7 @@ class AdaptiveLearning(Policy):
         by time would pick stalled batches too often.
         """
         usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
-        if usual_s >= _SHORT_S:
+        if usual_s >= 0.25 * _LEARN_EVERY_S:
             return 0
         return int((_LEARN_FROM_TRIFLES_EVERY_S if self._is_trifling else _LEARN_EVERY_S) / usual_s)
 

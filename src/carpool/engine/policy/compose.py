@@ -77,15 +77,15 @@ if TYPE_CHECKING:
 _POWER = 8
 _JUST_COME_S = 1e-4  # is added to ages, so that those of one moment have some
 _WORTH = 0.85  # share of plain order's seconds up to which composing is worth it
-_LOOK_EVERY = 4  # batches between two comparisons with plain order
-_LOOK_AGAIN_EVERY = 16  # batches between them while plain order is kept
+_LOOK_EVERY = 8
+"""Batches between two comparisons with plain order; at first as many as comparisons were made."""
 _KEEP = 0.95  # weight of the former comparisons, for each batch that has gone since
-_FIRST_LOOKS = 8  # comparisons that are made as often as a batch has gone, and of which the mean is taken
-_ANSWERED, _LEAST_ANSWERED = 0.02, 0.02  # weight of an answer in a share of answers in time, and the least share
+_ANSWERED = 0.02  # weight of an answer in a share of answers in time, and the least share
 _PATIENT_S = 30.0  # nothing has more time than this: what is due much later must not wait for ever
 _CLASSES = 2  # of lengths for each doubling, for these shares
-_MANY = 16  # levels; with more of them, some ends are left out
-_NEAR = 16  # full batches that end less than this share of a batch behind another place are left out then
+_MANY = 16
+"""Levels; with more of them, some ends are left out: those of full batches that are less than this
+part of a batch behind another place, and those that cost little."""
 _TRIFLE = 0.03  # of what a call costs: what it may cost those before an end that it is left out
 
 
@@ -136,7 +136,7 @@ class Composer:
     def __init__(self, cost: LengthCost) -> None:
         self._cost = cost
         self._in_time: dict[int, float] = {}  # by the class of length, the share of answers in time
-        self._ratio: float | None = None  # seconds of composed batches over those in plain order, smoothed
+        self._ratio = 1.0  # seconds of composed batches over those in plain order, smoothed
         self._looks = 0  # how often they were compared
         self._gone = 0  # batches since then
         self._asked: tuple[object, ...] = ()  # what was cut last, by which cost and limits, ...
@@ -145,7 +145,7 @@ class Composer:
     @property
     def saving(self) -> float:
         """The share of the seconds that composing saves against plain order; 0 while unknown."""
-        return 0.0 if self._ratio is None else 1.0 - self._ratio
+        return 1.0 - self._ratio
 
     def answered(self, request: Request, is_in_time: bool) -> None:
         """Note that a request was answered in time, or too late, or was refused."""
@@ -250,12 +250,8 @@ class Composer:
             queue: What waits, which is more than one batch.
             limit: The most that a batch may hold.
         """
-        pause = (
-            1 if self._looks < _FIRST_LOOKS else _LOOK_EVERY if (self._ratio or 0.0) <= _WORTH else _LOOK_AGAIN_EVERY
-        )
-        if self._ratio is None or self._gone >= pause:
+        if self._gone >= min(self._looks, _LOOK_EVERY):
             self._compare(queue, limit)
-        assert self._ratio is not None
         return self._ratio > _WORTH
 
     def _compare(self, queue: QueueView, limit: int) -> None:
@@ -272,8 +268,8 @@ class Composer:
             plain_s += sum(cost.seconds_of([*map(len, batches)], [*map(max, batches)]))
         ratio = composed_s / plain_s
         self._looks += 1
-        news = max(1.0 - _KEEP**self._gone, 1.0 / self._looks if self._looks <= _FIRST_LOOKS else 0.0)
-        self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
+        news = max(1.0 - _KEEP**self._gone, 1.0 / self._looks)
+        self._ratio += news * (ratio - self._ratio)
         self._gone = 0
 
     def _cut(self, rising: Rising, limit: int, most_padded: float) -> Sequence[tuple[int, int]]:
@@ -372,7 +368,7 @@ class Composer:
 
     def _say_of(self, length: int) -> float:
         """Return the weight of requests of about this length: more for those seldom in time."""
-        return 1.0 / sqrt(max(_LEAST_ANSWERED, self._in_time.get(_class_of(length), 1.0)))
+        return 1.0 / sqrt(max(_ANSWERED, self._in_time.get(_class_of(length), 1.0)))
 
 
 def _shapes(rising: Rising, pieces: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
@@ -509,7 +505,7 @@ def partition(
         end += count
         if follow < len(places) and places[follow] + most < end:  # a full batch from there ends within these
             full_s = setup_s + most * item_s
-            near = most // _NEAR if is_fine else 0
+            near = most // _MANY if is_fine else 0
             while follow < len(places) and (place := places[follow] + most) < end:
                 if place > last + near:
                     least.append(least[follow] - full_s * places[follow])

@@ -54,7 +54,7 @@ with twice as much, three batches that are slow by chance move the level by half
 MOST_KNOTS: Final = 64
 """Entries of a table. With half as many, tile ends beyond 32 are missed; with twice as many, a
 table takes twice as long to make."""
-_DENSE: Final = 32  # with more sizes than knots, sizes up to this have one each
+_DENSE: Final = MOST_KNOTS // 2  # with more sizes than knots, sizes up to this have one each
 _KEEP: Final = 0.985
 """What a batch still counts for in the line once the next one has come: half of it after 46. At
 half of that time, noise is in the slope; at twice as much, a knee that has moved stays in it."""

@@ -26,9 +26,8 @@ cost. With half as many, or twice as many, nothing changes; with five hundred ti
 line of `CostModel` has, long items of the first seconds are refused for a guess."""
 _LEARNED = 12  # batches after which residuals mean something
 _EAGER, _EVERY = 50, 8  # up to so many samples the weights are found anew for each, then for every so many
-_SWITCH_NEWS = 0.1  # weight of a new sample of what it costs to serve another key
+_SWITCH = 0.1
 _SWITCH_MOST = 50.0  # times the usual seconds: what takes longer has stalled
-_SWITCH_SHARE = 0.1  # of a batch: a switch that costs less does not matter
 
 
 class LengthCost(CostLevel):
@@ -136,8 +135,8 @@ class LengthCost(CostLevel):
     def learn_switch(self, n: int, length: int, seconds: float) -> None:
         """Learn from a batch that was the first one of its key on its worker."""
         expected = self.seconds(n, length)
-        self._excess_s += _SWITCH_NEWS * (min(seconds, _SWITCH_MOST * expected) - expected - self._excess_s)
-        self.switch_s = self._excess_s if self._excess_s > _SWITCH_SHARE * expected else 0.0
+        self._excess_s += _SWITCH * (min(seconds, _SWITCH_MOST * expected) - expected - self._excess_s)
+        self.switch_s = self._excess_s if self._excess_s > _SWITCH * expected else 0.0
 
 
 class CostAtLength:

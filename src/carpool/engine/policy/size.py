@@ -92,7 +92,7 @@ class Sizes:
         self.part = inf
         self.runs_ahead = False
         self._noise = 0.0  # by how much of its time a smaller size must be better
-        self._all_from: dict[int, float] = {}  # by size, or minus it for hoped times: see `_drain_from`
+        self._all_from: dict[int, float] = {}  # by size: see `_drain_from`
         self._pause = _PAUSE
         self._next_try = 10  # in batches that were learned from
         self._tried = 0  # the size that is to be tried
@@ -179,36 +179,30 @@ class Sizes:
         self._pause = _PAUSE if is_better else min(_MOST_PAUSE, self._pause + _PAUSE)
         self._next_try, self._tried = cost.samples + 1 + self._pause, 0
 
-    def _drain_from(self, everything: int, at: list[float]) -> float:
-        """Return from which x / (1 - ρ) on no smaller size has a smaller J, or may have one."""
-        key = everything if at is self._cost.at else -everything
-        if key not in self._all_from:
-            self._all_from[key] = self._found_drain(everything, at)
-        return self._all_from[key]
+    def _drain_from(self, everything: int) -> float:
+        """Return from which x / (1 - ρ) on no smaller size has a smaller J."""
+        found = self._all_from.get(everything)
+        if found is None:
+            found = self._all_from[everything] = self._found_drain(everything)
+        return found
 
-    def _found_drain(self, everything: int, at: list[float]) -> float:
-        sizes = self._cost.sizes
-        smaller = sizes[: bisect_left(sizes, everything)]
+    def _found_drain(self, everything: int) -> float:
+        cost = self._cost
+        smaller = cost.sizes[: bisect_left(cost.sizes, everything)]
         if not smaller:
             return 0.0
-        gain = _GAIN if at is self._cost.at else _TRY_GAIN
-        inverse, unit_s = 1.0 / self.rate, self._seconds(everything, at) / everything
-        most_s, most = inverse + gain * (unit_s - inverse) - self._noise * unit_s, gain * everything
-        units_s: list[float] = list(map(truediv, at, smaller))
+        inverse, unit_s = 1.0 / self.rate, cost.seconds(everything) / everything
+        most_s, most = inverse + _GAIN * (unit_s - inverse) - self._noise * unit_s, _GAIN * everything
+        units_s: list[float] = list(map(truediv, cost.at, smaller))
         if min(units_s) <= most_s:
             return inf
         return max([0.5 * inverse * (most - n) / (y - most_s) for n, y in zip(smaller, units_s, strict=True)])
-
-    def _seconds(self, n: int, at: list[float]) -> float:
-        """Return the seconds of a batch of `n`, or the least that it may take."""
-        cost = self._cost
-        return cost.seconds(n) if at is cost.at else at[bisect_right(cost.sizes, n) - 1]
 
     def _best(self, waiting: int, everything: int, load: float) -> int:
         """Return the size with the least J."""
         cost = self._cost
         drain = waiting / max(0.05, 1.0 - load)
-        if drain > self._drain_from(everything, cost.at):
+        if drain > self._drain_from(everything):
             return everything
         seconds = cost.seconds(everything)
         least = _GAIN * self._delay(drain, everything, seconds) - self._noise * drain * seconds / everything
@@ -227,7 +221,7 @@ class Sizes:
         if cost.hoped is cost.at:
             return 0  # nothing is hoped for amid noise
         drain = waiting / max(0.05, 1.0 - load)
-        hoped_s = self._seconds(n, cost.hoped)
+        hoped_s = cost.hoped[bisect_right(cost.sizes, n) - 1]
         least = _TRY_GAIN * self._delay(drain, n, hoped_s) - self._noise * drain * hoped_s / n
         usual = self._delay(drain, n, cost.seconds(n))
         most, best = 0.0, 0
