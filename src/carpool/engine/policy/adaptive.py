@@ -62,9 +62,6 @@ under small batches."""
 _STANDS: Final = 2.0
 """SLOs without a look that finds no more than one batch for each worker: then a backlog stands.
 With half as many, bursts count as such; with twice as many, closed loops are late for longer."""
-_CALM: Final = 0.95  # of the capacity: with a load below it an overload is over
-_NEARLY_FULL: Final = 0.95
-"""Of the largest batch: groups of clients that large are not cut, as a few would be left over."""
 
 
 class Adaptive(AdaptiveLearning):
@@ -91,7 +88,6 @@ class Adaptive(AdaptiveLearning):
     # -- what happened, where requests have lengths
 
     def left(self, now: float, request: Request) -> None:
-        super().left(now, request)
         if self._by_length is not None and request.due < inf:
             self._by_length.left(now, request)
 
@@ -117,7 +113,7 @@ class Adaptive(AdaptiveLearning):
         if view.free_in_s is not None:
             return self._ahead(view, view.free_in_s)
         queue, busy = view.queue, view.busy
-        waiting = self._waiting = len(queue)
+        waiting = len(queue)
         if not view.free or not waiting:
             return NOTHING
         if (self._is_trifling or (waiting == 1 and not busy and not self.gather.window_s)) and self._has_time(view):
@@ -133,7 +129,7 @@ class Adaptive(AdaptiveLearning):
         self._busy = busy
         if decision.take:
             self._busy += 1
-            self._note_gone(decision, queue)
+            self._note_gone(decision)
         return decision
 
     def _ahead(self, view: View, free_in_s: float) -> Decision:
@@ -168,8 +164,7 @@ class Adaptive(AdaptiveLearning):
                     return NOTHING
                 n, reason = chosen, "probe"
         decision = Decision(take=n, reason=reason)
-        self._waiting = len(queue)
-        self._note_gone(decision, queue)
+        self._note_gone(decision)
         return decision
 
     def _refuses_none(self, view: View, free_in_s: float, n: int, most: int, workers: int) -> bool:
@@ -198,11 +193,10 @@ class Adaptive(AdaptiveLearning):
         in_worker_s = max(0.0, cost.seconds(n) - way.seconds(n)), max(0.0, cost.seconds(most) - way.seconds(most))
         return in_worker_s[0] * most <= (in_worker_s[1] + view.gap_s) * n
 
-    def _note_gone(self, decision: Decision, queue: QueueView) -> None:
-        """Note that a batch goes, and how many requests it leaves in the queue."""
+    def _note_gone(self, decision: Decision) -> None:
+        """Note that a batch goes."""
         self._next_has_gone = True
         self._rule = decision.reason
-        self._waiting -= round(decision.take / self._unit) if queue.weighted else decision.take
 
     def _has_time(self, view: View) -> bool:
         """Report whether all that waits can go without more ado, as no request is in a hurry.
@@ -237,7 +231,7 @@ class Adaptive(AdaptiveLearning):
             return self._hopeless(left, at - now + cost.seconds(1))
         loads = self._loads(now, workers)
         most = sizes.most_of(left.size)
-        if loads[1] < _CALM or (not busy and 2 * left.size < most):
+        if loads[1] < 1.0 or (not busy and 2 * left.size < most):
             self._overloaded_since = None
         if left.size > most and left.due < inf:
             left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, min(loads)))
@@ -371,7 +365,7 @@ class Adaptive(AdaptiveLearning):
             clients = round(self.gather.clients * self._unit)
             if waiting <= clients:
                 group = -(-clients // workers)
-                return most if group > _NEARLY_FULL * most else max(1, group)
+                return max(1, min(most, group))
         return min(most, self._sizes.share(waiting, self.arrivals.steady_rate(now) * self._unit, workers))
 
 

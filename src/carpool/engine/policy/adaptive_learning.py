@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
 from carpool.engine.policy.clients import Arrivals, Gather, Inside, Round
@@ -32,11 +32,16 @@ from carpool.engine.policy.length_cost import CostAtLength
 from carpool.engine.policy.size import Sizes
 from carpool.engine.request import Request
 
-_FEW = 64  # batches that must be known before any is skipped without much thought
-_TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
+_FEW: Final = 64
+"""Batches to learn from before any is skipped. With half as many, sizes have been run less often by
+then; with twice as many, learning takes its share of short batches for as much longer."""
+_TRIFLE_S: Final = 200e-6
+"""Shorter batches just go: to think about them costs more than it brings. With half of it, more
+models pay for decisions; with twice as much, the knees of more models are passed over."""
 _LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3
-"""In which time about one batch is learned from, where they are shorter than a quarter of that, as
-learning costs a share of their time."""
+"""In which time about one batch is learned from, where they are shorter than a quarter of the
+former, as learning costs a share of their time. With half of it, that share is twice as large; with
+twice as much, a change is noticed as much later."""
 
 
 class _Observation(NamedTuple):
@@ -91,7 +96,6 @@ class AdaptiveLearning(Policy):
         self._looked_at = 0.0  # when that was seen last
         self.inside = Inside()
         self._unit = 1.0  # smoothed size of a request
-        self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
         self._busy = 0  # workers, after the last decision
         self._rule = "cold"
         self._view: View | None = None  # of the stage, once it has asked
@@ -110,15 +114,11 @@ class AdaptiveLearning(Policy):
     def arrived(self, now: float, requests: Sequence[Request]) -> None:
         n = len(requests)
         self.arrivals.add(now, n)
-        self._waiting += n
         if self._unit != 1.0 or self._view is None or self._view.queue.weighted:  # else each has size 1
             size = sum([request.size for request in requests])
             self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
         if self._observation is not None and self._next_has_gone:
             self._learn_observed()
-
-    def left(self, now: float, request: Request) -> None:
-        self._waiting -= 1
 
     def learn(self, now: float, done: DoneBatch) -> None:
         if done.is_warm_up:
@@ -167,7 +167,7 @@ class AdaptiveLearning(Policy):
         if self._unit != 1.0:
             self._unit += 0.02 * (1.0 - self._unit)
         self._overloaded_since = None
-        self._waiting, self._busy, self._next_has_gone = 0, 1, True
+        self._busy, self._next_has_gone = 1, True
         self._rule = "free" if self.limit > 1 else "full"
 
     def _observe(self, now: float, done: DoneBatch, is_first: bool) -> None:
@@ -220,6 +220,11 @@ class AdaptiveLearning(Policy):
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
         self.cost.add(done.size, done.busy_s, sure=True)
+
+    @property
+    def _waiting(self) -> int:
+        """How many requests wait."""
+        return 0 if self._view is None else len(self._view.queue)
 
     @property
     def hop_s(self) -> float:

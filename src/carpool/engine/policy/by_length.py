@@ -14,7 +14,10 @@ from carpool.engine.policy.length_cost import LengthCost
 from carpool.engine.policy.size import share_of
 from carpool.engine.request import Request
 
-_KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
+_KNOWN_LENGTH = 1.1
+"""Times the longest that was measured: what is longer is served, since its cost is a guess. With
+half of that tenth, those of the same level as the longest are served, too; with twice as much, some
+are refused on a guess."""
 
 
 class ByLength:

@@ -32,26 +32,38 @@ from collections.abc import Callable
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
+from carpool.engine.policy.cost import KEEP, NOISE, SURE, CostModel
+
 if TYPE_CHECKING:
-    from carpool.engine.policy.cost import CostModel
     from carpool.engine.policy.length_cost import CostAtLength
 
-_SHORT, _LONG, _STEADY = 32, 256, 1024  # arrivals that a rate is measured by
-_DOUBT = 2.0  # standard deviations of a Poisson count
-_MOST_MOMENTS = 4096  # remembered; more than one batch can bring
+_SHORT, _LONG, _STEADY = 32, 256, 1024
+"""Arrivals that a rate is measured by. With half as many, rates scatter by two fifths more; with
+twice as many, an overload and its end are seen as much later."""
+_MOST_MOMENTS = 4096
+"""Moments that are remembered. With half as many, a batch of some thousand has no account of who
+came back; with twice as many, only the memory is larger."""
 _GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Windows, as shares of the longest one: of the time that one batch saves against two of half its
 size, which is the most that waiting can be worth."""
-_KEEP = 0.95  # weight of the former batches
-_GAIN = 1.02  # waiting must promise this many times the throughput of not waiting,
-_NOISE_SHARE = 0.3  # and this share of the noise's coefficient of variation more: groups that a
-# needless wait has made uneven stay so
-_CLUSTER = 2.0  # a window must bring this many times the arrivals of other times
-_OPTIMISM = 0.85  # a size never tried is taken to cost this share of what is expected: it is tried once
-_WEIGHT = 0.1  # of a look
-_FIRST = 10  # looks, of which the mean is taken, and without which nothing is known
-_UNVARIED = 0.1  # of the root of the usual number: the deviation up to which it counts as always the same
-_NEARLY = 0.02  # of the usual number: so many more or less do not count
+_GAIN = 1.02
+"""Waiting must promise this many times the throughput of not waiting, and `NOISE` of the noise
+more: groups that a needless wait has made uneven stay so. With half of the gain, more waits are
+needless; with twice as much, waits that gain up to 4 % are left out."""
+_CLUSTER = 2.0
+"""Times the arrivals of other times that a window must bring. With half as many, chance crowds
+count; with twice as many, clients that are back late in a window do not."""
+_WEIGHT = 0.1
+"""Of a look; of the first ones, without which nothing is known, the mean is taken. With half of it,
+it takes twice as long until clients are known; with twice as much, other traffic is more often
+taken for clients."""
+_UNVARIED = 0.1
+"""Of the root of the usual number: by so much it may vary and count as always the same. Poisson
+traffic varies by half of that root. With half of it, fewer loops are known; with twice as much,
+less is left to tell traffic from loops."""
+_NEARLY = 0.02
+"""Of the usual number: so many more or less do not count. With half of it, a client that has just
+gone has batches wait; with twice as much, batches go ahead although a few may come."""
 
 
 class Arrivals:
@@ -95,7 +107,7 @@ class Arrivals:
 
     def steady_rate(self, now: float) -> float:
         """Return arrivals per second, by the last 1024, or by fewer that surely came faster."""
-        rates = [self._rate(now, n) * (1.0 - _DOUBT / sqrt(n)) for n in (_SHORT, _LONG)]
+        rates = [self._rate(now, n) * (1.0 - SURE / sqrt(n)) for n in (_SHORT, _LONG)]
         return max(self._rate(now, _STEADY), *rates)
 
     def _rate(self, now: float, n: int) -> float:
@@ -210,15 +222,15 @@ class Gather:
         """
         scale_s, at, before, arrivals = self._scale_s, closed.at, closed.arrived, self._arrivals
         half = at + 0.5 * scale_s
-        self._stray = _KEEP * self._stray + closed.total - min(arrivals.until(half, before), closed.total)
-        self._stray_s = _KEEP * self._stray_s + max(0.0, closed.end - half)
-        self._answered = _KEEP * self._answered + closed.served
-        self._batches = _KEEP * self._batches + 1.0
+        self._stray = KEEP * self._stray + closed.total - min(arrivals.until(half, before), closed.total)
+        self._stray_s = KEEP * self._stray_s + max(0.0, closed.end - half)
+        self._answered = KEEP * self._answered + closed.served
+        self._batches = KEEP * self._batches + 1.0
         self._rate = self._stray / self._stray_s if self._stray_s > scale_s else closed.rate
         returned = self._returned
         for j, share in enumerate(_GRID):
             by_then = min(arrivals.until(at + share * scale_s, before), closed.total)
-            returned[j] = _KEEP * returned[j] + by_then - before
+            returned[j] = KEEP * returned[j] + by_then - before
         self.window_s = self._best_window(unit, cost)
 
     def best_until(self, now: float, saved_s: Callable[[float], float]) -> float | None:
@@ -259,13 +271,12 @@ class Gather:
         half = min(limit, max(1.0, self.clients / self._groups))
         half_s = cost.seconds(half * unit)
         background = self._background
-        best, window_s = (_GAIN + _NOISE_SHARE * cost.cv) * half / half_s, 0.0
+        best, window_s = (_GAIN + NOISE * cost.cv) * half / half_s, 0.0
         for returned, share in zip(self._returned, _GRID, strict=True):
             if returned <= background * share:
                 continue
             batch = min(limit, max(1.0, self.clients / (self._groups - min(1.0, returned / self._answered))))
-            optimism = _OPTIMISM if batch * unit > cost.largest else 1.0
-            throughput = batch / (share * self._scale_s + cost.seconds(batch * unit) * optimism)
+            throughput = batch / (share * self._scale_s + cost.seconds(batch * unit))
             if throughput > best:
                 best, window_s = throughput, share * self._scale_s
         saved_s = 2.0 * half_s - cost.seconds(2.0 * half * unit) if 2.0 * half <= limit else 0.0
@@ -309,7 +320,7 @@ class Inside:
     @property
     def clients(self) -> float:
         """How many clients there are, if all are inside now and then; 0 if that is not known."""
-        is_steady = self._looks >= _FIRST and self._deviation <= _UNVARIED * sqrt(self._usual)
+        is_steady = self._looks * _WEIGHT >= 1.0 and self._deviation <= _UNVARIED * sqrt(self._usual)
         return self._usual if is_steady else 0.0
 
     def are_all(self, inside: int) -> bool:

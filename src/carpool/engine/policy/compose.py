@@ -65,9 +65,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate, repeat
-from math import inf, log2, sqrt
+from math import inf, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.engine.policy.cost import KEEP
 
 if TYPE_CHECKING:
     from carpool.engine.policy.base import LevelsView, QueueView
@@ -75,18 +77,32 @@ if TYPE_CHECKING:
     from carpool.engine.request import Request
 
 _POWER = 8
-_JUST_COME_S = 1e-4  # is added to ages, so that those of one moment have some
-_WORTH = 0.85  # share of plain order's seconds up to which composing is worth it
+"""Of the share of its time that a request has used up. With half of it, a request may be passed
+over for the square of the ratio in `Nobody starves`; with twice as much, for its root."""
+_JUST_COME_S = 1e-4
+"""Is added to ages, so that those of one moment have some. At half or twice, only what has waited
+for about as long counts differently."""
+_WORTH = 0.85
+"""Share of plain order's seconds up to which composing is worth it. At half, plain order is kept
+until composing saves more than half; at twice, it never is."""
 _LOOK_EVERY = 8
-"""Batches between two comparisons with plain order; at first as many as comparisons were made."""
-_KEEP = 0.95  # weight of the former comparisons, for each batch that has gone since
-_ANSWERED = 0.02  # weight of an answer in a share of answers in time, and the least share
-_PATIENT_S = 30.0  # nothing has more time than this: what is due much later must not wait for ever
-_CLASSES = 2  # of lengths for each doubling, for these shares
+"""Batches between two comparisons with plain order; at first as many as comparisons were made. With
+half as many, plain order costs twice as many comparisons; with twice as many, a change is noticed
+as much later."""
+_ANSWERED = 0.02
+"""Weight of an answer in a share of answers in time, and the least share. With half of it, lengths
+that are mostly late get their larger say after twice as many answers; with twice as much, chance
+gives it."""
+_PATIENT_S = 30.0
+"""Nothing has more time than this: what is due much later must not wait for ever. With half as
+much, what has no due time gains on what is due soon; with twice as much, it waits longer."""
 _MANY = 16
 """Levels; with more of them, some ends are left out: those of full batches that are less than this
-part of a batch behind another place, and those that cost little."""
-_TRIFLE = 0.03  # of what a call costs: what it may cost those before an end that it is left out
+part of a batch behind another place, and those that cost little. With half as many, more are left
+out; with twice as many, decisions look at more places."""
+_TRIFLE = 0.03
+"""Of what a call costs: what it may cost those before an end that it is left out. With half as
+much, decisions look at more places; with twice as much, more is padded."""
 
 
 Rising = Sequence[tuple[int, "Iterable[Request]", int]]
@@ -268,7 +284,7 @@ class Composer:
             plain_s += sum(cost.seconds_of([*map(len, batches)], [*map(max, batches)]))
         ratio = composed_s / plain_s
         self._looks += 1
-        news = max(1.0 - _KEEP**self._gone, 1.0 / self._looks)
+        news = max(1.0 - KEEP**self._gone, 1.0 / self._looks)
         self._ratio += news * (ratio - self._ratio)
         self._gone = 0
 
@@ -378,8 +394,8 @@ def _shapes(rising: Rising, pieces: Sequence[tuple[int, int]]) -> tuple[list[int
 
 
 def _class_of(length: int) -> int:
-    """Return the class of lengths that a length belongs to."""
-    return int(_CLASSES * log2(length))
+    """Return the class of lengths that a length belongs to: one for each doubling."""
+    return length.bit_length()
 
 
 def _units(allowance_s: float, surely_s: Sequence[float]) -> list[float]:

@@ -39,15 +39,26 @@ from itertools import pairwise
 from math import exp, inf, log, sqrt
 from typing import Final
 
-COLD: Final = 6  # batches before anything is decided by what was learned
-SURE: Final = 2.5  # almost no batch exceeds its expected time by so many coefficients of variation
-_NO_LONGER: Final = 1.6  # times the expected seconds: noise alone is often more than 1.25
+COLD: Final = 6
+"""Batches before anything is decided by what was learned, and before errors mean something. With
+half as many, requests are refused by three batches; with twice as many, a start into an overload
+refuses none for twelve."""
+SURE: Final = 2.5
+"""Almost nothing is beyond so many standard deviations. With half as many, one batch of ten is
+beyond; with twice as many, little is held back amid noise."""
+KEEP: Final = 0.95
+"""What a batch still counts for in smoothed figures once the next one has come: half of it after
+14. At half of that time they follow chance more; at twice as much, clients that have gone are
+waited for as much longer."""
+NOISE: Final = 0.3
+"""Of the noise: by so much better must be whatever is preferred to the usual. With half of it,
+chance decides; with twice as much, knees amid noise are passed over."""
+_NO_LONGER: Final = 1.6
+"""Times what is expected: first calls that took longer teach nothing. With half as much, none
+teaches anything; with twice as much, first calls that took three times as long are believed."""
 _STALL: Final = 0.25
 """Log-ratio beyond which, and beyond 3.5 sigma, a batch may have stalled. With half of it, changes
 of an eighth are believed one batch later; with twice as much, stalls of 1.6 times count."""
-_REPEATED: Final = 1.4
-"""Oddness at which it was no stall, which two odd batches in a row reach. With half of it, each
-stall is believed; with twice as much, no change is."""
 _LEVEL_GAIN: Final = 0.3
 """The level's gain while all residuals agree. With half of it, a drift takes twice as many batches;
 with twice as much, three batches that are slow by chance move the level by half of that."""
@@ -61,7 +72,7 @@ half of that time, noise is in the slope; at twice as much, a knee that has move
 _PULL: Final = 0.05
 """Batches that the former weights of the line count for. With half as many, batches of one size
 leave the slope to chance; with twice as many, a first guess stays for as long."""
-_SURE_CV: Final = 0.04
+NOISY_CV: Final = 0.04
 """The noise at which one sample of a size counts as much as the line. At half of it, a knee amid
 noise is found in four times as many batches; at twice as much, one odd batch bends the table."""
 _MEMORY: Final = 20.0
@@ -75,17 +86,23 @@ _DRIFT: Final = 0.17
 """Change of the logarithm of the level after which it counts half, too: what was measured at
 another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
 with twice as much, sizes that were off for a while are run again some hundred batches later."""
-_KNOWN: Final = 0.5  # from so many batches on a size counts as known
-_LEARNED: Final = 8  # batches after which errors mean something
-_COLD: Final = 4.0  # times what a batch of the same size takes: the first ones, beyond it, are forgotten
+_KNOWN: Final = 0.5
+"""Batches from which on a size is known. With half as many, each is run again a half-life later;
+with twice as many, what was run once is not known after the next batch."""
+_COLD: Final = 4.0
+"""Times what a batch of the same size takes now: if the first one took longer, all is forgotten.
+With half as much, noise has it forgotten; with twice as much, first calls that took five times as
+long fade only as all others do."""
 _DOUBT: Final = 2.0
 """Times what is expected: the first batch of a size that took longer may have stalled, and is not
 believed. With half as much nothing new is; with twice as much, a stall of three times is."""
-_HOPE, _MOST_HOPE = 1.2, 0.5
-"""What a size that is not known may take less than expected: this times its relative distance to
-one that is, and no more than half. With half as much, a tile that ends between two known sizes is
+_MOST_HOPE: Final = 0.5
+"""What a size that is not known may take less than expected: its relative distance to one that is,
+and no more than this. With half as much, a tile that ends between two known sizes is
 not looked for; with twice as much, neighbours of known sizes are tried for nothing."""
-_BELIEVED_CV: Final = 0.1  # above this noise nothing is hoped: one batch would not show it
+_BELIEVED_CV: Final = 0.1
+"""The noise above which nothing is hoped, as one batch would not show it. At half of it, knees amid
+some noise are not looked for; at twice as much, tries are decided by chance."""
 
 
 class FirstCalls(ABC):
@@ -208,7 +225,7 @@ class CostLevel(FirstCalls):
         self._variance = 0.0  # of the log-ratios
         self._trend = 0.0  # smoothed log-ratio
         self._scatter = 1e-3  # smoothed absolute log-ratio
-        self._oddness = 0.0
+        self._odd = 0  # 1 or -1 if the last batch was far slower or faster than expected
 
     @property
     def cv(self) -> float:
@@ -233,14 +250,13 @@ class CostLevel(FirstCalls):
             None for a stall.
         """
         error = log(min(max(seconds / expected, 0.4), 2.5))
-        if weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL):
-            self._oddness = 0.5 * self._oddness + (1.0 if error > 0.0 else -1.0)
-            if abs(self._oddness) < _REPEATED:
+        is_odd = weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL)
+        before, self._odd = self._odd, (1 if error > 0.0 else -1) if is_odd else 0
+        if is_odd:
+            if before != self._odd:
                 return None
-        else:
-            self._oddness *= 0.5
-            if weight >= 0.6 and abs(error) < 0.8:
-                self._variance += 0.05 * (error * error - self._variance)
+        elif weight >= 0.6 and abs(error) < 0.8:
+            self._variance += (1.0 - KEEP) * (error * error - self._variance)
         self._trend += 0.2 * weight * (error - self._trend)
         self._scatter += 0.2 * weight * (abs(error) - self._scatter)
         agreement = abs(self._trend) / (self._scatter + 0.01)
@@ -300,8 +316,9 @@ class Knots:
         return i
 
 
-_WAY_KEEP: Final = 0.95  # weight of the former batches in a way
-_WAY_STALLED: Final = 3.0  # times the batch before and what is expected: what is beyond is a stall
+_WAY_STALLED: Final = 3.0
+"""Times the way before and what is expected: what is beyond is a stall. With half as much, ways
+that vary seem shorter; with twice as much, one stall counts as much more."""
 _WAY_INERTIA: Final = 0.01
 """Pull toward the former slope, as a share of the mean size squared. With half of it, noise is a
 slope; with twice as much, it takes two tries of half the size to find one."""
@@ -351,11 +368,11 @@ class HopCost:
         before_s, self._before_s = self._before_s, hop_s
         if self.samples > 1 and hop_s > (most := _WAY_STALLED * max(before_s, self.seconds(size))):
             hop_s = most  # a stall does not come twice
-        self._n = _WAY_KEEP * self._n + 1.0
-        self._x = _WAY_KEEP * self._x + size
-        self._y = _WAY_KEEP * self._y + hop_s
-        self._xx = _WAY_KEEP * self._xx + size * size
-        self._xy = _WAY_KEEP * self._xy + size * hop_s
+        self._n = KEEP * self._n + 1.0
+        self._x = KEEP * self._x + size
+        self._y = KEEP * self._y + hop_s
+        self._xx = KEEP * self._xx + size * size
+        self._xy = KEEP * self._xy + size * hop_s
         mean = self._x / self._n
         variance = max(0.0, self._xx / self._n - mean * mean)
         pull = _WAY_INERTIA * mean * mean
@@ -484,11 +501,11 @@ class CostModel(CostLevel):
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
-        if self.samples < _LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
+        if self.samples <= COLD and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
             self.forget()  # the first calls of all are slow, while memory is touched for the first time
         self._is_sure = self._is_sure or sure
         count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
-        is_new = count < 2.0 or self.samples < _LEARNED
+        is_new = count < 2.0 or self.samples <= COLD
         is_long = is_new and self.samples > 0 and not sure and seconds > _DOUBT * self._worker_s(n)
         was_long, self._was_long = self._was_long, is_long
         if is_long and not was_long and i not in self._doubted:
@@ -496,7 +513,7 @@ class CostModel(CostLevel):
             return
         self.samples += 1
         self.smallest, self.largest = min(self.smallest, n), max(self.largest, n)
-        if self.samples > _LEARNED:
+        if self.samples > COLD:
             usual = self._worker_s(n)
             self._measured = _KEEP * self._measured + seconds
             self._expected = _KEEP * self._expected + usual
@@ -555,7 +572,7 @@ class CostModel(CostLevel):
 
     def _pulled(self, line: Sequence[float], known: Sequence[float]) -> list[tuple[int, float]]:
         """Return the entries that were measured, each with its time pulled toward the line."""
-        doubt = (self.cv / _SURE_CV) ** 2
+        doubt = (self.cv / NOISY_CV) ** 2
         return [
             (i, y + w / (w + doubt) * (mean - y) if w + doubt else mean)
             for i, (mean, y, w) in enumerate(zip(self._mean, line, known, strict=True))
@@ -588,7 +605,7 @@ class CostModel(CostLevel):
                 else:
                     k = bisect_left(sizes, n)
                     distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
-                    share = 1.0 - min(_MOST_HOPE, _HOPE * distance / n)
+                    share = 1.0 - min(_MOST_HOPE, distance / n)
                     hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s

@@ -17,17 +17,26 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from carpool.engine.policy.cost import CostLevel, LeastSquares
+from carpool.engine.policy.cost import COLD, CostLevel, LeastSquares
 
-_KEEP = 0.995  # weight of the former samples when a new one comes
+_KEEP = 0.995
+"""What a sample still counts for once the next one has come: half of it after 140. At half of that
+time the four weights follow noise more; at twice as much, a change of shape is followed as much
+later."""
 _PULL = 1e-4
 """Samples that the former weights count for, so that parts that nothing tells apart share what they
 cost. With half as many, or twice as many, nothing changes; with five hundred times as many, as the
 line of `CostModel` has, long items of the first seconds are refused for a guess."""
-_LEARNED = 12  # batches after which residuals mean something
-_EAGER, _EVERY = 50, 8  # up to so many samples the weights are found anew for each, then for every so many
+_EVERY = 8
+"""Samples for which the weights are found anew together, once there are eight times as many. With
+half as many, learning costs twice as much; with twice as many, weights are up to 16 samples old."""
 _SWITCH = 0.1
-_SWITCH_MOST = 50.0  # times the usual seconds: what takes longer has stalled
+"""Weight of a new sample of what it costs to serve another key, and the share of a batch below
+which that does not matter. With half as much, it is learned in twice as many switches; with twice
+as much, costs up to a fifth of a batch are passed over."""
+_SWITCH_MOST = 50.0
+"""Times the usual seconds: a switch that takes longer has stalled. With half as much, long switches
+seem to take half; with twice as much, a stall counts twice."""
 
 
 class LengthCost(CostLevel):
@@ -39,7 +48,6 @@ class LengthCost(CostLevel):
 
     Attributes:
         samples: How many batches it has learned from.
-        largest: The largest count sampled so far.
         longest: The longest length sampled so far.
         usual_length: Smoothed longest length of a batch.
         switch_s: What the first batch of another key on a worker takes besides; 0 where that is no
@@ -58,7 +66,7 @@ class LengthCost(CostLevel):
     def forget(self) -> None:
         super().forget()
         self.samples = 0
-        self.largest = self.longest = 1
+        self.longest = 1
         self.usual_length = 1.0
         self.switch_s = 0.0
         self._excess_s = 0.0  # smoothed, of first batches of another key
@@ -115,10 +123,10 @@ class LengthCost(CostLevel):
         if not self._teaches((n.bit_length(), length.bit_length()), seconds, self.seconds(n, length), is_first):
             return
         self.longest_varies = self.longest_varies or (self.samples > 0 and length != self.longest)
-        self.largest, self.longest = max(self.largest, n), max(self.longest, length)
+        self.longest = max(self.longest, length)
         self.usual_length += (length - self.usual_length) * (0.05 if self.samples else 1.0)
         self.samples += 1
-        if self.samples > _LEARNED:
+        if self.samples > COLD:
             expected = self.seconds(n, length)
             believed = self._believed(seconds, expected, 1.0)
             if believed is None:
@@ -129,7 +137,7 @@ class LengthCost(CostLevel):
         if self._lengths is not None:
             length = padded(length, self._lengths)
         self._line.add((1.0, n * length, n * length * length, n), seconds / self.level, usual / self.level)
-        if self.samples <= _EAGER or self.samples % _EVERY == 0:
+        if self.samples <= 8 * _EVERY or self.samples % _EVERY == 0:
             self._line.fit()
 
     def learn_switch(self, n: int, length: int, seconds: float) -> None:
@@ -164,11 +172,6 @@ class CostAtLength:
     def setup_s(self) -> float:
         """Seconds of a batch that do not depend on its size."""
         return self._cost.setup_s
-
-    @property
-    def largest(self) -> int:
-        """The largest size sampled so far."""
-        return self._cost.largest
 
 
 def padded(value: float, allowed: Sequence[int]) -> int:

@@ -41,9 +41,9 @@ from math import inf, sqrt
 from operator import truediv
 from typing import Final
 
-from carpool.engine.policy.cost import CostModel
+from carpool.engine.policy.cost import NOISE, NOISY_CV, CostModel
 
-_ENOUGH, _STILL_ENOUGH = 0.995, 0.99
+_ENOUGH: Final = 0.995
 """Of the best efficiency: no larger batch is made on purpose. At half the distance from 1, batches
 are larger for nothing; at twice the distance, 2 % of the capacity are left unused."""
 _GAIN, _TRY_GAIN = 0.99, 0.97
@@ -54,21 +54,25 @@ _PAYS: Final = 2.0
 """Batches of a size, as far as they are still known, with which the cost of a try counts once
 beside what it promises for one batch. With half as many, dear tries come a half-life later; with
 twice as many, one earlier."""
-_NOISE: Final = 0.3
-"""Of the noise: by so much less it must be besides, and so much less efficient may a working size
-be. With half of it, chance decides; with twice as much, knees amid noise are passed over."""
-_NOISY_CV: Final = 0.03  # above it the best size cannot be told from its neighbours
-_PAUSE: Final = 4  # batches between two tries at first, and as many more for each that was in vain
+_PAUSE: Final = 4
+"""Batches between two tries at first, and as many more for each that was in vain. With half as
+many, the first sizes are tried twice as often; with twice as many, half as often."""
 _MOST_PAUSE: Final = 32
 """Batches between two tries at most. With half as many, tries take up to 1 % of the capacity; with
 twice as many, a size that was slow for a while is found as much later."""
-_NEWS: Final = 0.05  # so much less than expected, and more than noise, a try must take to be worth others
+_NEWS: Final = 0.05
+"""So much less than expected, and more than noise, a try must take to be worth others soon. With
+half of it, small surprises are; with twice as much, a knee that is found in small steps is found
+later."""
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
 the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
-_MUCH: Final = 0.1  # of a batch's time: what the way must be besides
-_OVERLAP_GAIN: Final = 1.02  # times the rate of one group: what two must promise
-_EVEN: Final = 1e-3  # spread of sizes below which nothing shows how the way grows
+_MUCH: Final = 0.1
+"""Of a batch's time: what the way must be besides. With half of it, batches are halved for shorter
+ways; with twice as much, ways that are up to a fifth of a batch are not hidden."""
+_EVEN: Final = 1e-3
+"""Spread of sizes below which nothing shows how the way grows. At half or twice, batches of half
+the size are made a little later, or sooner."""
 
 
 class Sizes:
@@ -106,13 +110,13 @@ class Sizes:
             return
         self._version = cost.version
         self._all_from.clear()
-        self._noise = _NOISE * cost.cv
+        self._noise = NOISE * cost.cv
         efficiency = list(map(truediv, cost.sizes, cost.at))
         best = max(efficiency)
-        if cost.cv > _NOISY_CV:
+        if cost.cv > NOISY_CV:
             enough = (1.0 - self._noise) * best
             self.most = max(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= enough)
-        elif efficiency[bisect_right(cost.sizes, self.most) - 1] < _STILL_ENOUGH * best:
+        elif efficiency[bisect_right(cost.sizes, self.most) - 1] < _GAIN * best:
             self.most = next(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= _ENOUGH * best)
         if self.runs_ahead and cost.way.samples:
             best = max(n / cost.following_s(n) for n in (self.most, cost.sizes[efficiency.index(best)]))
@@ -275,7 +279,7 @@ class Sizes:
             return
         half = max(1, round(0.5 * group + 0.25))  # the number of clients is not exact
         both_s = whole_s if group <= whole else whole_s + cost.seconds(max(1.0, group - whole))
-        if half / cost.following_s(half) > _OVERLAP_GAIN * group / both_s:
+        if _GAIN * half / cost.following_s(half) > group / both_s:
             self.part, self._halves = half, False
 
 
