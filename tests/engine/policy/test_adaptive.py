@@ -605,14 +605,6 @@ def test_some_are_left_for_later() -> None:
     assert decide(taught(TILES), alike(20)) == Decision([], 16, "size")
 
 
-def test_nobody_is_left_for_later_who_would_be_late() -> None:
-    """Requests are not left for a later batch that would be late: seven and five take 9 and 7 ms,
-    all twelve take 14.
-    """
-    assert decide(taught(BALANCED), alike(12, 0.0165)).take == 7
-    assert decide(taught(BALANCED), alike(12, 0.0155)) == Decision([], 12, "free")
-
-
 def test_a_batch_ends_at_the_knee() -> None:
     """However many wait, a batch ends at the knee of the cost curve."""
     assert decide(taught(KNEE), alike(200)) == Decision([], 32, "full")

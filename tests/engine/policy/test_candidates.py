@@ -77,15 +77,6 @@ def test_of_the_first_ones_as_many_go_as_must(given: list[tuple[float, int, int]
     assert sum(request.size for request in left.dropped[:-1]) < max(1, units)
 
 
-def test_behind_all_of_them_nobody_is_due() -> None:
-    """Behind the first few the next one is due, be they large or not, and behind all of them nobody."""
-    dues = (1.0, 2.0, 3.0)
-    alike, large = waiting(dues, (1, 1, 1)), waiting(dues, (1, 2, 3))
-
-    assert [alike.due_behind(n) for n in range(5)] == [1.0, 2.0, 3.0, inf, inf]
-    assert [large.due_behind(n) for n in range(1, 8)] == [2.0, 2.0, 3.0, 3.0, 3.0, inf, inf]
-
-
 @PROPERTY
 @given(requests, st.booleans())
 def test_the_last_due_is_that_of_all_lanes(given: list[tuple[float, int, int]], mixed: bool) -> None:

@@ -257,10 +257,6 @@ class Adaptive(AdaptiveLearning):
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
         chosen = sizes.choose(left.size, share, load, slack_s)
-        if chosen < n:
-            slack_behind_s = left.due_behind(chosen) - at - cost.seconds(chosen)
-            if slack_behind_s < cost.margin * cost.seconds(min(left.size - chosen, share)):
-                chosen = n  # the rest would be late
         reason = "probe" if sizes.is_try(chosen) else _why(chosen, most, left.size)
         return Decision(drop=left.dropped, take=chosen, reason=reason)
 
@@ -426,16 +422,6 @@ class Candidates:
         if self._queue.lanes == 1:
             return self.requests[-1].due
         return max([request.due for request in self.requests])
-
-    def due_behind(self, units: int) -> float:
-        """Return when the first request behind the first `units` is due; infinity if none is."""
-        if units >= self.size:
-            return inf
-        if self.size == len(self.requests):
-            return self.requests[units].due
-        before = list(accumulate((request.size for request in self.requests), initial=0))
-        behind = max(1, bisect_right(before, units) - 1)
-        return self.requests[behind].due if behind < len(self.requests) else inf
 
     def drop(self, requests: list[Request]) -> None:
         """Refuse these requests."""

@@ -40,9 +40,12 @@ from math import exp, inf, log, sqrt
 from typing import Final
 
 COLD: Final = 6
-"""Batches before anything is decided by what was learned, and before errors mean something. With
+"""Batches before anything is decided by what was learned. With
 half as many, requests are refused by three batches; with twice as many, a start into an overload
 refuses none for twelve."""
+LEARNED: Final = 8
+"""Batches after which errors mean something. With half as many, the first guess counts as expected;
+with twice as many, stalls are believed for as much longer."""
 SURE: Final = 2.5
 """Almost nothing is beyond so many standard deviations. With half as many, one batch of ten is
 beyond; with twice as many, little is held back amid noise."""
@@ -89,16 +92,12 @@ with twice as much, sizes that were off for a while are run again some hundred b
 _KNOWN: Final = 0.5
 """Batches from which on a size is known. With half as many, each is run again a half-life later;
 with twice as many, what was run once is not known after the next batch."""
-_COLD: Final = 4.0
-"""Times what a batch of the same size takes now: if the first one took longer, all is forgotten.
-With half as much, noise has it forgotten; with twice as much, first calls that took five times as
-long fade only as all others do."""
 _DOUBT: Final = 2.0
 """Times what is expected: the first batch of a size that took longer may have stalled, and is not
 believed. With half as much nothing new is; with twice as much, a stall of three times is."""
-_MOST_HOPE: Final = 0.5
-"""What a size that is not known may take less than expected: its relative distance to one that is,
-and no more than this. With half as much, a tile that ends between two known sizes is
+_HOPE, _MOST_HOPE = 1.2, 0.5
+"""What a size that is not known may take less than expected: this times its relative distance to
+one that is, and no more than half. With half as much, a tile that ends between two known sizes is
 not looked for; with twice as much, neighbours of known sizes are tried for nothing."""
 _BELIEVED_CV: Final = 0.1
 """The noise above which nothing is hoped, as one batch would not show it. At half of it, knees amid
@@ -422,7 +421,6 @@ class CostModel(CostLevel):
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
         self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
         self._log_level = 0.0
-        self._is_sure = False  # whether a warm-up was learned from
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
         self._was_long = False  # whether the last batch was one of these, or would have been
         self._shape = self.at = self.hoped = [1e-6] * entries
@@ -501,11 +499,8 @@ class CostModel(CostLevel):
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
-        if self.samples <= COLD and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
-            self.forget()  # the first calls of all are slow, while memory is touched for the first time
-        self._is_sure = self._is_sure or sure
         count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
-        is_new = count < 2.0 or self.samples <= COLD
+        is_new = count < 2.0 or self.samples < LEARNED
         is_long = is_new and self.samples > 0 and not sure and seconds > _DOUBT * self._worker_s(n)
         was_long, self._was_long = self._was_long, is_long
         if is_long and not was_long and i not in self._doubted:
@@ -513,7 +508,7 @@ class CostModel(CostLevel):
             return
         self.samples += 1
         self.smallest, self.largest = min(self.smallest, n), max(self.largest, n)
-        if self.samples > COLD:
+        if self.samples > LEARNED:
             usual = self._worker_s(n)
             self._measured = _KEEP * self._measured + seconds
             self._expected = _KEEP * self._expected + usual
@@ -605,7 +600,7 @@ class CostModel(CostLevel):
                 else:
                     k = bisect_left(sizes, n)
                     distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
-                    share = 1.0 - min(_MOST_HOPE, distance / n)
+                    share = 1.0 - min(_MOST_HOPE, _HOPE * distance / n)
                     hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from carpool.engine.policy.cost import COLD, CostLevel, LeastSquares
+from carpool.engine.policy.cost import LEARNED, CostLevel, LeastSquares
 
 _KEEP = 0.995
 """What a sample still counts for once the next one has come: half of it after 140. At half of that
@@ -126,7 +126,7 @@ class LengthCost(CostLevel):
         self.longest = max(self.longest, length)
         self.usual_length += (length - self.usual_length) * (0.05 if self.samples else 1.0)
         self.samples += 1
-        if self.samples > COLD:
+        if self.samples > LEARNED:
             expected = self.seconds(n, length)
             believed = self._believed(seconds, expected, 1.0)
             if believed is None:
