@@ -50,6 +50,7 @@ from tests.support.causes import (
 )
 from tests.support.loops import on_a_loop
 from tests.support.output import Output
+from tests.support.waiting import let_go
 
 
 def stage(run_in: Any, **settings: Any) -> Stage:
@@ -341,6 +342,7 @@ def test_items_go_with_the_error(run_in: Any, way: str) -> None:
         gc.disable()
         try:
             ask(service)
+            let_go()
             assert Item.seen is not None
             assert Item.seen() is None
         finally:
@@ -362,6 +364,7 @@ async def test_items_go_with_the_error_of_a_task() -> None:
                 holds(error)
             for _ in range(3):
                 await asyncio.sleep(0)
+            let_go()
             assert Item.seen is not None
             assert Item.seen() is None
         finally:
@@ -387,6 +390,7 @@ def test_items_of_a_batch_go_with_its_errors() -> None:
             errors = list(service.stream([Item() for _ in range(8)], max_in_flight=8, return_exceptions=True))
             assert all(type(error.__cause__) is ValueError for error in errors)
             del errors
+            let_go()
             assert [ref for ref in seen if ref() is not None] == []
         finally:
             gc.enable()

@@ -3,7 +3,7 @@
 A block of Python that follows `<!-- runs -->` is a program; its first line names its file. All
 programs of a page are written into one folder, so that one may import another. In the README and on
 the start page (docs/README.md) every block of Python is one, and its output is the block of text
-that follows.
+that follows. Other programs are imported.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from bench.tools.lowest import project
 from tests.effort import slow_where
 from tests.support.console import shown_programs
 from tests.support.serving import serve
+from tests.typing.programs import PAGES as WITH_PROGRAMS
+from tests.typing.programs import programs as named_programs
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -85,6 +87,59 @@ def test_the_service_of_the_page_over_http(tmp_path: Path) -> None:
 
     assert (status, json.loads(body)) == (200, 5.0)
     assert (refused, json.loads(why)["error"]["code"]) == (422, "invalid_item")
+
+
+# -- programs that are not run, and commands
+
+
+def _imported() -> list[tuple[Path, str]]:
+    """The programs of pages that nothing runs."""
+    pages = [page for page in WITH_PROGRAMS if page.parent == DOCS and page.name != "README.md"]
+    return [(page, name) for page in pages for name in named_programs(page) if name not in PROGRAMS.get(page.name, {})]
+
+
+@slow_where(lambda page, name: page.name != "metrics.md")
+@pytest.mark.parametrize(("page", "name"), _imported(), ids=lambda each: getattr(each, "name", each))
+def test_a_program_that_is_not_run_can_be_imported(page: Path, name: str, tmp_path: Path) -> None:
+    """The other programs of the docs are imported, beside those of their page, where their libraries are there."""
+    for each, text in named_programs(page).items():
+        (tmp_path / each).write_text(text)
+    for needed in re.findall(r"^(?:from|import) (\w+)", named_programs(page)[name], re.MULTILINE):
+        if not (tmp_path / f"{needed}.py").exists():
+            pytest.importorskip(needed)
+    command = [sys.executable, "-c", f"import {Path(name).stem}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+
+    assert done.returncode == 0 or "sys.argv" in done.stderr, done.stderr  # it takes arguments, and got so far
+
+
+def commands(page: Path) -> list[str]:
+    """The code of a page that is no program, a line each: sessions, files and what stands amid the text."""
+    text = page.read_text()
+    blocks = re.findall(r"^ *```(?!python)\w+\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    spans = re.findall(r"`([^`]+)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE))
+    lines = [line for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines()]
+    return [line.partition(" #")[0] for line in [*lines, *(" ".join(span.split()) for span in spans)]]
+
+
+def test_commands_and_their_options_exist() -> None:
+    """Each `carpool …` on a page is a command with the options that are written there, each `make …` a target,
+    and each `python -m …` of the repository a module.
+    """
+    public = (ROOT / "tests" / "public.txt").read_text().splitlines()
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    found = []
+    for page in [*WITH_PROGRAMS, *ROOT.glob("*.md")]:
+        for line in commands(page):
+            for command, rest in re.findall(r"(?<![\w.:/-])(carpool [a-z]+(?: (?:add|remove)\b)?)([^|;&>]*)", line):
+                found += [command, *(f"{command} {flag}" for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", rest))]
+            assert set(re.findall(r"\bmake ([a-z-]+)", line)) <= set(targets), f"{page.name}: {line}"
+            for module in re.findall(r"python -m ((?:bench|tests|conformance)[\w.]*)", line):
+                path = ROOT / module.replace(".", "/")
+                assert path.is_dir() or path.with_suffix(".py").exists(), f"{page.name}: {line}"
+
+    assert set(found) - set(public) == set()
+    assert len(found) > 200
 
 
 README = (ROOT / "README.md").read_text()

@@ -12,6 +12,7 @@ import pytest
 from bench.picture import systems
 from bench.picture.__main__ import draw, points_of
 from bench.reality import open_loop
+from bench.tools.figures import machine
 from bench.tools.server import running
 
 
@@ -60,7 +61,13 @@ def test_points_are_medians_of_rounds() -> None:
 def test_the_picture_names_machine_and_versions(tmp_path: Path) -> None:
     """The picture is a file of SVG, with the machine and the versions in it."""
     pytest.importorskip("matplotlib")
-    found = {"machine": {"date": "2026-11-28", "mosec": "0.9.8"}, "capacities": {"digits": 200.0}, "rows": [row()]}
+    found = {
+        "machine": {**machine(), "date": "2026-11-28 12:00", "mosec": "0.9.8"},
+        "capacities": {"digits": 200.0},
+        "rows": [row()],
+    }
     draw(found, tmp_path / "picture.svg")
 
-    assert (tmp_path / "picture.svg").read_text().count("<svg") == 1
+    text = (tmp_path / "picture.svg").read_text()
+    assert text.count("<svg") == 1
+    assert "2026-11-28 12:00" in text and "mosec 0.9.8" in text

@@ -138,6 +138,13 @@ def test_items_of_numbered_lists_keep_their_programs() -> None:
     )
 
 
+def test_a_range_may_stand_below_its_figure() -> None:
+    """Cells of figures are not broken, but for the place before a range in brackets."""
+    assert converted("| 3,584 (3,320-4,263) | f(1-2) |\n", "docs/a.md", "a.md") == (
+        "| 3,584 <wbr>(3,320-4,263) | f(1-2) |\n"
+    )
+
+
 def test_all_pages_in_the_root_but_the_first_are_on_the_site() -> None:
     """The README has the start page in its place."""
     assert {*ROOT_PAGES, "README.md"} == {path.name for path in ROOT.glob("*.md")}

@@ -3,7 +3,7 @@
 Two models, served by one worker each with the same largest batch and everything else at its
 default: a small network (digits) and MiniLM with texts of 1 to 180 words (texts). Requests come in
 an open loop (`bench.reality.open_loop`), so latency counts from when a request should have left.
-The offered loads are shares of what one worker could do in full batches, which is measured first.
+A server that has answered fewer than half of two offered loads rightly is offered no more.
 Servers run one at a time, in turn, `--rounds` times; a point is the median of its rounds, and a
 round in which fewer than 99 % were answered rightly has a hollow mark.
 
@@ -19,11 +19,10 @@ It needs a machine that does nothing else.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -31,7 +30,7 @@ from typing import Any, Final
 
 import carpool
 from bench import ROOT
-from bench.peers.install import python_of, versions
+from bench.peers.install import versions
 from bench.picture import systems
 from bench.reality import open_loop
 from bench.tools import options
@@ -41,7 +40,12 @@ from bench.tools.server import NotServing, running
 
 FIGURES: Final = Path(__file__).parent / "figures.json"
 PICTURE: Final = ROOT / "docs" / "peers.svg"
-SHARES: Final = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2)
+RATES: Final = {
+    "digits": (50, 200, 500, 1000, 2000, 4000, 8000, 12_000, 16_000),
+    "texts": (5, 10, 20, 30, 40, 50, 60, 80, 100),
+}
+"""The offered loads in requests per second: up to what no server holds on two cores."""
+MOST_OVERLOADS: Final = 2
 SLO_S: Final = {"digits": 0.05, "texts": 1.0}
 TITLES: Final = {"digits": "digits: a small network", "texts": "MiniLM: texts of 1 to 180 words"}
 LABELS: Final = {
@@ -51,69 +55,46 @@ LABELS: Final = {
     "ray": "Ray Serve",
     "bentoml": "BentoML",
 }
-_CAPACITY: Final = """
-import json, sys, time
-sys.path.insert(0, sys.argv[1])
-from served_models import MODELS, SIZES
-items = json.load(sys.stdin)
-model, size = MODELS[sys.argv[2]](), SIZES[sys.argv[2]]
-batches = [items[at:at + size] for at in range(0, len(items) - size + 1, size)]
-model.predict(batches[0])
-began, done = time.perf_counter(), 0
-while time.perf_counter() - began < 3:
-    for batch in batches:
-        model.predict(batch)
-        done += len(batch)
-print(done / (time.perf_counter() - began))
-"""
-
-
-def capacity(model: str) -> float:
-    """Return how many items per second a bare loop of full batches computes."""
-    command = [python_of(systems.environment_of("carpool")), "-c", _CAPACITY, str(systems.SERVERS), model]
-    given = json.dumps(systems.items(model))
-    return float(subprocess.run(command, input=given, text=True, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def measure(names: Sequence[str], models: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the machine, and a row for each server, model, share and round."""
-    rows, capacities = [], {}
+    """Return the machine, and a row for each server, model, load and round."""
+    rows = []
     for model in models:
-        capacities[model] = capacity(model)
-        say(f"{model}: {capacities[model]:,.0f} items/s in full batches")
         for turn in range(rounds):
             for name in names:
                 try:
-                    rows += [
-                        {**row, "round": turn} for row in one_server(name, model, capacities[model], turn, seconds)
-                    ]
-                except NotServing as problem:
-                    say(f"{name} does not take part: {problem}")
+                    for row in one_server(name, model, turn, seconds):
+                        rows.append({**row, "round": turn})
+                except (NotServing, open_loop.NoLoad) as problem:
+                    say(f"{name} goes no further: {problem}")
     peers = versions(*(name for name in names if name != "carpool"))
-    return {"machine": {**machine(), "carpool": carpool.__version__, **peers}, "capacities": capacities, "rows": rows}
+    return {"machine": {**machine(), "carpool": carpool.__version__, **peers}, "rows": rows}
 
 
-def one_server(name: str, model: str, most: float, turn: int, seconds: float) -> list[dict[str, Any]]:
-    """Return a row for each offered load of a server that is started for it, the lowest first."""
-    rows = []
+def one_server(name: str, model: str, turn: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each offered load of a server that is started for it, the lowest first."""
+    n_overloads = 0
     with tempfile.TemporaryDirectory() as folder, running(systems.launch(name, model)) as server:
         bodies = Path(folder) / "bodies"
         bodies.write_bytes(b"".join(systems.body(name, item) + b"\n" for item in systems.items(model)))
-        for share in SHARES:
-            rate = share * most
+        for rate in RATES[model]:
             load = open_loop.run(
                 server, rate=rate, seconds=seconds, warm_up_s=2, slo_s=SLO_S[model], seed=turn, bodies=bodies
             )
-            say(f"  {model} {name} {rate:,.0f}/s: {load.ok / seconds:,.0f}/s, p99 {load.p99_s * 1e3:,.1f} ms")
-            rows.append({"name": name, "model": model, "share": share, **asdict(load)})
-    return rows
+            late = f"generator late by {load.late_p99_s * 1e3:,.1f} ms (p99), {load.own_cpu:.2f} cores"
+            say(f"  {model} {name} {rate:,.0f}/s: {load.ok / seconds:,.0f}/s, p99 {load.p99_s * 1e3:,.1f} ms; {late}")
+            yield {"name": name, "model": model, **asdict(load)}
+            n_overloads += load.ok < load.requests / 2
+            if n_overloads == MOST_OVERLOADS:
+                break
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draw the picture of some figures."""
     from matplotlib.figure import Figure
 
-    models = list(found["capacities"])
+    models = list(dict.fromkeys(row["model"] for row in found["rows"]))
     figure = Figure(figsize=(4.8 * len(models), 6.4), layout="constrained")
     axes = figure.subplots(2, len(models), squeeze=False, sharex="col")
     for column, model in enumerate(models):
@@ -128,27 +109,43 @@ def draw(found: dict[str, Any], path: Path) -> None:
             if hollow:
                 mark = {"facecolors": "white", "edgecolors": line.get_color(), "zorder": 3, "s": 28}
                 axes[1][column].scatter(*zip(*hollow, strict=True), **mark)
+        loads = sorted({row["rate"] for row in found["rows"] if row["model"] == model})
+        ideal = {"color": "0.75", "linewidth": 1, "linestyle": "--", "zorder": 0, "label": "all that is offered"}
+        axes[0][column].plot(loads, loads, **ideal)
         axes[0][column].set_title(TITLES[model])
         axes[0][column].set_ylabel("answered per second")
         axes[1][column].set_ylabel("p99, ms")
         axes[1][column].set_yscale("log")
+        if model == "digits":  # their loads are steps of about two
+            axes[0][column].set_xscale("log")
+            axes[0][column].set_yscale("log")
         axes[1][column].set_xlabel("offered requests per second")
-    axes[0][0].legend(frameon=False)
-    facts = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    note = f"{facts}. One worker each. Hollow: less than 99 % were answered."
-    figure.supxlabel(textwrap.fill(note, 70 * len(models)), fontsize=7)
+        for axis in (axes[0][column].yaxis, axes[1][column].xaxis, axes[1][column].yaxis):
+            axis.set_major_formatter("{x:,g}")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.supxlabel(textwrap.fill(_origin(found["machine"]), 70 * len(models)), fontsize=7)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _origin(facts: dict[str, Any]) -> str:
+    """Return when, where and with which versions the figures were measured."""
+    versions_of = ", ".join(f"{LABELS[name]} {facts[name]}" for name in LABELS if name in facts)
+    return (
+        f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}, Python {facts['python']}; "
+        f"{versions_of}; commit {facts['commit']}. One worker each, the client on the same cores. "
+        "Hollow: less than 99 % were answered."
+    )
 
 
 def points_of(rows: Sequence[dict[str, Any]], name: str, model: str) -> list[dict[str, Any]]:
     """Return the medians of a server's rounds, by offered load."""
     points = []
     own = [row for row in rows if row["name"] == name and row["model"] == model]
-    for share in sorted({row["share"] for row in own}):
-        same = [row for row in own if row["share"] == share]
+    for rate in sorted({row["rate"] for row in own}):
+        same = [row for row in own if row["rate"] == rate]
         points.append(
             {
-                "rate": median(row["rate"] for row in same),
+                "rate": rate,
                 "served": median(row["ok"] / row["seconds"] for row in same),
                 "p99_ms": median(row["p99_s"] * 1e3 for row in same),
                 "whole": all(row["ok"] >= 0.99 * row["requests"] for row in same),

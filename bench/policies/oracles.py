@@ -1,7 +1,6 @@
 """How far the policies are from the best: least mean latency, and knowing all arrivals.
 
-Both oracles know the cost and serve alone; `carpool.simulate.optimal` and `.clairvoyant` say what
-they assume.
+Both oracles know the cost and serve alone; `optimal.py` says what they assume.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from collections.abc import Sequence
 from random import Random
 from statistics import fmean
 
+from bench.policies.optimal import clairvoyant_attainment
 from bench.policies.runs import OPTIMAL, Case, Runs, optimum
 from bench.policies.workloads import Workload, poisson, workload_of
 from bench.tools.figures import table
 from carpool.simulate import capacity
 from carpool.simulate.arrivals import Scene, arrivals_of
 from carpool.simulate.costs import cost_of
-from carpool.simulate.optimal import clairvoyant_attainment
 
 COSTS = ("fixed", "balanced", "item", "tile16", "sqrt", "knee")
 LOADS = (0.3, 0.6, 0.85)

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench import CACHE
+from bench.policies.optimal import Optimal, Optimum, optimal_mean_latency
 from carpool.engine.core.batch import WarmUpBatch
 from carpool.engine.policy import Policy
 from carpool.simulate import capacity, run
@@ -35,7 +36,6 @@ from carpool.simulate.arrivals import Closed, Poisson, Scene, Trace, arrivals_of
 from carpool.simulate.contestants import CONTESTANTS
 from carpool.simulate.coordinator import coordinator_of
 from carpool.simulate.costs import cost_of
-from carpool.simulate.optimal import Optimal, Optimum, optimal_mean_latency
 from carpool.simulate.policies import SIMULATED, policy_of
 from carpool.simulate.report import Report
 

@@ -107,7 +107,11 @@ def run(
     seed: int,
     bodies: Path | None = None,
 ) -> Load:
-    """Load a server, from a process of its own, with the lines of a file in turn if it is given."""
+    """Load a server, from a process of its own, with the lines of a file in turn if it is given.
+
+    Raises:
+        NoLoad: The generator could not do it: say, the server refuses connections.
+    """
     exchange = server.launch.exchange
     command = [sys.executable, "-m", "bench.reality.open_loop", str(server.port), "--rate", str(rate)]
     command += ["--seconds", str(seconds), "--warm-up", str(warm_up_s), "--slo", str(slo_s), "--seed", str(seed)]
@@ -116,8 +120,14 @@ def run(
         command += ["--body", exchange.body.decode(), "--answer", json.dumps(exchange.answer)]
     else:
         command += ["--bodies", str(bodies)]
-    report = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    return Load(**json.loads(report))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise NoLoad(f"the generator ended with status {done.returncode}: {done.stderr[-500:]}")
+    return Load(**json.loads(done.stdout))
+
+
+class NoLoad(Exception):
+    """A server could not be loaded, and why."""
 
 
 class Link:

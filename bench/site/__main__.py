@@ -33,7 +33,14 @@ def build() -> list[str]:
     told = re.sub(r"\x1b\[[\d;]*m", "", done.stdout).split("\nTraceback")[0]
     print(told)
     warned = [line for line in told.splitlines() if line.startswith("griffe: ")]
-    return [*warned, *(["the build failed"] if done.returncode else faults(SITE))]
+    return [*warned, *(["the build failed"] if done.returncode else [*faults(SITE), *_as_declared()])]
+
+
+def _as_declared() -> list[str]:
+    """Return the pages that show a setting as the code declares it, not as callers give it."""
+    pages = sorted((SITE / "reference").glob("*.html"))
+    shown = [page.name for page in pages if re.search(r"\b[Ss]etting<", page.read_text())]
+    return [f"{name}: a Setting of a declaration" for name in shown]
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ SHOWN: Final = {"deploy": "deploy.md", "examples": "examples.md"}
 
 _CODE: Final = re.compile(r"(^ *```.*?^ *```+$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"`(?:[^`\n]|\n(?!\n))*`|\[((?:[^\]\[]|\[[^\]\[]*\])*)\]\(([^)\s]+)\)")
+_RANGE: Final = re.compile(r"(?<=\d) \((?=[\d.,]+-[\d.,]+\))")
 _FENCE: Final = re.compile(r"^ *```")
 _LANGUAGES: Final = {
     ".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".html": "html", ".conf": "nginx",
@@ -114,8 +115,8 @@ def _files(folder: str) -> str:
 def converted(text: str, name: str, place: str) -> str:
     """Return a page as the site takes it.
 
-    Links lead to places of the site, and what belongs to an item of a numbered list stands four
-    columns to the right, as Python's Markdown has it.
+    Links lead to places of the site, what belongs to an item of a numbered list stands four columns
+    to the right, as Python's Markdown has it, and figures may be broken before a range in brackets.
 
     Args:
         text: The page.
@@ -124,8 +125,8 @@ def converted(text: str, name: str, place: str) -> str:
     """
     parts = _CODE.split(_in_columns(text))
     return "".join(
-        part if at % 2 else _LINK.sub(lambda found: _link(found, name, place), part)  # every second one is code
-        for at, part in enumerate(parts)
+        part if at % 2 else _RANGE.sub(" <wbr>(", _LINK.sub(lambda found: _link(found, name, place), part))
+        for at, part in enumerate(parts)  # every second one is code
     )
 
 

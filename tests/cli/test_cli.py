@@ -149,8 +149,8 @@ def test_version() -> None:
         ("examples/digits.py:service", "(write the name of the module, not that of its file)"),
         ("examples/digits.py", "write module:attribute, for example examples.digits:service"),
         (f"{LIGHT}:nothing", f"module '{LIGHT}' has no attribute 'nothing'; it has talks, prints, "),
-        ("examples.digits:Digits", "examples.digits:Digits is a type, not a carpool.Service; it has service"),
-        ("json:dumps", "json:dumps is a function, not a carpool.Service; it has no carpool.Service"),
+        ("examples.digits:Digits", "examples.digits:Digits is of type type, not a carpool.Service; it has service"),
+        ("json:dumps", "json:dumps is of type function, not a carpool.Service; it has no carpool.Service: write "),
     ],
 )
 def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
@@ -160,6 +160,25 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("carpool: ")
     assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("nonsense", "; see carpool --help\n"),
+        ("scale Digits", "; see carpool scale --help\n"),
+        ("services add", "; see carpool services add --help\n"),
+        ("serve x:y --prot 1", "Did you mean --port?\n"),
+    ],
+)
+def test_a_wrong_command_names_what_helps(command: str, told: str) -> None:
+    """A command that cannot be read is one line, which ends with the place where its form is shown."""
+    done = run(*command.split())
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("carpool: ")
+    assert done.stderr.replace('"', "").endswith(told)  # which some versions of cyclopts put around names
     assert done.stderr.count("\n") == 1
 
 

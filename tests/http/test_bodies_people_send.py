@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from carpool import Service, Stage
+from carpool.http import converted
 from carpool.http.app import App
 from carpool.http.compression import expanded, readable_codings
 from carpool.http.converted import array_in, as_npy
@@ -132,6 +133,13 @@ def test_bad_fields(ours: int) -> None:
     pytest.importorskip("python_multipart")
     for body in (part("picture", b"a") * 2, part("picture", b"a") + part("colour", b"b"), part("scale", b"1")):
         assert ask(ours, "/models/sized/predict", body + END, FORM).status == 422
+
+
+def test_a_form_that_needs_the_extra_names_it(ours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the package that reads forms is not installed, the refusal of a form names the extra."""
+    monkeypatch.setattr(converted, "can_read_forms", lambda: False)
+    refused = ask(ours, "/models/flip/predict", part("f", b"ab", '; filename="a.bin"') + END, FORM)
+    assert refused.status == 415 and "carpool[forms]" in json.loads(refused.body)["error"]["message"]
 
 
 # -- .npy

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import gc
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from carpool.http.app import App
 from carpool.http.listener import Listener, PortListener, UnixListener
@@ -207,6 +209,29 @@ def test_those_whom_the_loop_has_just_accepted_are_closed(turns_before: int) -> 
         client.settimeout(PATIENCE_S)
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_many_who_connect_at_once_are_accepted_in_few_turns(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """A turn of the loop is long under load, so the last of a thousand clients would wait for a thousand turns."""
+
+    async def serve() -> int:
+        server = Server(App(models.scale), listener=PortListener("127.0.0.1", 0))
+        await server.listen()
+        clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(400)]
+        state = server._addresses[0].state
+        assert state is not None
+        taken = 0
+        while len(state.connections) < len(clients):
+            await asyncio.sleep(0)
+            taken += 1
+        for client in clients:
+            client.close()
+        await server.stop()
+        return taken
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(serve()) < 20
 
 
 @pytest.mark.parametrize("turns_before", [1, 2, 3])

@@ -20,7 +20,7 @@ from carpool.engine.worker.address import parse_address
 from carpool.http.listener import InheritedListener, PortListener, UnixListener, listener_at
 from carpool.http.serve import new_server
 from carpool.http.server import notify_systemd, watchdog_s
-from carpool.service.settings import ServerSettings
+from carpool.service.settings import ServerSettings, UsualNumber, UsualText
 from tests.support.http import models
 from tests.support.http.front import get, post
 from tests.support.http.net import Client, RunningServer
@@ -39,6 +39,12 @@ def running(settings: ServerSettings) -> Iterator[RunningServer]:
         yield one
     finally:
         one.stop()
+
+
+def test_at_the_usual_address() -> None:
+    """A server listens where nobody has said where: at a host and a port of the types that defaults have."""
+    with running({"host": UsualText("127.0.0.1"), "port": UsualNumber(0)}) as server, Client(server.port) as client:
+        assert client.ask(get("/livez")).status == 200
 
 
 def over(path: Path, data: bytes) -> Answer:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from carpool.http.app import App
-from carpool.http.listener import Certificates, TlsServer
+from carpool.http.listener import Certificates
 from carpool.http.server import Server
 from carpool.http.server_state import Limits
 from tests.support.certificates import OPENSSL, Pair, self_signed
@@ -168,8 +168,8 @@ def test_connections_that_do_not_shake_hands_keep_nobody_out(tmp_path: Path, mon
         silent = [socket.create_connection(("localhost", running.port), timeout=20) for _ in range(12)]
         assert ask(running.port, context, b"21") == (200, b"42.0")
         assert silent[0].recv(1) == b""
-        server = running.server._addresses[0].server
-        assert isinstance(server, TlsServer) and running.call(lambda: len(server._strangers)) <= 4
+        acceptor = running.server._addresses[0].acceptor
+        assert acceptor is not None and running.call(lambda: len(acceptor._strangers)) <= 4
         old.sendall(get("/livez"))
         assert old.recv(100).startswith(b"HTTP/1.1 200")
     running.stop()

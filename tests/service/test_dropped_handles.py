@@ -27,7 +27,7 @@ from tests.service.dropped import Diary, Slow, echo
 from tests.support import models
 from tests.support.loops import on_a_loop
 from tests.support.processes import existing, in_a_child
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, let_go, wait_until
 
 DOUBLE = Service(models.double, name="doubling")
 DROPPED = "handle of service {} was dropped"
@@ -305,7 +305,8 @@ def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
         assert await call == 2
         assert [y async for y in answers] == [2 * i for i in range(100)]
         del call, answers
-        while existing(pids):  # noqa: ASYNC110
+        while existing(pids):
+            let_go()
             await asyncio.sleep(0.01)
         while asyncio.all_tasks() != before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -324,7 +325,8 @@ def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
         await held[0].start()
         pids = held[0].pids
         await asyncio.to_thread(held.clear)
-        while existing(pids):  # noqa: ASYNC110
+        while existing(pids):
+            let_go()
             await asyncio.sleep(0.01)
 
     with asyncio.Runner(loop_factory=new_loop) as runner, told():

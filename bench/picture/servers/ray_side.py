@@ -8,6 +8,7 @@ import ray
 from ray import serve
 from served_models import MODELS, SIZES
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 NAME = sys.argv[1]
 
@@ -22,8 +23,8 @@ class Model:
     async def batch(self, items: list) -> list:
         return self.model.predict(items)
 
-    async def __call__(self, request: Request) -> object:
-        return await self.batch(await request.json())
+    async def __call__(self, request: Request) -> JSONResponse:
+        return JSONResponse(await self.batch(await request.json()))
 
 
 if __name__ == "__main__":

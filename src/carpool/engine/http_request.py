@@ -42,7 +42,6 @@ class Headers(Mapping[str, str]):
         return f"Headers({self._values!r})"
 
 
-_NONE: Final = Headers()
 _OF_THE_BODY: Final = frozenset(
     name.encode()
     for name in ("content-type", "content-length", "content-encoding", "transfer-encoding", "content-digest", "digest")
@@ -69,7 +68,7 @@ class HTTPRequest:
         self,
         body: bytes,
         *,
-        headers: Mapping[str, str] | Iterable[tuple[str, str]] = _NONE,
+        headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
         path: str = "/predict",
         query: str = "",
     ) -> None:

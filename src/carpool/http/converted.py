@@ -8,11 +8,11 @@ only plain dtypes, and a shape that fits the body, before anything is made of it
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 import struct
 import typing
-from functools import cache
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -46,7 +46,7 @@ def is_converted(content_type: bytes | None, accept: bytes | None, formats: Form
 def submission_of(
     model: ModelOfApp, body: bytes | bytearray, content_type: bytes | None, accept: bytes | None
 ) -> Submission:
-    """Return what a request submits.
+    """Return the submission of a request.
 
     Raises:
         CarpoolError: Its body is malformed or does not fit.
@@ -117,7 +117,7 @@ class FormPart(NamedTuple):
     content: bytes
 
 
-@cache
+@functools.cache
 def can_read_forms() -> bool:
     """Report whether the package that reads forms is installed: `carpool[forms]`."""
     return importlib.util.find_spec("python_multipart") is not None
@@ -148,7 +148,7 @@ def parts_of(body: bytes | bytearray, content_type: bytes) -> list[FormPart]:
 
 
 class _Reader:
-    """Takes what the parser finds, within limits."""
+    """Takes the findings of the parser, within limits."""
 
     def __init__(self) -> None:
         self.parts: list[FormPart] = []
@@ -158,7 +158,7 @@ class _Reader:
         self._content: list[bytes] = []
 
     def callbacks(self) -> dict[str, Any]:
-        """Return what the parser calls."""
+        """Return the callbacks of the parser."""
         return {
             "on_part_begin": self._begin,
             "on_part_data": self._data,
@@ -208,7 +208,7 @@ class _Reader:
 
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:
-    """Return what follows the first semicolon of a header, by name in lower case."""
+    """Return the parameters of a header, behind its first semicolon, by name in lower case."""
     pairs = [part.partition(b"=") for part in header.split(b";")[1:]]
     return {name.strip().lower(): value.strip().strip(b'"').replace(b'\\"', b'"') for name, _, value in pairs}
 
@@ -247,7 +247,7 @@ def item_of(parts: list[FormPart], kind: Any) -> Any:
 
 
 def _value(part: FormPart, kind: Any) -> Any:
-    """Return the content of a part as what its type wants. Raises `ValidationError`."""
+    """Return the content of a part in its type. Raises `ValidationError`."""
     if kind is bytes or (kind is Any and part.is_file):
         return part.content
     try:
@@ -298,8 +298,6 @@ def array_in(body: bytes | bytearray) -> Any:
 
 def _header_of(body: bytes | bytearray) -> tuple[Any, bool, tuple[int, ...], int]:
     """Return dtype, order and shape in a header, and where it ends. Raises `InvalidRequest`."""
-    import numpy as np
-
     if bytes(body[:6]) != _MAGIC or len(body) < 10 or body[6] not in (1, 2, 3):
         raise InvalidRequest("the body is not a .npy file")
     is_short = body[6] == 1
@@ -309,8 +307,16 @@ def _header_of(body: bytes | bytearray) -> tuple[Any, bool, tuple[int, ...], int
     (length,) = struct.unpack_from("<H" if is_short else "<I", body, 8)
     if length > min(_LONGEST_HEADER, len(body) - at):
         raise InvalidRequest("the header of the .npy file is too long")
+    return *_read_header(bytes(body[at : at + length])), at + length
+
+
+@functools.lru_cache(maxsize=128)  # clients send the same one again and again, and Python's parser takes 20 us
+def _read_header(text: bytes) -> tuple[Any, bool, tuple[int, ...]]:
+    """Return dtype, order and shape. Raises `InvalidRequest`."""
+    import numpy as np
+
     try:
-        header = ast.literal_eval(bytes(body[at : at + length]).decode("ascii").strip())
+        header = ast.literal_eval(text.decode("ascii").strip())
         descr, is_fortran, shape = header["descr"], header["fortran_order"], header["shape"]
         is_fit = len(header) == 3 and isinstance(descr, str) and _DESCR.fullmatch(descr) and type(is_fortran) is bool
         is_fit = is_fit and type(shape) is tuple and len(shape) <= _MOST_AXES
@@ -320,7 +326,7 @@ def _header_of(body: bytes | bytearray) -> tuple[Any, bool, tuple[int, ...], int
         is_fit = False
     if not is_fit:
         raise InvalidRequest("the header of the .npy file is not one of an array of numbers or bools")
-    return dtype, is_fortran, shape, at + length
+    return dtype, is_fortran, shape
 
 
 def as_npy(value: Any) -> bytes:

@@ -20,29 +20,27 @@ from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import CarpoolError, Unavailable
 from carpool.http.admin import ReloadOrder, SourceFiles, reload_on_change
-from carpool.http.admin_address import AdminApp
-from carpool.http.app import App
+from carpool.http.app import AdminApp, App
 from carpool.http.connection import Connection
-from carpool.http.listener import BACKLOG, Certificates, InheritedListener, Listener, PortListener, TlsServer
+from carpool.http.listener import Acceptor, Certificates, InheritedListener, Listener, PortListener
 from carpool.http.server_state import Limits, ServerState
 
 _LAST_ANSWERS_S = 5.0
 _LAST_HEADS_S = 1.0  # who has connected at last, and has asked for nothing by then, is not waited for
 _LOOK_EVERY_S = 1.0
-_TURNS_TO_CONNECT = 3  # of the loop, from the accept of a connection to its protocol
 
 
 @dataclass(slots=True)
 class _ServedAddress:
-    """Where a server listens, and what it serves there.
+    """Where a server listens, and the app that it serves there.
 
     Attributes:
         listener: Where.
-        app: What is served.
+        app: The app that is served.
         tls: The server's certificate; None where TLS is not spoken.
-        sock: What it listens on, once it is bound.
-        state: What its connections share, once it accepts any.
-        server: Accepts connections.
+        sock: The socket on which it listens, once it is bound.
+        state: The state that its connections share, once it accepts any.
+        acceptor: Accepts connections.
     """
 
     listener: Listener
@@ -50,7 +48,7 @@ class _ServedAddress:
     tls: Certificates | None
     sock: socket.socket | None = None
     state: ServerState | None = None
-    server: asyncio.Server | TlsServer | None = None
+    acceptor: Acceptor | None = None
 
     def bind(self) -> None:
         """Bind the address. Raises OSError if it is not free."""
@@ -66,36 +64,22 @@ class _ServedAddress:
         if isinstance(self.app, App):
             self.app.on_new_routes.append(state.routes_changed)
             self.app.connection_shares = state.shares
-        if self.tls is not None:
-            self.server = TlsServer(self.sock, self.tls, self._connect, limits.connections)
-            return
-        create: Any = asyncio.get_running_loop().create_server
-        if self.sock.family == socket.AF_UNIX:
-            create = asyncio.get_running_loop().create_unix_server
-        # who stops the server amid this must find it before it accepts anybody
-        server: asyncio.Server = await create(self._connect, sock=self.sock, backlog=BACKLOG, start_serving=False)
-        self.server = server
-        await server.start_serving()
+        self.acceptor = Acceptor(self.sock, self._connect, self.tls, limits.connections)
 
     def _connect(self) -> Connection:
         assert self.state is not None
         return Connection(self.state)
 
-    async def _accept_the_last(self, server: asyncio.Server | TlsServer) -> None:
+    async def _accept_the_last(self, acceptor: Acceptor) -> None:
         """Stop listening, and serve those who have connected and were not accepted yet.
 
         The kernel resets them where the last descriptor of the socket is closed. If the parent has
         one, they wait for the next server.
         """
         assert self.sock is not None
-        loop, waiting = asyncio.get_running_loop(), []
-        if isinstance(server, asyncio.Server):
-            loop.remove_reader(self.sock)  # it accepts no more; a server of asyncio that is closed drops
-            for _ in range(_TURNS_TO_CONNECT):  # those that it has accepted, so they become connections before
-                await asyncio.sleep(0)
-        with self.sock.dup() as listening:  # the loop does not read from this one
-            listening.setblocking(False)
-            server.close()
+        waiting: list[socket.socket] = []
+        with self.sock.dup() as listening:
+            acceptor.close()
             if not isinstance(self.listener, InheritedListener):
                 with contextlib.suppress(OSError):  # there are no more
                     while True:
@@ -103,15 +87,17 @@ class _ServedAddress:
         shaking: dict[str, Any] = {}
         if self.tls is not None:
             shaking = {"ssl": self.tls.context, "ssl_handshake_timeout": _LAST_HEADS_S}
+        loop = asyncio.get_running_loop()
         await asyncio.gather(
+            acceptor.connected(),
             *[loop.connect_accepted_socket(self._connect, sock, **shaking) for sock in waiting],
             return_exceptions=True,
         )
 
     async def end(self, patience_s: float) -> None:
         """Close every connection: idle ones now, the others after their answers."""
-        if self.server is not None:
-            await self._accept_the_last(self.server)
+        if self.acceptor is not None:
+            await self._accept_the_last(self.acceptor)
         elif self.sock is not None:  # it was bound, and nothing was accepted
             self.sock.close()
         if self.state is not None:
@@ -121,7 +107,7 @@ class _ServedAddress:
                 async with asyncio.timeout(patience_s):
                     await self.state.empty()
             self.state.abort()
-        self.server = None
+        self.acceptor = None
         self.listener.release()
 
 
@@ -129,7 +115,7 @@ class Server:
     """Serves one app, at one address or with another one for those who run it.
 
     Args:
-        app: What to serve.
+        app: The app to serve.
         host: The address to bind, unless there is a `listener`.
         port: The port to bind; 0 takes a free one.
         limits: How much one client may take up.
@@ -138,10 +124,10 @@ class Server:
         admin: Where those who run the server ask, and what is served there.
 
     Attributes:
-        app: What is served.
+        app: The app that is served.
         listener: Where the server listens.
         admin_listener: Where those who run it ask; None if that is no address of its own.
-        sockets: What the server listens on; empty until `bind`.
+        sockets: Those on which the server listens; empty until `bind`.
         watched: The folder whose source files have the services reloaded when they change; None
             for none.
         drain_delay_s: For how long requests are still served after SIGTERM, while `/readyz` says
@@ -178,12 +164,12 @@ class Server:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """What the server listens on; empty until `bind`."""
+        """The sockets on which the server listens; empty until `bind`."""
         return [served.sock for served in self._addresses if served.sock is not None]
 
     @property
     def state(self) -> ServerState | None:
-        """What the connections at its address share; None until it listens."""
+        """The state that the connections at its address share; None until it listens."""
         return self._addresses[0].state
 
     @property
@@ -333,7 +319,7 @@ class Server:
         stopping.set()
 
     def _announce_end(self) -> None:
-        """Tell probers and clients that the server is about to drain, and begin the delay."""
+        """Announce to probers and clients that the server will drain, and begin the delay."""
         logger.info("SIGTERM: not ready any more; serving for %g s until requests are refused", self.drain_delay_s)
         self._serves_until = asyncio.get_running_loop().time() + self.drain_delay_s
         self.app.announce_end()

@@ -25,16 +25,17 @@ that cannot get better is sent ahead to a worker that is still busy, in an overl
 none is to be refused.
 
 In rule 3: with the capacity μ and batches of t seconds, what waits beyond μ·(S - t) can never be
-served within the SLO S. So dropping the oldest of it costs nothing and makes room for requests that
-can be. And the longer an overload lasts, the less likely it is to end just now, when a backlog
-would still be of use (Lindy's law; CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so
-the part that is kept shrinks with time. In rule 4 a smaller batch for the first alone is
-Clockwork's (Gujarati et al., OSDI 2020), to give it up always is the early drop of Nexus (Shen et
-al., SOSP 2019).
+served within the SLO S. (No policy that serves all can use more than (1 - 2·a/S)/b, since a request
+that just misses a batch waits for it and for the next one; one that drops early gets (1 - a/S)/b.)
+So dropping the oldest of it costs nothing and makes room for requests that can be. And the longer
+an overload lasts, the less likely it is to end just now, when a backlog would still be of use
+(Lindy's law; CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so the part that is kept
+shrinks with time. In rule 4 a smaller batch for the first alone is Clockwork's (Gujarati et al.,
+OSDI 2020), to give it up always is the early drop of Nexus (Shen et al., SOSP 2019).
 
 What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
 `policy/by_length.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
-only the others apply. Theory, figures and when it loses: docs/policies.md.
+only the others apply. Figures and when it loses: docs/policies.md.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.policies.optimal import Optimal, optimal_mean_latency
 from carpool.engine.core.queue import Queue
 from carpool.engine.policy.base import NOTHING, Decision
-from carpool.simulate.optimal import Optimal, optimal_mean_latency
 from tests.effort import examples, slow_where
 from tests.support.pipelines import ask
 from tests.support.view import view_of

@@ -30,13 +30,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, lgamma, sqrt
 
+import numpy as np
+
 from carpool.engine.policy.base import NOTHING, Decision, Policy, View
-
-try:
-    import numpy as np
-except ImportError:
-    raise ImportError("the oracles need numpy: pip install 'carpool[simulate]'") from None
-
 
 _TOLERANCE = 1e-7  # relative change of the mean latency when the longest queue is doubled
 _LONGEST_QUEUE = 2048  # beyond it the equations take minutes
@@ -220,11 +216,6 @@ def _poisson(mean: float) -> np.ndarray:
     probabilities: np.ndarray = np.exp(k * np.log(mean) - mean - log_factorial)
     return probabilities
 
-
-try:
-    import numpy as np
-except ImportError:
-    raise ImportError("the oracles need numpy: pip install 'carpool[simulate]'") from None
 
 _ROUNDING_S = 1e-9  # a request that ends this much after it was due is in time
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.simulate.optimal import clairvoyant_attainment
+from bench.policies.optimal import clairvoyant_attainment
 from tests.effort import examples
 
 
