@@ -62,6 +62,9 @@ teaches anything; with twice as much, first calls that took three times as long 
 _STALL: Final = 0.25
 """Log-ratio beyond which, and beyond 3.5 sigma, a batch may have stalled. With half of it, changes
 of an eighth are believed one batch later; with twice as much, stalls of 1.6 times count."""
+_REPEATED: Final = 1.4
+"""Oddness at which it was no stall, which two odd batches in a row reach. With half of it, each
+stall is believed; with twice as much, no change is."""
 _LEVEL_GAIN: Final = 0.3
 """The level's gain while all residuals agree. With half of it, a drift takes twice as many batches;
 with twice as much, three batches that are slow by chance move the level by half of that."""
@@ -224,7 +227,7 @@ class CostLevel(FirstCalls):
         self._variance = 0.0  # of the log-ratios
         self._trend = 0.0  # smoothed log-ratio
         self._scatter = 1e-3  # smoothed absolute log-ratio
-        self._odd = 0  # 1 or -1 if the last batch was far slower or faster than expected
+        self._oddness = 0.0
 
     @property
     def cv(self) -> float:
@@ -249,13 +252,14 @@ class CostLevel(FirstCalls):
             None for a stall.
         """
         error = log(min(max(seconds / expected, 0.4), 2.5))
-        is_odd = weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL)
-        before, self._odd = self._odd, (1 if error > 0.0 else -1) if is_odd else 0
-        if is_odd:
-            if before != self._odd:
+        if weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL):
+            self._oddness = 0.5 * self._oddness + (1.0 if error > 0.0 else -1.0)
+            if abs(self._oddness) < _REPEATED:
                 return None
-        elif weight >= 0.6 and abs(error) < 0.8:
-            self._variance += (1.0 - KEEP) * (error * error - self._variance)
+        else:
+            self._oddness *= 0.5
+            if weight >= 0.6 and abs(error) < 0.8:
+                self._variance += (1.0 - KEEP) * (error * error - self._variance)
         self._trend += 0.2 * weight * (error - self._trend)
         self._scatter += 0.2 * weight * (abs(error) - self._scatter)
         agreement = abs(self._trend) / (self._scatter + 0.01)

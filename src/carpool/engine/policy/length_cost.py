@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from carpool.engine.policy.cost import LEARNED, CostLevel, LeastSquares
+from carpool.engine.policy.cost import CostLevel, LeastSquares
 
 _KEEP = 0.995
 """What a sample still counts for once the next one has come: half of it after 140. At half of that
@@ -27,9 +27,13 @@ _PULL = 1e-4
 """Samples that the former weights count for, so that parts that nothing tells apart share what they
 cost. With half as many, or twice as many, nothing changes; with five hundred times as many, as the
 line of `CostModel` has, long items of the first seconds are refused for a guess."""
-_EVERY = 8
-"""Samples for which the weights are found anew together, once there are eight times as many. With
-half as many, learning costs twice as much; with twice as many, weights are up to 16 samples old."""
+_LEARNED = 12
+"""Batches after which residuals mean something. With half as many, a closed loop of lengths in two
+modes loses 4 % of its first seconds; with twice as many, stalls are believed for as much longer."""
+_EAGER, _EVERY = 50, 8
+"""Up to so many samples the weights are found anew for each, then for every so many. With half as
+many, they are up to eight samples old while most is learned; with twice as many, learning takes
+longer."""
 _SWITCH = 0.1
 """Weight of a new sample of what it costs to serve another key, and the share of a batch below
 which that does not matter. With half as much, it is learned in twice as many switches; with twice
@@ -126,7 +130,7 @@ class LengthCost(CostLevel):
         self.longest = max(self.longest, length)
         self.usual_length += (length - self.usual_length) * (0.05 if self.samples else 1.0)
         self.samples += 1
-        if self.samples > LEARNED:
+        if self.samples > _LEARNED:
             expected = self.seconds(n, length)
             believed = self._believed(seconds, expected, 1.0)
             if believed is None:
@@ -137,7 +141,7 @@ class LengthCost(CostLevel):
         if self._lengths is not None:
             length = padded(length, self._lengths)
         self._line.add((1.0, n * length, n * length * length, n), seconds / self.level, usual / self.level)
-        if self.samples <= 8 * _EVERY or self.samples % _EVERY == 0:
+        if self.samples <= _EAGER or self.samples % _EVERY == 0:
             self._line.fit()
 
     def learn_switch(self, n: int, length: int, seconds: float) -> None:
