@@ -296,7 +296,7 @@ def test_top_shows_the_same_in_a_terminal(fronts: tuple[RunningServer, int]) -> 
     with console.capture() as capture:
         console.print(top.shown(bad, data))
     assert "It burns." in capture.get()
-    with pytest.raises(top.NoFigures, match="does not answer"):
+    with pytest.raises(top.NoFigures, match="no carpool server answers at"):
         top.fetched("http://127.0.0.1:1", "")
     with pytest.raises(top.NoFigures, match="admin-address"):
         top.fetched(f"http://127.0.0.1:{ours.port}/livez", "")
