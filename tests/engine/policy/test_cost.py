@@ -122,6 +122,30 @@ def test_the_largest_within_is_the_inverse(
     assert model.largest_within(model.seconds(size) * (1 + 1e-9)) >= size
 
 
+def test_cold_calls_are_soon_forgotten() -> None:
+    """The first two calls of a process took ten times as long as any later one; twenty batches later
+    nothing is left of it.
+    """
+    model = CostModel(100)
+    for seconds in (0.0626, 0.0461):
+        model.add(100, seconds)
+    for _ in range(10):
+        for n, seconds in ((100, 0.006), (80, 0.005)):
+            model.add(n, seconds)
+
+    assert model.seconds(100) == pytest.approx(0.006, rel=0.1)
+    assert model.seconds(80) == pytest.approx(0.005, rel=0.1)
+
+
+def test_times_that_are_sure_are_not_forgotten() -> None:
+    """They are the shortest of several: a later one that is shorter yet has another reason."""
+    model = CostModel(100)
+    model.add(100, 0.06, sure=True)
+    model.add(100, 0.006)
+
+    assert [count for _, _, count in model.points()] == [pytest.approx(2, abs=0.01)]
+
+
 # -- the level
 
 

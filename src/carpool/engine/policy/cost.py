@@ -95,6 +95,10 @@ with twice as much, sizes that were off for a while are run again some hundred b
 _KNOWN: Final = 0.5
 """Batches from which on a size is known. With half as many, each is run again a half-life later;
 with twice as many, what was run once is not known after the next batch."""
+_COLD: Final = 4.0
+"""Times what a batch of the same size takes now: if the first one took longer, all is forgotten.
+With half as much, noise has it forgotten; with twice as much, first calls that took five times as
+long fade only as all others do."""
 _DOUBT: Final = 2.0
 """Times what is expected: the first batch of a size that took longer may have stalled, and is not
 believed. With half as much nothing new is; with twice as much, a stall of three times is."""
@@ -425,6 +429,7 @@ class CostModel(CostLevel):
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
         self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
         self._log_level = 0.0
+        self._is_sure = False  # whether a warm-up was learned from
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
         self._was_long = False  # whether the last batch was one of these, or would have been
         self._shape = self.at = self.hoped = [1e-6] * entries
@@ -503,6 +508,9 @@ class CostModel(CostLevel):
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
+        if self.samples < LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
+            self.forget()  # the first calls of all are slow, while memory is touched for the first time
+        self._is_sure = self._is_sure or sure
         count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
         is_new = count < 2.0 or self.samples < LEARNED
         is_long = is_new and self.samples > 0 and not sure and seconds > _DOUBT * self._worker_s(n)
