@@ -28,7 +28,7 @@ from collections import deque
 from contextlib import suppress
 from http import HTTPStatus
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from carpool.engine.clock import monotonic
 from carpool.engine.fast_paths import fast_path
@@ -39,9 +39,6 @@ from carpool.http.reader import LARGE_BODY
 from carpool.http.server_state import ClientConnection, HttpHead, ServerState
 from carpool.http.streaming import SILENCE_S, Delivery
 from carpool.http.timers import Timers
-
-if TYPE_CHECKING:
-    from carpool.http.connection import Connection
 
 
 class HttpExchange(Exchange):
@@ -60,7 +57,7 @@ class HttpExchange(Exchange):
     held: int
     is_broken: bool
 
-    def __init__(self, connection: Connection, head: HttpHead, body: bytes | bytearray = b"") -> None:
+    def __init__(self, connection: AnswerWriter, head: HttpHead, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))  # as `Exchange` does, but one call less
         self.head = head
         self.delivery = None

@@ -42,9 +42,10 @@ from carpool.errors import InvalidRequest
 from carpool.http.answer_writer import CONTINUE, AnswerWriter, HttpExchange
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, too_many_connections
-from carpool.http.exchange import HttpResponse, ServedModel
+from carpool.http.exchange import Exchange, HttpResponse, ServedModel
 from carpool.http.reader import MOST_AT_ONCE, RequestReader
 from carpool.http.server_state import HttpHead, ServerState
+from carpool.http.shares import Body
 from carpool.http.timers import Timers
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many requests at once
@@ -248,11 +249,11 @@ class Connection(AnswerWriter):
         if self.is_reading_paused:
             self._regulate()
 
-    def hold(self, exchange: HttpExchange, nbytes: int) -> None:
+    def hold(self, exchange: Body, nbytes: int) -> None:
         """Count how many bytes of the body of a bulk request are in memory."""
         self._state.bodies.hold(exchange, nbytes)
 
-    def break_off_as_slow(self, exchange: HttpExchange) -> None:
+    def break_off_as_slow(self, exchange: Exchange) -> None:
         """End a bulk request that comes too slowly."""
         feed_bulk(exchange, self.app.refuse(exchange.head, Refusal(408, "request_timeout")))
 

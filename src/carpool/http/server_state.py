@@ -20,11 +20,11 @@ from carpool.engine.observe.refusals import Refusals
 from carpool.engine.wire.payload import Memory
 from carpool.http.codec import content_length, too_many_connections
 from carpool.http.exchange import REQUEST_ID, Head
-from carpool.http.shares import Bodies, ConnectionShares
+from carpool.http.shares import Bodies, Body, ConnectionShares
 
 if TYPE_CHECKING:
     from carpool.http.app import AdminApp, App
-    from carpool.http.exchange import HttpResponse, ServedModel
+    from carpool.http.exchange import Exchange, HttpResponse, ServedModel
 
 _MOST_KNOWN_HEADS = 1024
 FRAMING_HEADERS: Final = frozenset({b"host", b"expect", b"transfer-encoding"})
@@ -164,6 +164,20 @@ class ClientConnection(Protocol):
 
     def send_continue(self) -> None:
         """Send a 100 (Continue) to a client that waits for it before it sends its body."""
+
+    # -- its bulk requests call these
+
+    def want_more(self) -> None:
+        """Read on, as there is room for more of a bulk request."""
+
+    def hold(self, exchange: Body, nbytes: int) -> None:
+        """Count how many bytes of the body of a bulk request are in memory."""
+
+    def break_off_as_slow(self, exchange: Exchange) -> None:
+        """End a bulk request that comes too slowly."""
+
+    def leave_body_unread(self) -> None:
+        """Read nothing more of the body of a bulk request, whose end cannot be found."""
 
     # -- its timers call these
 

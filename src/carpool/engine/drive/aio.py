@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Any, Protocol, cast
 
 from carpool.engine.call.results import Trouble
 from carpool.engine.clock import Clock, monotonic
@@ -35,9 +35,6 @@ from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.observe.stats import Stats
 from carpool.engine.request import NEW, Request
 from carpool.errors import CarpoolError, StartupError, Unavailable
-
-if TYPE_CHECKING:
-    from carpool.engine.drive.lending import Loan
 
 
 class Executor(Protocol):
@@ -110,7 +107,7 @@ class Driver:
         self.executors: Sequence[Executor] = ()
         self.loop = asyncio.get_running_loop()
         self.lender: Lender | None = None
-        self.loan: Loan | None = None
+        self.loan: Any = None  # a `Loan` of `drive/lending.py`, which imports this module
 
         # what has come in this turn of the loop, and when the core is polled
         self._arrivals: list[Request] = []
