@@ -27,10 +27,10 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 310,
-    "lines of code": 46_641,
+    "files": 282,
+    "lines of code": 46_380,
     "bases with a single subclass": 19,
-    "protocol classes": 67,
+    "protocol classes": 58,
     "words of the glossary": 50,
     "words of the docs": 87_140,
 }

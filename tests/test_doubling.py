@@ -33,7 +33,7 @@ from carpool.frames.sheets import as_sheet, check_size
 from carpool.http import converted, entries
 from carpool.http.bulk import BulkItems
 from carpool.http.compression import expanded
-from carpool.http.many import split
+from carpool.http.items import split
 from carpool.http.protocols.instances import records_of
 from carpool.http.protocols.openai_text import Choice, ChoiceTerms
 from carpool.http.protocols.tensors import from_binary, from_json, to_binary

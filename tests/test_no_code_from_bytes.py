@@ -128,7 +128,7 @@ def test_the_front_never_asks_for_a_cause() -> None:
     assert askers == {
         "carpool.errors",
         "carpool.engine.hints.misfits",  # of msgspec's errors
-        "carpool.engine.call.oom",  # of what models raise, in the worker
+        "carpool.engine.call.retry",  # of what models raise, in the worker
         "carpool.engine.worker.own",  # of a model's own ModelError
         "carpool.engine.wire.outcome",  # of a worker in this process, whose error is a value for a Python caller
         "carpool.testing.batches",  # of a model under test, in the test's own process

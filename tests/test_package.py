@@ -29,7 +29,7 @@ USES = {
     "client": "carpool.Client('http://127.0.0.1:1')",
     "metrics": "carpool.collector",
     "compress": "import carpool.http.compression, zstandard",
-    "otel": "import carpool.engine.observe.tracing, opentelemetry.sdk",
+    "otel": "import carpool.http.observer, opentelemetry.sdk",
     "simulate": "import carpool.simulate, matplotlib",
     "notebook": "import cloudpickle",
     "frames": "import carpool.frames; carpool.frames.Pandas, carpool.frames.Polars; import pandas, polars",

@@ -89,7 +89,7 @@ def _swapped_answers() -> None:
 
 def _forgotten_answers() -> None:
     """A request is done, and nobody tells its client."""
-    from carpool.http.http_exchange import HttpExchange
+    from carpool.http.answer_writer import HttpExchange
 
     now_and_then = _every(3000)
     _wrap(HttpExchange, "tell", lambda tell: lambda self: None if now_and_then() else tell(self))
@@ -97,7 +97,7 @@ def _forgotten_answers() -> None:
 
 def _late_answers() -> None:
     """A client is told long after its deadline."""
-    from carpool.http.http_exchange import HttpExchange
+    from carpool.http.answer_writer import HttpExchange
 
     now_and_then = _every(3000)
 
@@ -151,7 +151,7 @@ def _second_runs() -> None:
 
 def _leaked_memory() -> None:
     """What connections have carried is never let go."""
-    from carpool.http.http_exchange import HttpExchange
+    from carpool.http.answer_writer import HttpExchange
 
     def make(tell: Callable[..., Any]) -> Callable[..., Any]:
         def keep(self: Any) -> None:

@@ -1,7 +1,6 @@
 """How far the policies are from the best: least mean latency, and knowing all arrivals.
 
-Both oracles know the cost and serve alone; `bench.policies.optimal` says what they
-assume.
+Both oracles know the cost and serve alone; `optimal.py` says what they assume.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from bench.shapes.workloads import Workload
 from bench.tools.figures import table
 from carpool.simulate import run
 from carpool.simulate.costs import Cost, cost_of
-from carpool.simulate.lengths import Length
+from carpool.simulate.features import Length
 
 REQUESTS = 6
 COST = "padded:a=2ms,b=20us"

@@ -18,7 +18,7 @@ from carpool.engine.policy import Decision, DoneBatch, Policy, QueueView, View
 from carpool.engine.policy.base import NOTHING
 from carpool.engine.request import QUEUED, Request
 from carpool.simulate.costs import Cost, cost_of
-from carpool.simulate.lengths import lengths_of, sample_of
+from carpool.simulate.features import lengths_of, sample_of
 from carpool.simulate.policies import policy_of
 
 OURS = "carpool"

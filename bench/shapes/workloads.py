@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from bench.tools.dice import log_uniform
 from carpool.simulate.costs import Cost, cost_of
-from carpool.simulate.lengths import lengths_of, sample_of
+from carpool.simulate.features import lengths_of, sample_of
 
 Kind = Literal["closed", "open", "slo"]
 KINDS: tuple[Kind, ...] = ("closed", "open", "slo")

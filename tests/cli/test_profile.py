@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import carpool
-from carpool.cli.profiling import profile, sizes_of
+from carpool.cli.profile_command import profiled, sizes_of
 from carpool.simulate.costs import read_costs
 
 SEEN: list[list[float]] = []
@@ -41,7 +41,7 @@ def test_each_size_is_measured_with_batches_of_just_that_size() -> None:
     SEEN.clear()
     told = []
     service = carpool.Service(carpool.Stage(Sleeper, max_batch_size=6, workers=3, run_in="thread"))
-    (found,) = asyncio.run(profile(service, runs=3, progress=lambda *where: told.append(where)))
+    (found,) = asyncio.run(profiled(service, runs=3, progress=lambda *where: told.append(where)))
     assert (found.stage, found.max_batch_size, list(found.seconds)) == ("Sleeper", 6, [1, 2, 4, 6])
     assert all(0.002 * size <= seconds < 5 for size, seconds in found.seconds.items())
     assert SEEN.count([1.0, 2.0, 1.0, 2.0, 1.0, 2.0]) >= 4
@@ -52,7 +52,7 @@ def test_later_stages_get_what_the_one_before_makes_of_the_examples() -> None:
     """In a pipeline the second stage is measured with results of the first, and needs no examples."""
     SEEN.clear()
     stages = [carpool.Stage(Shift, run_in="thread"), carpool.Stage(Sleeper, max_batch_size=2, run_in="thread")]
-    first, second = asyncio.run(profile(carpool.Service(*stages), runs=1))
+    first, second = asyncio.run(profiled(carpool.Service(*stages), runs=1))
     assert (first.stage, first.max_batch_size, list(first.seconds)) == ("Shift", 1, [1])
     assert list(second.seconds) == [1, 2]
     assert [11.0, 12.0] in SEEN
@@ -72,7 +72,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         return x
 
     with pytest.raises(ValueError, match=r"stage plain has no examples to measure it with"):
-        asyncio.run(profile(carpool.Service(plain)))
+        asyncio.run(profiled(carpool.Service(plain)))
 
     class Words(carpool.Model):
         examples = ("a b",)
@@ -81,7 +81,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
             yield from text.split()
 
     with pytest.raises(ValueError, match=r"answers in parts has no cost of a batch: see carpool simulate --steps"):
-        asyncio.run(profile(carpool.Service(Words)))
+        asyncio.run(profiled(carpool.Service(Words)))
 
 
 PROGRAM = """
@@ -148,7 +148,7 @@ def a_graph(**ways: object) -> carpool.Service:
 def test_a_graph_is_measured_with_what_comes_to_each_stage() -> None:
     """Examples go through branches, routes and lists; those that are answered early go no further."""
     SEEN.clear()
-    found = asyncio.run(profile(a_graph(), runs=1))
+    found = asyncio.run(profiled(a_graph(), runs=1))
     assert [costs.stage for costs in found] == ["shift", "sleep", "one", "small", "turn", "left", "last"]
     assert [11.0, 12.0] in SEEN
     assert [11.0, 12.0, 13.0, 11.0] in SEEN  # of the first example alone
@@ -157,4 +157,4 @@ def test_a_graph_is_measured_with_what_comes_to_each_stage() -> None:
 def test_a_stage_to_which_no_example_comes_is_named() -> None:
     """A branch that no example takes cannot be measured, and the error says so."""
     with pytest.raises(ValueError, match="no example comes to stage right: give the first model one that takes its"):
-        asyncio.run(profile(a_graph(right=at("right", three)), runs=1))
+        asyncio.run(profiled(a_graph(right=at("right", three)), runs=1))

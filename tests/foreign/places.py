@@ -185,12 +185,12 @@ PLACES: Final = (
     ),
     Place(
         "sinks: `output=`",
-        "engine/drive/output.py",
+        "engine/observe/log.py",
         "the line is dropped and logged",
     ),
     Place(
         "`examples`",
-        "engine/worker/serve.py, service/warmup.py, http/openapi.py",
+        "engine/worker/serve.py, service/assemble.py, http/openapi.py",
         "one that cannot be read is refused where the stage is declared, one that does not run or cannot "
         "be weighed is a `StartupError`, one that cannot be shown is left out of `/openapi.json`, and one "
         "that cannot be tried makes its model unready",
@@ -268,7 +268,7 @@ PLACES: Final = (
     ),
     Place(
         "protocols: functions of addresses, `respond` and writers",
-        "http/protocol_routes.py, http/submitted.py",
+        "http/protocol_routes.py",
         "its request fails; after the first part, in the protocol's words",
     ),
     Place(
@@ -278,7 +278,7 @@ PLACES: Final = (
     ),
     Place(
         "`count_tokens`",
-        "http/protocol_routes.py, http/submitted.py",
+        "http/protocol_routes.py",
         "its request fails",
     ),
     Place(

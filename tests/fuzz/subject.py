@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import carpool
-from carpool.engine.drive.output import LineSink
+from carpool.engine.observe.log import LineSink
 from carpool.http import App
 from tests.fuzz import models
 from tests.fuzz.front import Front

@@ -14,7 +14,7 @@ import pytest
 
 from carpool import Done, ForEach, Parallel, Response, Route, Service, Stage
 from carpool.cli import graph_command
-from carpool.service.drawing import as_mermaid, as_svg
+from carpool.cli.graph_command import as_mermaid, as_svg
 from tests.graphs.models import as_it_is, fails, fails_on_seven, parity, plus_one, small, times_ten, up_to
 from tests.graphs.over_http import asked
 

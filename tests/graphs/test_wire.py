@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from carpool import Done, Route, Service, Stage
 from carpool.engine.core.batch import DONE_EARLY, Batch
 from carpool.engine.core.graph import Node, Onward
-from carpool.engine.drive.batches import check_takers, errors_of, turns_of
+from carpool.engine.drive.pools import check_takers, errors_of, turns_of
 from carpool.engine.request import Request
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind
 from carpool.engine.wire.outcome import WAY, FailureReport, Outcome, pack_report
 from carpool.engine.wire.payload import JSON, LARGE, MSGPACK, RAW, Memory, Scalars, detached, dump, join, load, parts_in
-from carpool.engine.worker.ways import Goes, Spot, Ways
+from carpool.engine.worker.own import Goes, Spot, Ways
 from carpool.errors import ModelError
 from carpool.service.content import Payloads
 from tests.graphs.models import parity, times_ten

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import carpool
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol
-from carpool.http.protocols.vertex import HEALTH_ROUTE, PREDICT_ROUTE, Vertex
+from carpool.http.protocols.instances import HEALTH_ROUTE, PREDICT_ROUTE, Vertex
 from carpool.openai import Chat, Completion
 
 

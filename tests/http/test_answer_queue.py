@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
+from carpool.http.answer_writer import AnswerQueue
 from carpool.http.exchange import HttpResponse
-from carpool.http.http_exchange import AnswerQueue
 from carpool.http.server_state import Limits
 from tests.effort import examples
 from tests.support.http.front import Front, get, post

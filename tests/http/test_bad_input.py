@@ -14,7 +14,7 @@ import pytest
 from carpool import Model, Service, Stage
 from carpool.http.app import App
 from carpool.http.protocols import BUILT_IN
-from carpool.http.protocols.vertex import Vertex
+from carpool.http.protocols.instances import Vertex
 from carpool.openai import Chat
 from tests.http.bad_input import CASES, LARGEST_BODY, PROTOCOLS, Bad
 from tests.support.http.net import Client, RunningServer, serving

@@ -24,7 +24,7 @@ from carpool.http.app import App
 from carpool.http.endpoint import BULK_TYPES, Endpoint
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol
-from carpool.http.protocols.vertex import HEALTH_ROUTE, PREDICT_ROUTE, Vertex
+from carpool.http.protocols.instances import HEALTH_ROUTE, PREDICT_ROUTE, Vertex
 from carpool.http.streaming import BY_TYPE
 from carpool.openai import Chat, Completion
 from tests.effort import slow_where

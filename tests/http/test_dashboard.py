@@ -240,7 +240,7 @@ def test_a_worker_that_died_comes_before_more_workers() -> None:
 
 def test_the_page_gets_what_was_before_it_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server keeps figures although nobody looks, and its workers have the names that the log gives them."""
-    monkeypatch.setattr("carpool.http.dashboard.EVERY_S", 0.05)
+    monkeypatch.setattr("carpool.http.server_pages.EVERY_S", 0.05)
     with serving(App(models.scale)) as running:
         assert asked(running.port, post(b"21")).status == 200
 

@@ -10,8 +10,7 @@ import pytest
 
 from carpool import Service
 from carpool.cli.operate_commands import health
-from carpool.http.admin_address import AdminApp
-from carpool.http.app import App
+from carpool.http.app import AdminApp, App
 from carpool.http.listener import UnixListener
 from carpool.http.server import Server
 from tests.support.http import models

@@ -14,7 +14,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.frames import Pandas
 from carpool.http.app import App
-from carpool.http.protocols.vertex import Vertex
+from carpool.http.protocols.instances import Vertex
 from carpool.http.serve import as_vertex_wants
 from carpool.service.settings import with_defaults
 from tests.support.http import models

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import carpool
-from carpool.http import predict_routes
+from carpool.http import routes
 from carpool.http.app import App
 from carpool.http.compression import Compression
 from carpool.http.exchange import LARGE, Exchange
@@ -170,7 +170,7 @@ def _large_list(client: Any) -> socket.socket:
 def test_a_body_whose_client_leaves_while_it_is_read_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items of a client that has left while a thread reads them are never submitted."""
     is_reading, go_on, has_left = threading.Event(), threading.Event(), threading.Event()
-    split, cancel = predict_routes.split, App.cancel
+    split, cancel = routes.split, App.cancel
     _called.clear()
 
     def slow_split(*args: Any) -> Any:
@@ -182,7 +182,7 @@ def test_a_body_whose_client_leaves_while_it_is_read_is_not_run(monkeypatch: pyt
         cancel(self, exchange)
         has_left.set()
 
-    monkeypatch.setattr(predict_routes, "split", slow_split)
+    monkeypatch.setattr(routes, "split", slow_split)
     monkeypatch.setattr(App, "cancel", noted_cancel)
     with _echoing() as client:
         with _large_list(client):
@@ -200,7 +200,7 @@ def test_what_a_reader_raises_beside_the_loop_is_a_500(monkeypatch: pytest.Monke
     def broken(*args: Any) -> Any:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(predict_routes, "split", broken)
+    monkeypatch.setattr(routes, "split", broken)
     with _echoing() as client:
         for n in (LARGE, 10):
             answer = httpx.post(client.url + "/models/echo/predict/many", json=["x" * n], timeout=PATIENCE_S)

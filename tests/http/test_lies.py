@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from carpool.http.app import App
 from carpool.http.compression import readable_codings
 from carpool.http.protocols import BUILT_IN
-from carpool.http.protocols.vertex import Vertex
+from carpool.http.protocols.instances import Vertex
 from tests.http.lies import CONTENT_TYPES, LIES, MODELS, MOST_BYTES, SOUND, Lie, codings, services
 from tests.support.http.net import RunningServer, serving
 from tests.support.http.served import ask, fetched

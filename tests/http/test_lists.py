@@ -14,7 +14,7 @@ from carpool import Service, Stage
 from carpool.engine.allowance import Allowance
 from carpool.engine.wire.payload import JSON, MSGPACK
 from carpool.http.app import App
-from carpool.http.many import split
+from carpool.http.items import split
 from tests.support.http import models, routed
 from tests.support.http.both_fronts import ask, both_fronts
 from tests.support.http.front import get, post

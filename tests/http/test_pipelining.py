@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carpool.http.http_exchange import HttpExchange
+from carpool.http.answer_writer import HttpExchange
 from carpool.http.server_state import Limits
 from tests.effort import slow_where
 from tests.support.http.front import Front, get, post

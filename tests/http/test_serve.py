@@ -17,6 +17,8 @@ import pytest
 
 import carpool
 from carpool import cli
+from carpool.http.app import App
+from carpool.service.settings import with_defaults
 from tests.support import models
 from tests.support.serving import Served, run_program
 
@@ -163,3 +165,14 @@ def test_the_settings_are_those_of_the_command() -> None:
             each for each in inspect.signature(function).parameters.values() if each.kind is each.VAR_KEYWORD
         ]
         assert settings.annotation == "Unpack[ServerSettings]"
+
+
+def test_an_app_has_the_defaults_of_a_server() -> None:
+    """A setting that an app and a server share has the same default in both, so that a service answers alike under
+    another ASGI server.
+    """
+    of_app = {name: each.default for name, each in inspect.signature(App).parameters.items()}
+    shared = {name: default for name, default in with_defaults({}).items() if name in of_app}
+
+    assert shared == {name: of_app[name] for name in shared}
+    assert {"when_full", "timeout_status", "compress_from_bytes", "access_log", "accept_compressed"} <= shared.keys()

@@ -10,8 +10,7 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.errors import InvalidRequest
-from carpool.http.admin_address import AdminApp
-from carpool.http.app import App
+from carpool.http.app import AdminApp, App
 from carpool.http.exchange import Head
 
 

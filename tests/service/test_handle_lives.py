@@ -24,7 +24,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.engine.core.life import LifeState
 from carpool.engine.drive import loop_thread
-from carpool.engine.drive.batches import BatchPool
+from carpool.engine.drive.pools import BatchPool
 from carpool.engine.policy import Decision, DoneBatch, View
 from carpool.service import thread_handle
 from carpool.service.handle import AsyncHandle

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carpool import Model, Service, Stage, StartupError, Static
-from carpool.service.warmup import warm_up_shapes, warm_up_sizes
+from carpool.service.assemble import warm_up_shapes, warm_up_sizes
 
 
 class Text(Model):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carpool.simulate import Report, run
-from carpool.simulate.lengths import lengths_of
+from carpool.simulate.features import lengths_of
 
 
 def inputs(spec: str, n: int) -> list[int]:

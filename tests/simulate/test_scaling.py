@@ -10,8 +10,7 @@ import pytest
 
 from carpool.simulate import Report, run
 from carpool.simulate.command import Options, simulate
-from carpool.simulate.scaling import Busy, Load, Ongoing, rule_of
-from carpool.simulate.servers import Servers, WorkerRange
+from carpool.simulate.servers import Busy, Load, Ongoing, Servers, WorkerRange, rule_of
 
 DAY = "sine:rate=4800,swing=4500,phase=0.75+flash:rate=0,peak_rate=3000,between=0.625/0.6875"
 """300 requests a second at night, 9,300 at noon, and a burst of 3,000 more."""

@@ -14,7 +14,7 @@ import pytest
 
 from carpool.engine.policy import GreedySteps
 from carpool.simulate import StepCost, run_steps
-from carpool.simulate.lengths import lengths_of
+from carpool.simulate.features import lengths_of
 from carpool.simulate.steps import step_cost_of
 from tests.effort import share
 

@@ -1,4 +1,4 @@
-"""What batch functions over `def` and over `async def` have in common.
+"""The common part of batch functions over `def` and over `async def`.
 
 These are their settings, how they behave as methods, copies and pickles, and how they call the
 user's function.
@@ -26,8 +26,7 @@ from carpool.engine.call import chunks
 from carpool.engine.call import merge as merging
 from carpool.engine.call.invoke import Invoker
 from carpool.engine.call.merge import Merge, Pad, RowMerger, Split
-from carpool.engine.call.oom import OomErrors, names_of
-from carpool.engine.call.retry import Retrier
+from carpool.engine.call.retry import OomErrors, Retrier, names_of
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.levels import BY_KEY, BY_LENGTH
 from carpool.engine.core.queue import Queue
@@ -89,7 +88,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Shares(NamedTuple):
-    """What the items of one call count for in batches.
+    """The sizes of the items of one call in batches.
 
     Attributes:
         sizes: How much of a batch each takes up; None if each counts as one.
@@ -219,7 +218,7 @@ class Settings:
     def pieces(self, x: Any) -> list[Any]:
         """Cut a chunk that has more rows than a batch may hold; all else is one piece.
 
-        Chunks for a merge function of the user's are never cut, since we do not know how.
+        Chunks for a merge function of the user's are never cut, as it alone could do that.
 
         Raises:
             TypeError: The chunk is not of a kind that we can join with others.
@@ -241,7 +240,7 @@ class Settings:
         return self.size is None and self.length is None and self.key is None and not self.merge
 
     def shares(self, items: Sequence[Any], priority: int = 0) -> Shares:
-        """Return what each item counts for in a batch, and with which others it may share one.
+        """Return the size of each item in a batch, and with which others it may share one.
 
         Chunks of different dtypes, columns and the like may not share one.
 
@@ -249,7 +248,7 @@ class Settings:
             ValueError: The priority is not a whole number from -100 to 100.
             ModelError: A size or length function did not return a whole number from 0 on, or a key
                 function no key.
-            Exception: What such a function raises, and what `pieces` raises.
+            Exception: Such a function, or `pieces`, raised it.
         """
         lanes = [Lane(valid_priority(priority), None, 0)] * len(items) if priority else None
         if self.each_counts_as_one:
@@ -263,11 +262,11 @@ class Settings:
         return Shares(sizes, lengths, lanes)
 
     def weigh(self, item: Any) -> int:
-        """Return how much of a batch an item takes up. Raises what `shares` raises."""
+        """Return how much of a batch an item takes up. Raises the errors of `shares`."""
         return self._told(self.size or (merging.length if callable(self.merge) else chunks.count_rows), "size", item)
 
     def _told(self, function: Callable[[Any], int], setting: str, item: Any) -> int:
-        """Return what a size or length function says of an item."""
+        """Return the result of a size or length function for an item."""
         try:
             return units(function(item), "@carpool.batch", setting)
         except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end of `xs`
@@ -374,7 +373,7 @@ class Bindable:
         return getattr, (self._instance, self._attribute)
 
     def _types_of_items(self) -> tuple[Any, Any]:
-        """Return the types of what callers bring and get, by the hints of the function."""
+        """Return the types of items and results, by the hints of the function."""
         function = self._function
         if self._settings.merge:
             return types_of(function)
@@ -431,7 +430,8 @@ class Bindable:
         return Unavailable(f"{self.__name__} is closed", code="stopped")
 
     def _of_instance(self, instance: Any, new: Callable[[], Any]) -> Any:
-        """Return what runs the batches of an instance's method. It lives as long as the instance.
+        """Return the runner of the batches of an instance's method. It lives as long as the
+        instance.
 
         Args:
             instance: The instance.
@@ -466,7 +466,7 @@ def _fatal_errors(settings: Settings, is_async: bool) -> tuple[type[BaseExceptio
 def invoker_of(
     function: AnyModel | Model, settings: Settings, is_async: bool, sibling: Invoker | None = None
 ) -> Invoker:
-    """Make what calls a user's function or model.
+    """Make the caller of a user's function or model.
 
     Args:
         function: The function, or a model class or instance.

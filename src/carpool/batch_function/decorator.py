@@ -21,8 +21,8 @@ from carpool.batch_function.threads import ThreadBatch
 from carpool.engine.call.invoke import is_async
 from carpool.engine.call.lock import execution_lock, is_async_lock
 from carpool.engine.call.merge import Merge, Pad, Split
-from carpool.engine.call.oom import OomErrors
 from carpool.engine.call.results import run_now
+from carpool.engine.call.retry import OomErrors
 from carpool.engine.policy import Policy, PolicyName
 from carpool.model import name_of
 
@@ -195,7 +195,7 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
 
 
 def _batched(function: Any, settings: Settings) -> Any:
-    """Return what shares the calls of a function or model."""
+    """Return the batch function over a function or model."""
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"write @{type(function).__name__} above @carpool.batch, not below it")
     asynchronous = is_async(function)
@@ -217,7 +217,7 @@ def _batched(function: Any, settings: Settings) -> Any:
 
 
 def _batched_several(function: Any, arguments: Arguments, settings: Settings, asynchronous: bool) -> Any:
-    """Return what shares the calls of a function of several arguments."""
+    """Return the batch function over a function of several arguments."""
     settings = arguments.settings(settings)
     invoker = invoker_of(arguments.over_calls(function), settings, asynchronous)
     if asynchronous or settings.run_in is not None:
@@ -263,7 +263,8 @@ class BatchSettings(TypedDict, total=False):
 
 
 class Results(Protocol[B_co]):
-    """What a function over lists returns: a list, or an array or tensor whose rows are results."""
+    """The results of a function over lists: a list, or an array or tensor whose rows are
+    results."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[B_co]: ...
@@ -271,13 +272,13 @@ class Results(Protocol[B_co]):
 
 
 class Preprocesses(Protocol):
-    """A model whose callers bring something else than what its `predict` takes."""
+    """A model whose callers bring other objects than its `predict` takes."""
 
     def preprocess(self, x: Any, /) -> Any: ...
 
 
 class Postprocesses(Protocol):
-    """A model whose callers get something else than what its `predict` returns."""
+    """A model whose callers get other objects than its `predict` returns."""
 
     @property
     def postprocess(self) -> Any: ...

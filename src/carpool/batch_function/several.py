@@ -28,7 +28,7 @@ class Arguments:
 
     Args:
         name: The name of the function.
-        parameters: What its callers fill, without `self`.
+        parameters: Those that its callers fill, without `self`.
     """
 
     def __init__(self, name: str, parameters: list[inspect.Parameter]) -> None:

@@ -45,7 +45,7 @@ _OTHER_LOOP_S = 0.01  # how often a task looks whether the task of another loop 
 _drivers_around = drivers_around.get  # bound once: a look-up of the method for each call takes time
 
 SharedWork = asyncio.Task[BaseException | None]
-"""Work that several callers wait for; its result is what it has raised, or None."""
+"""Work that several callers wait for; its result is its error, or None."""
 
 
 class _Drivers:
@@ -61,7 +61,7 @@ class _Drivers:
             `__call__` sees that it runs in this thread; else None.
         closed_because: Why there are to be no more calls; None while there may be.
         ends: For each loop, the task that closes its driver.
-        gone: What was done on loops that are closed.
+        gone: The counts of loops that are closed.
     """
 
     __slots__ = ("by_loop", "closed_because", "ends", "gone", "latest")
@@ -163,7 +163,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             Overloaded: The item could not be answered within `slo_s`, and the policy refuses such
                 items.
             RuntimeError: This is a call from inside the function itself.
-            Exception: What the function raised. Each caller of a batch that raised gets it.
+            Exception: The function raised it. Each caller of a batch that raised gets it.
         """
         if self._asks_many or priority:
             return (await self.many([x], priority=priority))[0]
@@ -196,7 +196,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         return request.result  # type: ignore[return-value]
 
     def stats(self) -> FunctionSnapshot:
-        """Return what it has done so far, on all event loops; of a method, for its instance."""
+        """Return its figures so far, on all event loops; of a method, for its instance."""
         drivers = self._drivers
         return together(self.__name__, [*drivers.gone, *[_snapshot(driver) for driver in drivers.listed()]])
 
@@ -242,7 +242,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
         Raises:
             RuntimeError: This is a call from inside the function itself.
-            Exception: What the model's `teardown` raised.
+            Exception: The model's `teardown` raised it.
         """
         drivers, loop = self._drivers, asyncio.get_running_loop()
         around = _drivers_around()
@@ -437,7 +437,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
 
 def _set_shares(requests: Sequence[Request], shares: Shares) -> None:
-    """Set on requests what their items count for in a batch."""
+    """Set the sizes of their items on requests."""
     for i, request in enumerate(requests):
         if shares.sizes is not None:
             request.size = shares.sizes[i]
@@ -453,7 +453,7 @@ def _snapshot(driver: Driver) -> FunctionSnapshot:
 
 
 async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """Do some work and return what it raises, or None.
+    """Do some work and return its error, or None.
 
     A task that raised KeyboardInterrupt or SystemExit would end the loop.
 
@@ -469,7 +469,7 @@ async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | No
 
 
 async def _wait_for(work: SharedWork) -> None:
-    """Wait for shared work and raise what it raised; cancelling the caller does not end it."""
+    """Wait for shared work and raise its error; cancelling the caller does not end it."""
     failure = await asyncio.shield(work)
     if failure is not None:
         raise failure

@@ -59,7 +59,7 @@ class Ticket(Generic[B]):
             DeadlineExceeded: The function's own `timeout_s` has passed since `submit`.
             RuntimeError: This thread is inside the function, or the process was forked since
                 `submit`.
-            Exception: What the function raised.
+            Exception: The function raised it.
         """
         optional_seconds("timeout_s", timeout_s)
         driver = self._owner._driver
@@ -144,7 +144,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
             Overloaded: The item could not be answered within `slo_s`, and the policy refuses such
                 items.
             RuntimeError: This is a call from inside the function itself.
-            Exception: What the function raised. Each caller of a batch that raised gets it.
+            Exception: The function raised it. Each caller of a batch that raised gets it.
         """
         if self._each_counts_as_one and not priority:
             lone = self._driver.call_alone(x, self._timeout_s, self._run)
@@ -214,7 +214,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return Ticket(self, waiter)
 
     def stats(self) -> FunctionSnapshot:
-        """Return what the function has done so far; of a method, for its instance."""
+        """Return the figures of the function so far; of a method, for its instance."""
         return self._driver.snapshot()
 
     def explain(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
         Raises:
             RuntimeError: This is a call from inside the function itself.
-            Exception: What the model's `teardown` raised.
+            Exception: The model's `teardown` raised it.
         """
         self._driver.drain(self._run, self._closed_error())
         with self._closing:

@@ -21,18 +21,17 @@ except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
-from carpool.cli.config_command import show_config
 from carpool.cli.graph_command import graph
 from carpool.cli.operate_commands import health, reload, scale, services
 from carpool.cli.score_command import score
-from carpool.cli.serve_command import serve
+from carpool.cli.serve_command import serve, show_config
 from carpool.cli.sources import add_current_folder, fail, in_words, server_key, server_url, sources
 from carpool.cli.worker_command import worker
 from carpool.engine.observe import log
 
 
 def _demo_can_run() -> bool:
-    """Report whether what `carpool demo` needs besides the command line is installed."""
+    """Report whether the further packages that `carpool demo` needs are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("sklearn", "httptools"))
 
 

@@ -33,7 +33,7 @@ _START_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients got.
+    """The answers that the clients got.
 
     Attributes:
         answers: The answers, by the index of the image.
@@ -96,7 +96,7 @@ def _server(target: str) -> Iterator[tuple[str, int]]:
 
 
 def _send_all(host: str, port: int, images: list[list[float]], console: Console) -> tuple[Tally, float]:
-    """Send every image `ROUNDS` times; return what the clients got and how many seconds it took."""
+    """Send every image `ROUNDS` times; return the answers and how many seconds they took."""
     tally, lock = Tally(), threading.Lock()
     jobs = iter([i for _ in range(ROUNDS) for i in range(len(images))])  # the clients share them
     bodies = [json.dumps(image) for image in images]
@@ -173,7 +173,7 @@ def _report(
 
     Args:
         console: Where to print.
-        tally: What the clients got.
+        tally: The answers that the clients got.
         took_s: How many seconds it took.
         sizes: The numbers of requests and of batches.
         alone: The answers of the model alone, one for each image.

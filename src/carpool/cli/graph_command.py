@@ -1,15 +1,25 @@
-"""`carpool graph`: draws the graph of a service, as Mermaid text or as SVG."""
+"""`carpool graph`: draws the graph of a service, as Mermaid text or as SVG.
+
+Things stand where `observe/picture.py` puts them, as on the dashboard. An early answer is no line,
+as any stage may give one.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
 from carpool.cli.sources import FAILED, NoAnswer, fail, find_service, send, server_key, server_url
-from carpool.service.drawing import as_mermaid, as_svg
+from carpool.engine.observe.picture import Dot, Edge, Kind, Picture, picture
+from carpool.service.declaration import Declaration
+from carpool.service.graph import stages_in
+from carpool.service.places import outline
+from carpool.service.stage import Stage
 
 _OK = 200
 _DATA = "/dashboard/data"
@@ -61,7 +71,7 @@ def graph(
 
 
 def _notes(url: str, name: str, key_file: Path | None, watch_s: float) -> dict[str, str]:
-    """Return what each stage of a running service does now, by the stage's name."""
+    """Return the present figures of each stage of a running service, by the stage's name."""
     before = _figures(url, name, key_file)
     time.sleep(max(0.1, watch_s))
     after = _figures(url, name, key_file)
@@ -102,3 +112,146 @@ def _figures(url: str, name: str, key_file: Path | None) -> dict[str, Any]:
         if service["name"] == name:
             return {**service, "time": found["time"]}
     fail(f"{url} has no service {name!r}; it has {', '.join(each['name'] for each in found['services'])}", FAILED)
+
+
+_COLUMN: Final = 224
+_ROW: Final = 68
+_MARGIN: Final = 20
+_WIDTH: Final = 168
+_NARROW: Final = 84  # of what is no stage
+_HEIGHT: Final = 44
+_SMALL: Final = 12
+_BEND: Final = 22
+_TEXTS: Final[Mapping[Kind, str]] = {
+    "start": "request",
+    "parallel": "all",
+    "join": "join",
+    "route": "one of",
+    "merge": "",
+    "list": "for each",
+    "gather": "join",
+    "end": "answer",
+}
+_MERMAID: Final[Mapping[Kind, str]] = {
+    "start": '(["{}"])',
+    "stage": '["{}"]',
+    "parallel": '{{{{"{}"}}}}',
+    "join": '(("{}"))',
+    "route": '{{"{}"}}',
+    "merge": '(("{} "))',
+    "list": '{{{{"{}"}}}}',
+    "gather": '(("{}"))',
+    "end": '(["{}"])',
+}
+_OPENS: Final = ("start", "parallel", "route", "list")
+
+
+def _in_short(stage: Stage) -> str:
+    """Return how a stage is declared, in a few words."""
+    batches = "single items" if stage.max_batch_size is None else f"up to {stage.max_batch_size}"
+    return f"{stage.workers_in_short}, {batches}"
+
+
+def as_mermaid(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
+    """Return a flowchart of Mermaid.
+
+    Args:
+        service: The service.
+        notes: A line about each stage, by its name; without it, how the stages are declared.
+    """
+    drawn, notes = _drawn(service, notes)
+    lines = ["flowchart LR"]
+    for i, dot in enumerate(drawn.dots):
+        text = "<br/>".join(each.replace('"', "#quot;") for each in _text_of(dot, notes))
+        lines.append(f"    n{i}{_MERMAID[dot.kind].format(text)}")
+    for edge in drawn.links:
+        arrow = f'-->|"{edge.name.replace(chr(34), "#quot;")}"|' if edge.name else "-->"
+        lines.append(f"    n{edge.begins} {arrow} n{edge.ends}")
+    for i, stage in enumerate(stages_in(service.graph)):
+        shared = [f"n{j}" for j, dot in enumerate(drawn.dots) if dot.kind == "stage" and dot.name == stage.name]
+        if len(shared) > 1:  # one pool at several places
+            lines += [f"    classDef shared{i} stroke-width:3px", f"    class {','.join(shared)} shared{i}"]
+    return "\n".join(lines) + "\n"
+
+
+def as_svg(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
+    """Return a picture; see `as_mermaid` for the arguments."""
+    drawn, notes = _drawn(service, notes)
+    width, height = 2 * _MARGIN + _COLUMN * drawn.width, 2 * _MARGIN + _ROW * drawn.height
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
+        f' height="{height:g}" font-family="system-ui, sans-serif" font-size="13" role="img">',
+        f"<title>{escape(service.name)}</title>",
+        '<defs><marker id="to" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<path d="M0 0 8 4 0 8z" fill="#667"/></marker></defs>',
+    ]
+    for edge in drawn.links:
+        lines += _line(edge, drawn)
+    for dot in drawn.dots:
+        lines += _shape(dot, notes)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _drawn(service: Declaration, notes: Mapping[str, str] | None) -> tuple[Picture, Mapping[str, str]]:
+    """Return the picture, and the notes."""
+    return picture(outline(service.graph)), notes or {stage.name: _in_short(stage) for stage in service.stages}
+
+
+def _text_of(dot: Dot, notes: Mapping[str, str]) -> list[str]:
+    """Return the lines of text of a dot."""
+    if dot.kind == "stage":
+        return [dot.name, *filter(None, [notes.get(dot.name, "")])]
+    return [f"{_TEXTS[dot.kind]}, errors as values" if dot.name else _TEXTS[dot.kind]]
+
+
+def _line(edge: Edge, drawn: Picture) -> list[str]:
+    """Return a line of a picture, which bends near its dots, and its name."""
+    begins, ends = drawn.dots[edge.begins], drawn.dots[edge.ends]
+    (x, y), (right, low) = _at(begins), _at(ends)
+    x, right = x + _width(begins) / 2, right - _width(ends) / 2
+    row = low if begins.kind in _OPENS else y
+    if edge.y is not None:
+        row = _MARGIN + _ROW * edge.y
+    path = f"M{x:g} {y:g}"
+    if row != y:
+        path += f"C{x + _BEND:g} {y:g} {x:g} {row:g} {x + _BEND:g} {row:g}"
+    if row != low:
+        path += f"L{right - _BEND:g} {row:g}C{right:g} {row:g} {right - _BEND:g} {low:g} {right:g} {low:g}"
+    else:
+        path += f"L{right:g} {low:g}"
+    lines = [f'<path d="{path}" fill="none" stroke="#667" marker-end="url(#to)"/>']
+    if edge.name:
+        middle = (x + right) / 2 + (_BEND / 2 if row != y and row == low else 0)
+        text = f'<text x="{middle:g}" y="{row - 5:g}" text-anchor="middle" font-size="11" fill="#445">'
+        lines.append(f"{text}{escape(edge.name)}</text>")
+    return lines
+
+
+def _shape(dot: Dot, notes: Mapping[str, str]) -> list[str]:
+    """Return a dot of a picture, and its text."""
+    x, y = _at(dot)
+    if dot.kind == "merge":
+        return [f'<circle cx="{x:g}" cy="{y:g}" r="{_SMALL / 2:g}" fill="#667"/>']
+    width, is_stage = _width(dot), dot.kind == "stage"
+    fill, radius = ("#eef3ff", 6) if is_stage else ("#f6f6f6", 20)
+    lines = [
+        f'<rect x="{x - width / 2:g}" y="{y - _HEIGHT / 2:g}" width="{width}" height="{_HEIGHT}" rx="{radius}"'
+        f' fill="{fill}" stroke="#667"/>'
+    ]
+    texts = _text_of(dot, notes) if is_stage else _text_of(dot, notes)[0].split(", ")
+    for i, text in enumerate(texts):
+        size = "" if i == 0 else ' font-size="11" fill="#445"'
+        at = y + 5 + 15 * (i - (len(texts) - 1) / 2)
+        lines.append(f'<text x="{x:g}" y="{at:g}" text-anchor="middle"{size}>{escape(text)}</text>')
+    return lines
+
+
+def _at(dot: Dot) -> tuple[float, float]:
+    """Return the middle of a dot."""
+    return _MARGIN + _COLUMN * dot.x, _MARGIN + _ROW * dot.y
+
+
+def _width(dot: Dot) -> int:
+    if dot.kind == "merge":
+        return _SMALL
+    return _WIDTH if dot.kind == "stage" else _NARROW

@@ -153,13 +153,13 @@ def remove(name: str, /, url: str | None = None, *, key_file: Path | None = None
 
 
 def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Send an order, and return what the server answers; exit if it was not carried out."""
+    """Send an order, and return the answer of the server; exit if it was not carried out."""
     url = server_url(url)
     try:
         answer = send(url, "POST", path, key=server_key(key_file), order=order, timeout_s=_LONGEST_S)
         if answer.status == _OK:
-            told: dict[str, Any] = answer.json
-            return told
+            found: dict[str, Any] = answer.json
+            return found
     except (NoAnswer, ValueError) as error:
         fail(
             f"no carpool server answers at {url} ({error}): say where it listens, such as http://127.0.0.1:8000", FAILED
@@ -170,7 +170,7 @@ def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | No
 
 
 def _message_of(answer: PlainAnswer) -> str:
-    """Return what the server says is wrong."""
+    """Return the error that the server reports."""
     try:
         return str(answer.json["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -252,7 +252,7 @@ def health(
 
 
 def _question(model: str | None, *, live: bool) -> tuple[str, str]:
-    """Return what a server is to be, and the path at which it says whether it is."""
+    """Return the wanted state of a server, and the path at which it reports that."""
     if live:
         return "live", "/livez"
     if model is None:
@@ -261,14 +261,14 @@ def _question(model: str | None, *, live: bool) -> tuple[str, str]:
 
 
 def _why(answer: PlainAnswer, model: str | None, *, has_key: bool) -> str:
-    """Return why a server is not ready: what it says itself, if it is one of ours."""
+    """Return why a server is not ready: its own reason, if it is one of ours."""
     if answer.status == _UNAUTHORIZED and has_key:
         return "it does not know the key that CARPOOL_KEY or --key-file has"
     advice = _ADVICE if model is None else {**_ADVICE, **_ADVICE_ABOUT_A_MODEL}
     if answer.status in advice:
         return advice[answer.status]
     try:
-        told = answer.json["error"]
-        return "; ".join(told.get("models", {}).values()) or str(told["message"]).rstrip(".")
+        error = answer.json["error"]
+        return "; ".join(error.get("models", {}).values()) or str(error["message"]).rstrip(".")
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"it answers {answer.status}"

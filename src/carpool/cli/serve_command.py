@@ -1,11 +1,13 @@
-"""`carpool serve`: serves services over HTTP until a signal ends it.
+"""`carpool serve` serves services over HTTP until a signal ends it.
 
-It begins with a summary, for a person in the terminal or for a program in the log.
+It begins with a summary, for a person in the terminal or for a program in the log. `carpool config`
+shows the settings that a server would have, and where each is from.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +18,11 @@ import carpool
 from carpool.cli.sources import FAILED, Config, chosen_by, fail, find_service, sources, values
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
+from carpool.engine.policy.base import name_of
 from carpool.errors import StartupError, Unavailable
-from carpool.service.overrides import changed
+from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, as_written, changed
 from carpool.service.service import Service
-from carpool.service.settings import ServerOptions, ServerSettings
+from carpool.service.settings import NAMES, ServerOptions, ServerSettings
 from carpool.service.stage import Stage
 from carpool.version import __version__
 
@@ -88,10 +91,10 @@ def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Conf
     """Make the server, or exit with an error.
 
     Args:
-        services: What it serves.
+        services: Those that it serves.
         chosen: Its settings.
-        found: What the environment, the file and `--set` change of services and stages.
-        of_cluster: What `--set` says of stages on a cluster.
+        found: The changes of services and stages in the environment, the file and `--set`.
+        of_cluster: The settings of stages on a cluster from `--set`.
     """
     try:
         from carpool.http.serve import check_port, new_server
@@ -143,7 +146,7 @@ def _cluster(settings: list[str]) -> Any:
 
 
 def summarize(server: Server, settings: ServerSettings) -> None:
-    """Tell a person, or a program, what is about to be served."""
+    """Show a person, or a program, which services and addresses are about to be served."""
     if settings["log"] == "text":
         print_summary(server, settings)
     else:
@@ -151,7 +154,7 @@ def summarize(server: Server, settings: ServerSettings) -> None:
 
 
 def print_summary(server: Server, settings: ServerSettings) -> None:
-    """Print for a person what is about to be served."""
+    """Print the services that are about to be served, for a person."""
     app = server.app
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]carpool {__version__}[/] on [bold]{server.address}[/]")
@@ -167,7 +170,7 @@ def print_summary(server: Server, settings: ServerSettings) -> None:
 
 
 def _log_summary(app: App, address: str) -> None:
-    """Log for a program what is about to be served, since loading the models may take minutes."""
+    """Log the services that are about to be served, since their models may load for minutes."""
     serves = [
         {"model": service.name, "path": path, "stages": {stage.name: in_short(stage) for stage in service.stages}}
         for service, path in zip(app.services, _paths(app), strict=True)
@@ -194,3 +197,75 @@ def in_short(stage: Stage) -> str:
         cores = " on cores " + " | ".join(",".join(map(str, sorted(each))) for each in stage.cpus)
     policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
     return f"{batches}, {stage.workers_in_short}{cores}{policy}"
+
+
+def show_config(
+    *targets: str,
+    settings: Annotated[ServerOptions | None, Parameter(name="*")] = None,
+    config: str | None = None,
+    changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
+) -> None:
+    """Show the settings that carpool serve would have here, and where each is from.
+
+    The lines can stand in carpool.toml.
+
+    Parameters
+    ----------
+    targets:
+        Services, as module:attribute, whose own settings are shown, too.
+    config:
+        The file with settings, in the place of carpool.toml.
+    changes:
+        See carpool serve.
+    """
+    values_of: dict[str, Any] = {**chosen_by(settings)}
+    found = sources.read(config, changes)
+    try:
+        services = changed([find_service(name) for name in targets], values(found.services), values(found.stages))
+    except (ValueError, TypeError) as error:
+        if targets:
+            fail(sources.placed(found, error))
+        services = []
+    rows = [(name, values_of[name], sources.of(name)) for name in NAMES]
+    for kind, changes_of, names in (
+        ("services", found.services, {service.name: service for service in services}),
+        ("stages", found.stages, {stage.name: stage for service in services for stage in service.stages}),
+    ):
+        for name in {**names, **changes_of}:
+            of_one = changes_of.get(name, {})
+            for setting in OF_A_SERVICE if kind == "services" else OF_A_STAGE:
+                key = f"{kind}.{_key(name)}.{setting}"
+                if setting in of_one:
+                    rows.append((key, of_one[setting].value, of_one[setting].source))
+                elif name in names:
+                    rows.append((key, as_written(names[name], setting), "code"))
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, source in rows:
+        try:
+            print(f"{name:<{width}} = {_in_toml(value)}  # {source}")
+        except TypeError:
+            print(f"# {name} is {name_of(value)}, which only code can say")
+    for doubt in found.doubts:
+        print(f"# {doubt}")
+
+
+def _in_toml(value: Any) -> str:
+    """Return a value as TOML has it. Raises TypeError if it cannot be written."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_in_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(key)} = {_in_toml(each)}' for key, each in value.items())}}}"
+    raise TypeError(f"a {type(value).__name__} cannot be written in TOML")
+
+
+def _key(name: str) -> str:
+    """Return a name as TOML has it as a key."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _in_toml(name)

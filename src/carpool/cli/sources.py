@@ -30,9 +30,8 @@ from cyclopts.argument import ArgumentCollection
 
 from carpool.engine.logger import logger
 from carpool.engine.observe import log
-from carpool.service import named
-from carpool.service.named import BrokenModule, NotFound, service_named
-from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, nearest
+from carpool.service import overrides
+from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, BrokenModule, NotFound, nearest, service_named
 from carpool.service.service import Service
 from carpool.service.settings import LISTS, MAY_BE_EMPTY, NAMES, ServerSettings, with_defaults
 
@@ -48,7 +47,7 @@ class Sources:
         self._places: dict[str, str] = {}
 
     def __call__(self, app: Cli, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Fill in what no flag says; this is what cyclopts calls."""
+        """Fill in the settings that no flag gives; cyclopts calls this."""
         if not commands or commands[0] not in WITH_SETTINGS:
             return
         by_name = {
@@ -109,13 +108,13 @@ def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoRetu
     Where the log is JSON, the line is, too, with the traceback in it.
 
     Args:
-        text: What is wrong, and what to change.
+        text: The mistake, and its remedy.
         status: The exit status.
         traceback: That of the user's code, if it has raised; it is shown before the text.
     """
     if log.is_json():
-        told = f"{text}\n{traceback}".rstrip()
-        logger.critical("%s", told, extra={"code": "startup_failed"})
+        line = f"{text}\n{traceback}".rstrip()
+        logger.critical("%s", line, extra={"code": "startup_failed"})
     log.flush()  # lines that are still on their way come first
     if not log.is_json():
         print(f"{traceback}carpool: {text}", file=sys.stderr)
@@ -123,7 +122,7 @@ def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoRetu
 
 
 def in_words(error: CycloptsError) -> str:
-    """Return what is wrong, and what to write instead."""
+    """Return the mistake, and its remedy."""
     text = " ".join(_as_setting(error)) or " ".join(str(error).split())
     if "--" in text:  # it names what to write
         return text
@@ -131,7 +130,7 @@ def in_words(error: CycloptsError) -> str:
 
 
 def _as_setting(error: CycloptsError) -> tuple[str, ...]:
-    """Return what an option is that is a setting of a stage or service, and how to write it.
+    """Return the meaning of an option that is a setting of a stage or service, and its form.
 
     Who comes from another server looks for `--workers`. For any other mistake it is empty.
     """
@@ -148,7 +147,8 @@ def _as_setting(error: CycloptsError) -> tuple[str, ...]:
 
 
 def find_service(target: str) -> Service:
-    """Return the service at `module:attribute`, or exit with an error that says what is there."""
+    """Return the service at `module:attribute`, or exit with an error that names those that there
+    are."""
     add_current_folder()
     try:
         return service_named(target)
@@ -160,7 +160,7 @@ def find_service(target: str) -> Service:
 
 def _from_module_on(error: BaseException) -> str:
     """Return the traceback of an import, without the frames that are not the user's."""
-    ours = (named.__file__, importlib.__file__, "<frozen importlib")
+    ours = (overrides.__file__, importlib.__file__, "<frozen importlib")
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
         frames = frames.tb_next
@@ -185,7 +185,7 @@ def server_url(url: str | None, *, admin: bool = True) -> str:
     """Return the address of the server to ask; by default the one that the settings here give it.
 
     Args:
-        url: What the command was given; None for nothing.
+        url: The address that the command was given; None for none.
         admin: Whether to prefer its address for orders and pages of its operators.
     """
     if url is not None:
@@ -235,7 +235,7 @@ def send(
         method: Of the request.
         path: Below the URL.
         key: An API key; empty if the server needs none.
-        order: What is sent as JSON; None for nothing.
+        order: The body, which is sent as JSON; None for none.
         timeout_s: For how long the server may be silent.
 
     Raises:
@@ -271,7 +271,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
-    """Return a connection to a server, and what stands before the paths there. Raises NoAnswer."""
+    """Return a connection to a server, and the prefix of the paths there. Raises NoAnswer."""
     if url.startswith(_UNIX):
         return _UnixConnection(url.removeprefix(_UNIX), timeout_s), ""
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")

@@ -20,7 +20,7 @@ _STYLES = {"bad": "bold red", "warn": "yellow"}
 
 
 class NoFigures(Exception):
-    """The server gives no figures; the text says why, and what to do about it."""
+    """The server gives no figures; the text has the reason and the remedy."""
 
 
 def run(url: str, key: str, console: Console, times: int | None = None) -> None:
@@ -66,7 +66,7 @@ def fetched(url: str, key: str) -> dict[str, Any]:
 
 
 def shown(latest: Mapping[str, Any], before: Mapping[str, Any]) -> RenderableType:
-    """Return what is shown for two messages of the server, one after the other."""
+    """Return the picture of two messages of the server, one after the other."""
     parts: list[RenderableType] = []
     problems = latest["problems"]
     if not problems:

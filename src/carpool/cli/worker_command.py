@@ -96,7 +96,7 @@ def _limit_threads(name: str) -> None:
     """Have BLAS take the cores that this process may use, before a model imports it.
 
     Args:
-        name: What the worker runs, for the log.
+        name: The name of the stage that the worker runs, for the log.
     """
     from carpool.engine.worker.place import decide_threads, usable_cores
 

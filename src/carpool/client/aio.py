@@ -16,9 +16,7 @@ import httpcore  # noqa: F401 # httpx imports it at its first use; a fork meanwh
 import httpx
 import sniffio  # noqa: F401 # as httpcore; where it is missing each request looks for it several times
 
-from carpool.client.app_transport import AppTransport
 from carpool.client.bunches import InputFailed, ThreadInput, in_bunches
-from carpool.client.duplex import Duplex, Target
 from carpool.client.messages import (
     EVENTS_TYPE,
     JSON_TYPE,
@@ -37,6 +35,7 @@ from carpool.client.messages import (
     readiness_address_of,
     result_in,
 )
+from carpool.client.transports import AppTransport, Duplex, Target
 from carpool.client.waits import RetryBudget, Wait, Waits, is_retried, retry_after_s, wait_s
 from carpool.engine.clock import monotonic
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, StartupError, Unavailable
@@ -197,8 +196,8 @@ class AsyncClient:
             priority: From -100 to 100. Larger goes first.
 
         Raises:
-            CarpoolError: What a Python caller of the service would get; its `request_id` is in the
-                server's log.
+            CarpoolError: The one that a Python caller of the service would get; its `request_id` is
+                in the server's log.
             ValidationError: The answer is not of type `as_type`, besides.
             TypeError: The item cannot be written.
         """
@@ -279,7 +278,7 @@ class AsyncClient:
             Unavailable: The answer broke off; items for which there is no answer may have been run.
             ValueError: An item holds NaN or an infinity, which lines of JSON cannot express;
                 `predict` sends them.
-            BaseException: What the input has raised.
+            BaseException: The input has raised it.
         """
         async with aclosing(self.bunches(xs, as_type, priority, timeout_s)) as bunches:
             async for bunch in bunches:
@@ -361,8 +360,8 @@ class AsyncClient:
                 async with aclosing(duplex.pieces()) as pieces:
                     if duplex.status != 200:
                         async with self._waits.at_most(items.limit_s):
-                            told = b"".join([piece async for piece in pieces])
-                        raise error_in(duplex.status, duplex.headers, told)
+                            answered = b"".join([piece async for piece in pieces])
+                        raise error_in(duplex.status, duplex.headers, answered)
                     async for data in pieces:
                         yield data
             finally:

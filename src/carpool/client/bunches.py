@@ -20,13 +20,13 @@ _LONGEST_S: Final = 0.01
 
 
 class InputFailed(Exception):
-    """What an input has raised, on its way to the caller.
+    """Carries an error that an input has raised to the caller.
 
     In between nothing may take it for an error of its own: a connection's `OSError`, the end of a
     wait, or `SystemExit`, which would end the loop.
 
     Args:
-        error: What was raised.
+        error: The error that was raised.
     """
 
     def __init__(self, error: BaseException) -> None:

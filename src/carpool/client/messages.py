@@ -1,4 +1,4 @@
-"""What a client sends and understands: items and results, and the errors in answers. Sans-IO."""
+"""The messages of a client: items and results, and the errors in answers. Sans-IO."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVENTS_TYPE: Final = "text/event-stream"
 SERVER_READINESS: Final = "/readyz"
 
 
-class _Told(msgspec.Struct):
+class _Sent(msgspec.Struct):
     code: str = ""
     message: str = ""
     request_id: str = ""
@@ -42,7 +42,7 @@ class _Told(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    error: _Told
+    error: _Sent
 
 
 class _End(msgspec.Struct):
@@ -119,12 +119,12 @@ def error_in(status: int, headers: Mapping[str, str], body: bytes) -> CarpoolErr
         headers: Of the answer, by name in lower case.
         body: Of the answer.
     """
-    told = _told_in(body)
-    told.message = told.message or f"the server answered {status}"
-    told.status = status
-    told.request_id = told.request_id or headers.get("x-request-id", "")
+    sent = _sent_in(body)
+    sent.message = sent.message or f"the server answered {status}"
+    sent.status = status
+    sent.request_id = sent.request_id or headers.get("x-request-id", "")
     retry = headers.get("retry-after", "")
-    return error_of(told, float(retry) if retry.isdigit() else None)
+    return error_of(sent, float(retry) if retry.isdigit() else None)
 
 
 def entry_in(line: bytes, kind: Any) -> Any:
@@ -139,9 +139,9 @@ def entry_in(line: bytes, kind: Any) -> Any:
     """
     line = line.lstrip(b" ")  # by which a server says that it is alive
     if entries.is_error(line):
-        told = _told_in(line)
-        error = error_of(told, None)
-        if told.is_last:
+        sent = _sent_in(line)
+        error = error_of(sent, None)
+        if sent.is_last:
             raise error
         return error
     try:
@@ -150,28 +150,28 @@ def entry_in(line: bytes, kind: Any) -> Any:
         return unfit
 
 
-def _told_in(body: bytes) -> _Told:
+def _sent_in(body: bytes) -> _Sent:
     """Return what an error in an answer says."""
     try:
         return _read_error(body).error
     except msgspec.MsgspecError:
-        return _Told(message=body[:200].decode("utf-8", "replace").strip())
+        return _Sent(message=body[:200].decode("utf-8", "replace").strip())
 
 
-def error_of(told: _Told, retry_after_s: float | None) -> CarpoolError:
+def error_of(sent: _Sent, retry_after_s: float | None) -> CarpoolError:
     """Return the error of the class that fits its status."""
-    text = told.message + (f" (request {told.request_id})" if told.request_id else "")
-    error = _error_for(told, text, retry_after_s)
-    error.request_id = told.request_id
+    text = sent.message + (f" (request {sent.request_id})" if sent.request_id else "")
+    error = _error_for(sent, text, retry_after_s)
+    error.request_id = sent.request_id
     return error
 
 
-def _error_for(told: _Told, text: str, retry_after_s: float | None) -> CarpoolError:
-    status, code = told.status or 500, told.code
+def _error_for(sent: _Sent, text: str, retry_after_s: float | None) -> CarpoolError:
+    status, code = sent.status or 500, sent.code
     if status == 422:
-        return ValidationError(text, details=told.details)
+        return ValidationError(text, details=sent.details)
     if status == 429:
-        return Overloaded(text, retry_after_s=retry_after_s, reason=told.reason)
+        return Overloaded(text, retry_after_s=retry_after_s, reason=sent.reason)
     if status == 504 or code == "deadline_exceeded":
         return DeadlineExceeded(text)
     if status == 503:
@@ -250,8 +250,8 @@ class EventReader:
         kind, part = self._kind, b"\n".join(self._data)
         self._kind, self._data = b"", []
         if kind == b"error":
-            told = _told_in(part)
-            self.failure = error_of(told, None) if told.status or told.code else broken("the stream")
+            sent = _sent_in(part)
+            self.failure = error_of(sent, None) if sent.status or sent.code else broken("the stream")
         elif kind == b"end":
             self.has_ended = True
             if _count_in(part) not in (None, self._n):

@@ -232,7 +232,8 @@ class _Loop(asyncio.SelectorEventLoop):
 
 _beginning = threading.Lock()
 _of_parents: list[tuple[LoopThread, AsyncClient]] = []
-"""What a fork has left to the parent. It is kept: its end would close the parent's connections."""
+"""Objects that a fork has left to the parent. They are kept: their end would close the parent's
+connections."""
 
 
 def _forked() -> None:

@@ -172,7 +172,7 @@ def wait_s(attempt: int, asked_s: float | None, dice: Callable[[], float] = rand
 
     Args:
         attempt: How often the request was sent, from 1.
-        asked_s: What the server asks; None if it does not say.
+        asked_s: The wait that the server asks for; None for none.
         dice: A number from 0 to 1.
     """
     if asked_s is not None:

@@ -176,7 +176,7 @@ class Request:
         state: NEW, QUEUED, RUNNING or DONE.
         stream: How far its answer has come, where the last stage makes it step by step; None
             elsewhere.
-        trail: Times in the stages before the present one (see `core/trail.py`); not set while the
+        trail: Times in the stages before the present one (see `core/journal.py`); not set while the
             request is in the stage with which its service begins.
         result: The answer, once the state is DONE and there is no error.
         error: Why there is no result; None if there is one.

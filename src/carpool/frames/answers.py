@@ -1,4 +1,4 @@
-"""What a model of tables returns, one answer for each row.
+"""The answers of a model of tables, one for each row.
 
 The answers are counted, cut up for the requests, turned into plain values, and written in the
 format that the client wants. An exception in the place of a row's answer, or within it, is that
@@ -73,7 +73,7 @@ def with_errors(values: list[Any], what: str) -> list[Any]:
 
     Args:
         values: Plain values, as `plain` returns them.
-        what: What has returned them, as the subject of a sentence.
+        what: Their maker, as the subject of a sentence.
     """
     if set(map(type, values)) <= _SCALARS:
         return values
@@ -118,18 +118,18 @@ def _has_errors(rows: list[Any]) -> bool:
 def _as_list(write: Callable[[Any], bytes], result: Any) -> bytes:
     """Write answers, with an object with its error in the place of each row that has one."""
     if type(result) is list and _has_errors(result):
-        result = [{"error": _told_of(row)} if _is_error(row) else row for row in result]
+        result = [{"error": _error_of(row)} if _is_error(row) else row for row in result]
     return write(result)
 
 
-def _told_of(error: CarpoolError) -> dict[str, Any]:
+def _error_of(error: CarpoolError) -> dict[str, Any]:
     """Return the text for clients of a row's error."""
     message = text_for_clients(error) or MODEL_MESSAGES.get(error.code, MODEL_MESSAGES["model_error"])
     return {"code": error.code, "message": message, "status": error.status}
 
 
 def _plain_series(series: Any) -> list[Any]:
-    """Return the values of a pandas series, with None for what its type calls missing."""
+    """Return the values of a pandas series, with None for values that its type calls missing."""
     values: list[Any] = series.tolist()
     if hasattr(series.dtype, "na_value"):
         return [None if gone else value for value, gone in zip(values, series.isna().tolist(), strict=True)]
@@ -202,8 +202,8 @@ class Writers:
         name = ERROR
         while name in columns:
             name = f"carpool_{name}"
-        told = [_told_of(row) if _is_error(row) else None for row in rows]
-        columns[name] = [None if each is None else f"{each['code']}: {each['message']}" for each in told]
+        errors = [_error_of(row) if _is_error(row) else None for row in rows]
+        columns[name] = [None if each is None else f"{each['code']}: {each['message']}" for each in errors]
         return columns
 
     def _columns_of(self, rows: list[Any]) -> dict[str, list[Any]]:

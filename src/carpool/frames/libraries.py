@@ -426,8 +426,8 @@ def _is_text(kind: Any) -> bool:
 
 
 def _count(column: Any, allowance: Allowance) -> None:
-    """Count what no buffer of a column shows: values without bytes, and bytes that several share.
-    Its type has been checked.
+    """Count the content that no buffer of a column shows: values without bytes, and bytes that
+    several share. Its type has been checked.
     """
     import pyarrow as pa
 

@@ -133,7 +133,7 @@ class Cell(NamedTuple):
     Attributes:
         row: Its row, counted from 1 below the header.
         column: The name of its column.
-        text: What stands in it.
+        text: Its content.
     """
 
     row: int
@@ -185,7 +185,7 @@ def bad_cell(
 
 
 def _outside_quotes(body: bytes) -> bytes | None:
-    """Return what is outside of quoted fields; None if quotes do not stand around whole fields."""
+    """Return the text outside of quoted fields; None if quotes do not stand around whole fields."""
     parts = body.split(b'"')
     if len(parts) % 2 == 0:
         return None

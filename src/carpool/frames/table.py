@@ -74,7 +74,7 @@ class TableModel(Model):
     produces = (CSV, JSON, MSGPACK, ARROW)
 
     body_type: ClassVar[Any]
-    """What a body is in JSON and msgpack: one record, or a list of them."""
+    """The type of a body in JSON and msgpack: one record, or a list of them."""
 
     _library: ClassVar[Library]
     _readers: ClassVar[_Records]
@@ -119,7 +119,7 @@ class _Values(NamedTuple):
         records: One for each row.
         names: The columns of the frame.
         is_single: Whether they were sent as one record.
-        allowance: What may still be made of the body.
+        allowance: The remaining limits of the body.
     """
 
     records: list[Any]
@@ -246,7 +246,7 @@ class _Reading:
             self._done[index] = _complaint(error)
 
     def all(self) -> list[Any]:
-        """Read what is left, and return `FrameRows` or an error for each request."""
+        """Read the rest, and return `FrameRows` or an error for each request."""
         for header, sheets in self._sheets.items():
             self._together(sheets, lambda some, header=header: self._read_sheets(header, some))  # type: ignore[misc]
         if self._columns is None:
@@ -398,7 +398,7 @@ def _runs(library: Library, group: list[FrameRows]) -> list[Any]:
 def _answer_group(
     answer: Any, n: int, group: list[tuple[int, FrameRows]], items: list[Any], results: list[Any]
 ) -> None:
-    """Cut up what `predict` has returned for one frame.
+    """Cut up the result of `predict` for one frame.
 
     Callers that gave frames get a part of it, and all others get plain values. Raises ModelError.
     """

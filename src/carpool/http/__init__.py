@@ -17,7 +17,7 @@ __all__ = ["App", "install_error_handlers", "stream_response"]
 
 
 def __dir__() -> list[str]:
-    """Return what users need, which completion then offers, without the modules of the package."""
+    """Return the names for users, which completion then offers, without the modules."""
     return __all__
 
 

@@ -49,7 +49,7 @@ _ALLOWED_HEADERS = (
 _EXPOSED_HEADERS = b"x-request-id, retry-after, server-timing"
 _PREFLIGHT_S = b"600"
 LOCAL_NAMES: Final = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
-"""What a browser on the same machine calls a server that listens on a loopback address."""
+"""The names by which a browser on the same machine calls a server on a loopback address."""
 
 
 class Access:
@@ -61,7 +61,7 @@ class Access:
             `*.example.com` or `[::1]`; empty if any will do.
         origins: The sites whose pages may ask, such as `https://example.com`; `*` for all.
         is_readyz_open: Whether `/readyz` needs no key, as `/livez` never does.
-        prefix: What stands before each path, as of a proxy.
+        prefix: The path of a proxy, which stands before each path.
 
     Attributes:
         wanted_headers: The headers that it looks at.
@@ -100,7 +100,7 @@ class Access:
         self.rejected = 0
 
     def check(self, head: Head) -> HttpResponse | None:
-        """Judge a head, and note its caller and what its answer has to say to the caller's browser.
+        """Judge a head, and note its caller and the headers of its answer for the caller's browser.
 
         Returns:
             The answer to a browser that asks whether a page may ask; None for any other request.
@@ -233,7 +233,7 @@ def _key_of(head: Head) -> bytes:
 
 
 def _password(credentials: bytes) -> bytes:
-    """Return the password of what a browser sends for its user; empty if there is none."""
+    """Return the password that a browser sends for its user; empty if there is none."""
     try:
         return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
     except ValueError:
@@ -467,6 +467,6 @@ class KeyRing:
 
 
 def _state_of(path: Path) -> tuple[int, int, int]:
-    """Return what changes when a file is written or replaced. Raises OSError."""
+    """Return a mark that changes when a file is written or replaced. Raises OSError."""
     state = path.stat()
     return state.st_mtime_ns, state.st_size, state.st_ino

@@ -26,7 +26,7 @@ import itertools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -38,7 +38,8 @@ from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailab
 from carpool.http.codec import Refusal, as_json
 from carpool.http.endpoint import Endpoint
 from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
-from carpool.service.named import BrokenModule, NotFound, service_named
+from carpool.http.routes import AppView
+from carpool.service.overrides import BrokenModule, NotFound, service_named
 from carpool.service.service import Service
 
 RELOAD = b"/admin/reload"
@@ -48,7 +49,7 @@ REMOVE_SERVICE = b"/admin/services/remove"
 
 
 class ReloadOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """What is to be reloaded.
+    """An order to reload services.
 
     Attributes:
         service: The name of a service; None for all.
@@ -125,7 +126,7 @@ class Admin:
 
     @property
     def routes(self) -> dict[bytes, Callable[[Exchange], None]]:
-        """What answers to POST, by path."""
+        """The functions that answer to POST, by path."""
         return {
             RELOAD: self._reload,
             SCALE: self._scale,
@@ -236,8 +237,8 @@ class Admin:
 
     def _failure(self, status: int, code: str, text: str) -> HttpResponse:
         """Return the answer to an order that was not carried out, or not all of it."""
-        told = {"code": code, "message": text, "workers": self._workers()}
-        return HttpResponse(status, as_json({"error": told}))
+        body = {"code": code, "message": text, "workers": self._workers()}
+        return HttpResponse(status, as_json({"error": body}))
 
     def _workers(self) -> dict[str, dict[str, int]]:
         """Return how many workers each stage of each service has."""
@@ -279,7 +280,8 @@ def _is_cancelled(error: BaseException) -> bool:
 
 
 def _check_client(exchange: Exchange) -> None:
-    """Refuse clients on other machines, and what pages in browsers could send. Raises Refusal."""
+    """Refuse clients on other machines, and requests that pages in browsers could send. Raises
+    Refusal."""
     if not is_local(exchange.client_host):
         raise Refusal(403, "not_local")
     kind = exchange.head.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -299,29 +301,6 @@ def is_local(host: str | None) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-class ChangingApp(Protocol):
-    """The app whose services change.
-
-    Attributes:
-        endpoints: The services as the app serves them, in order.
-        coming: Those that are being started, and are not served yet.
-        refusing: Why requests are refused now; None while the services run.
-    """
-
-    endpoints: list[Endpoint]
-    coming: list[Endpoint]
-    refusing: CarpoolError | None
-
-    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
-        """Make an endpoint of a service. Raises ValueError if the app cannot serve it."""
-
-    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None:
-        """Raise ValueError if two of these services have one address."""
-
-    def serve_at(self, endpoints: Sequence[Endpoint]) -> None:
-        """Answer at the addresses of these services from now on, and of no others."""
-
-
 class ServiceList:
     """Changes which services an app has.
 
@@ -329,7 +308,7 @@ class ServiceList:
         app: The app.
     """
 
-    def __init__(self, app: ChangingApp) -> None:
+    def __init__(self, app: AppView) -> None:
         self._app = app
 
     async def add(self, target: str) -> Endpoint:

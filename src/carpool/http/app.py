@@ -1,13 +1,14 @@
-"""The app says what each address means, and what each outcome is in HTTP. It has no socket.
+"""The app has the meaning of each address, and the answer to each outcome in HTTP. It has no
+socket.
 
 Two fronts lead here, our own HTTP/1.1 connection (`connection.py`) and ASGI (`asgi.py`). A front
 asks `admit` once it has a request's head, reads the body unless that was refused, makes an
 `Exchange` of both and calls `handle`. The answer comes back through `Exchange.respond`, at once or
 later.
 
-`App` starts and stops its services, and puts together what does the work: `admission.py` judges
-heads by the table of addresses, `predict_routes.py` answers at the addresses of models,
-`protocol_routes.py` at those of protocols, and `status_pages.py` and `dashboard.py` show pages.
+`App` starts and stops its services, and puts together the parts that do the work: `routes.py`
+judges heads by the table of addresses, and answers at those of models, `protocol_routes.py` answers
+at those of protocols, and `server_pages.py` shows pages.
 """
 
 from __future__ import annotations
@@ -19,18 +20,29 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from carpool.engine.clock import monotonic
-from carpool.engine.drive.output import LineSink, print_line
 from carpool.engine.foreign import text_of, traceback_of
 from carpool.engine.logger import logger
-from carpool.engine.observe.log import printable
+from carpool.engine.observe.log import LineSink, print_line, printable
 from carpool.engine.request import DONE, NEW
 from carpool.errors import CarpoolError, Unavailable
 from carpool.http import asgi
 from carpool.http.access import Access, new_access
 from carpool.http.admin import Admin, ServiceList, check_services
-from carpool.http.admission import (
+from carpool.http.asgi import Receive, Send
+from carpool.http.codec import NotReady, as_routes_are
+from carpool.http.compression import new_compression
+from carpool.http.endpoint import Endpoint, ready_path
+from carpool.http.error_answers import ErrorAnswers
+from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.items import ExchangeItems
+from carpool.http.observer import Lines, new_observer
+from carpool.http.protocol_routes import ProtocolRoutes, in_words_of
+from carpool.http.protocols import protocols_named
+from carpool.http.protocols.base import HttpProtocol, ShownRoute
+from carpool.http.routes import (
     Handler,
     HeadAdmission,
+    PredictRoutes,
     Routes,
     add_models,
     add_options,
@@ -39,22 +51,8 @@ from carpool.http.admission import (
     of_orders,
     of_pages,
 )
-from carpool.http.asgi import Receive, Send
-from carpool.http.codec import NotReady, as_routes_are
-from carpool.http.compression import new_compression
-from carpool.http.dashboard import Dashboard, pages_at
-from carpool.http.endpoint import Endpoint, ready_path
-from carpool.http.error_answers import ErrorAnswers
-from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse, ServedModel
-from carpool.http.items import ExchangeItems
-from carpool.http.observer import Lines, new_observer
-from carpool.http.predict_routes import PredictRoutes
-from carpool.http.protocol_lists import ShownRoute
-from carpool.http.protocol_routes import ProtocolRoutes
-from carpool.http.protocols import protocols_named
-from carpool.http.protocols.base import HttpProtocol
+from carpool.http.server_pages import Dashboard, StatusPages, pages_at
 from carpool.http.shares import ConnectionShares
-from carpool.http.status_pages import StatusPages
 from carpool.service.checks import at_least, check_callable, flag, nonnegative_seconds, when_full_waits
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.join import Join, joins_of
@@ -69,7 +67,7 @@ class App:
     """An HTTP app for one or several services, to run under `carpool serve` or any ASGI server.
 
     Args:
-        services: What to serve; the first service also answers at `/predict`.
+        services: Those to serve; the first one also answers at `/predict`.
         when_full: "refuse" a request with 429 while the queue is full, or let it "wait" until its
             deadline.
         timeout_status: Status of a missed deadline, 504 or 408.
@@ -77,7 +75,7 @@ class App:
         debug: Whether error bodies show the texts of user exceptions.
         idle_check_s: Once there has been no good answer for this long, `/readyz` runs an example
             through the model.
-        output: What to do with each line that a worker prints.
+        output: Takes each line that a worker prints.
         join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
             socket. Only one of the services can have such stages.
         on: Where worker processes run: "ray", or a `carpool.ray.Cluster`; None for this machine.
@@ -86,7 +84,8 @@ class App:
         allow_host: The names by which clients may call the server; empty if any will do.
         cors_origin: The sites whose pages may ask; empty for none but the server's own.
         open_readyz: Whether `/readyz` needs no key, as `/livez` never does.
-        root_path: What a proxy puts before each path, such as `/api`; it may also cut it off.
+        root_path: The path that a proxy puts before each address, such as `/api`; it may also cut
+            it off.
         has_admin_address: Whether the pages for those who run the server are at another address.
         access_log: The share of requests that get a line in the log `carpool.access`, from 0 to 1;
             errors always do, probes that are answered 200 never.
@@ -107,7 +106,7 @@ class App:
         observer: Watches requests and their answers; None if nothing asks for it.
         request_ids: Gives ids to requests that bring none.
         own_metrics: The metrics that models have of their own; None if nobody collects them.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
         is_tls: Whether the server that runs it speaks TLS; the server says so.
         wanted_headers: The headers that the app or one of its protocols looks at.
         endpoints: The services as the app serves them, in order.
@@ -118,11 +117,11 @@ class App:
         coming: Services that are being started while the others run, and are not served yet.
         is_leaving: Whether the app still answers, but will be drained in a moment.
         admin: Changes the services while they run.
-        on_new_routes: What is called when services have been added or removed.
+        on_new_routes: Functions that are called when services have been added or removed.
         shares: The `share` of each service.
         connection_shares: How many connections of our own server each service has; None under
             another one.
-        routes: What answers, by path and method.
+        routes: The functions that answer, by path and method.
 
     Raises:
         ValueError: A setting is out of range, or two services have one name.
@@ -184,7 +183,7 @@ class App:
         self.serve_at(self.endpoints)
 
     def _make_pages(self, idle_check_s: float) -> None:
-        """Make what answers at the addresses that belong to no model."""
+        """Make the pages, whose addresses belong to no model."""
         self.admin = Admin(self.endpoints, self.error, self.run_beside, ServiceList(self))
         self._pages = StatusPages(self, idle_check_s, self._errors.timeout_status)
         self._dashboard = Dashboard(self.running_stats, self)
@@ -225,7 +224,7 @@ class App:
         self.services_changed()
 
     def _tables(self, endpoints: Sequence[Endpoint]) -> tuple[ProtocolRoutes, PredictRoutes, Routes]:
-        """Make what answers at addresses of services. Raises ValueError if two share one."""
+        """Make the routes at addresses of services. Raises ValueError if two share one."""
         served = tuple(endpoints)
         protocols = ProtocolRoutes(
             self._named_protocols, served, self, self.problem, is_patient=self._is_patient, root_path=self.root_path
@@ -319,9 +318,9 @@ class App:
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
         response = self.plain_error(head, error)
-        if head is None or head.protocol is None:
+        if head is None or head.in_own_words is None:
             return response
-        return self._protocols.in_words_of(head.protocol, response)
+        return in_words_of(head.in_own_words, response)
 
     def plain_error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`, never in a protocol's words."""
@@ -342,7 +341,10 @@ class App:
     # -- the routes
 
     def _make_routes(self, endpoints: Sequence[Endpoint], models: PredictRoutes) -> Routes:
-        """Return, by path and method, what answers. Raises ValueError if two services share one."""
+        """Return the functions that answer, by path and method.
+
+        Raises ValueError if two services share an address.
+        """
         pages = {
             b"/livez": self._pages.livez,
             b"/readyz": self._pages.readyz,
@@ -358,11 +360,11 @@ class App:
         return routes
 
     def _operators_routes(self) -> Routes:
-        """Return what answers where those who run the server ask."""
+        """Return the routes for those who run the server."""
         return {**of_pages(self._admin_pages), **of_orders(self.admin.routes)}
 
     def admin_admission(self, access: Access | None) -> HeadAdmission:
-        """Return what judges the requests at the address of those who run the server."""
+        """Return the admission at the address of those who run the server."""
         pages = of_pages({b"/livez": self._pages.livez, b"/readyz": self._pages.readyz})
         return HeadAdmission(self, self._models, {**pages, **self._operators_routes()}, access)
 
@@ -512,7 +514,7 @@ class App:
             raise RuntimeError("this app is running already")
         starting = self._starting
         if starting is not None and not self.is_elsewhere:
-            await asyncio.wait([starting])  # a start that was interrupted ends what it had begun
+            await asyncio.wait([starting])  # a start that was interrupted ends the services that it had begun
         await asyncio.gather(*[endpoint.stop(drain=False) for endpoint in self.endpoints])
         if self._starting is not starting:
             return  # another caller was faster
@@ -528,7 +530,7 @@ class App:
         return [endpoint for endpoint in self.endpoints if not endpoint.is_leaving]
 
     def problems(self) -> dict[str, str]:
-        """Return what keeps services from answering now, by their names."""
+        """Return the reasons why services do not answer now, by their names."""
         problems = {endpoint.name: endpoint.problem for endpoint in self.served}
         return {name: problem for name, problem in problems.items() if problem is not None}
 
@@ -536,7 +538,7 @@ class App:
         """Return why no request should be sent to the app now; None if one service would answer.
 
         Args:
-            problems: What keeps services from answering.
+            problems: The reasons why services do not answer.
         """
         if self._draining or self.is_leaving:
             return NotReady("draining")
@@ -554,3 +556,67 @@ class App:
         task = asyncio.ensure_future(work)
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
+
+
+_LARGEST_BODY = 64 * 1024
+
+
+class AdminApp:
+    """The app of a connection to the pages that are not for everybody.
+
+    Args:
+        app: The app whose pages these are.
+        access: Who may ask.
+
+    Attributes:
+        max_body_bytes: Size of the largest request body.
+        wants_heads: Whether whole heads are kept.
+        wanted_headers: The headers that are looked at.
+        access: Who may ask.
+        observer: Watches requests and their answers.
+        request_ids: Gives ids to requests that bring none.
+        root_path: The path that a proxy puts before each address.
+        shares: Nothing, as these pages are of no service.
+    """
+
+    def __init__(self, app: App, access: Access | None) -> None:
+        self.access = access
+        self.max_body_bytes = _LARGEST_BODY
+        self.wants_heads = False
+        self.shares: dict[object, float] = {}
+        self.observer = app.observer
+        self.request_ids = app.request_ids
+        self.root_path = app.root_path
+        self.wanted_headers = WANTED_HEADERS.union(
+            *[each.wanted_headers for each in (access, app.observer) if each is not None]
+        )
+        self._app = app
+        self._admission = app.admin_admission(access)
+
+    def admit(self, head: Head) -> HttpResponse | None:
+        """Judge a head: return a refusal, or None if the body is to be read."""
+        return self._admission.admit(head)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an admitted exchange whose body has been read."""
+        self._app.handle(exchange)
+
+    def route_raised(self, exchange: Exchange, error: BaseException) -> None:
+        """Answer 500 because a route raised."""
+        self._app.route_raised(exchange, error)
+
+    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
+        """Return the response to a request that is broken off after its admission."""
+        return self._app.refuse(head, error)
+
+    def error(self, head: Head | None, error: Exception) -> HttpResponse:
+        """Return the response to a request that ended with `error`."""
+        return self._app.error(head, error)
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Give up an exchange whose client has left."""
+        self._app.cancel(exchange)
+
+    def pause(self, exchange: Exchange, is_paused: bool) -> None:
+        """Have no more parts made for a client that does not take them, or go on."""
+        self._app.pause(exchange, is_paused)

@@ -12,62 +12,24 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from carpool.engine.clock import monotonic
 from carpool.engine.logger import logger
-from carpool.errors import CarpoolError, StartupError
-from carpool.http.access import SINGLE, Access
+from carpool.errors import StartupError
+from carpool.http.access import SINGLE
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, as_routes_are, too_large
-from carpool.http.exchange import Exchange, Head, HttpResponse, RequestIds
-from carpool.http.observer import Observer
+from carpool.http.exchange import Exchange, Head, HttpResponse
 from carpool.http.streaming import SILENCE_S, Delivery
+
+if TYPE_CHECKING:
+    from carpool.http.routes import AppView
 
 Scope = MutableMapping[str, Any]
 
 _WATCH_AFTER_S = 0.005  # most answers are quicker, and watching whether the client leaves costs a task
-
-
-class ServedApp(Protocol):
-    """What this front asks of an app. See `App`, of which there is only one kind."""
-
-    max_body_bytes: int
-    wants_heads: bool
-    wanted_headers: frozenset[bytes]
-    access: Access | None
-    observer: Observer | None
-    refusing: CarpoolError | None
-    request_ids: RequestIds
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether the app was started on another event loop than the running one."""
-
-    async def ensure_started(self, *, anew: bool = False) -> None:
-        """Start the app unless it has been started."""
-
-    async def stop(self, drain: bool = True) -> None:
-        """Stop the app."""
-
-    def admit(self, head: Head) -> HttpResponse | None:
-        """Judge a head: return a refusal, or None if the body is to be read."""
-
-    def handle(self, exchange: Exchange) -> None:
-        """Answer an admitted exchange whose body has been read."""
-
-    def cancel(self, exchange: Exchange) -> None:
-        """Give up an exchange whose client has left."""
-
-    def pause(self, exchange: Exchange, is_paused: bool) -> None:
-        """Have no more parts made for a client that does not take them, or go on."""
-
-    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
-        """Return the response to a request that is refused, and count it."""
-
-    def error(self, head: Head | None, error: Exception) -> HttpResponse:
-        """Return the response to a request that ended with `error`."""
 
 
 class AsgiExchange(Exchange):
@@ -87,7 +49,7 @@ class AsgiExchange(Exchange):
 
     room: asyncio.Event
 
-    def __init__(self, app: ServedApp, head: Head, body: bytes | bytearray) -> None:
+    def __init__(self, app: AppView, head: Head, body: bytes | bytearray) -> None:
         super().__init__(head, body)
         self.app = app
         self.response: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
@@ -127,7 +89,7 @@ class AsgiExchange(Exchange):
         self.news.set()
 
 
-def lifespan(*apps: ServedApp) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+def lifespan(*apps: AppView) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     """Return a lifespan for the app in which others are mounted.
 
     Use it as `FastAPI(lifespan=carpool.lifespan(model_app))`. It starts the services before the
@@ -149,7 +111,7 @@ def lifespan(*apps: ServedApp) -> Callable[[Any], AbstractAsyncContextManager[No
     return run
 
 
-async def serve(app: ServedApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def serve(app: AppView, scope: Scope, receive: Receive, send: Send) -> None:
     """Serve one ASGI scope, which is a lifespan or a request."""
     if scope["type"] == "lifespan":
         await _lifespan(app, receive, send)
@@ -175,7 +137,7 @@ def warn_of_siblings() -> None:
         )
 
 
-async def _lifespan(app: ServedApp, receive: Receive, send: Send) -> None:
+async def _lifespan(app: AppView, receive: Receive, send: Send) -> None:
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
@@ -191,7 +153,7 @@ async def _lifespan(app: ServedApp, receive: Receive, send: Send) -> None:
             return
 
 
-async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def _request(app: AppView, scope: Scope, receive: Receive, send: Send) -> None:
     headers = {name: value for name, value in scope["headers"] if name in app.wanted_headers}
     head = Head(scope["method"].encode(), _path(scope), headers)
     if app.access is not None and _has_twice(scope["headers"]):
@@ -226,7 +188,7 @@ def _has_twice(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return len(names) > len(set(names))
 
 
-async def _handle(app: ServedApp, exchange: AsgiExchange, receive: Receive, send: Send) -> HttpResponse | None:
+async def _handle(app: AppView, exchange: AsgiExchange, receive: Receive, send: Send) -> HttpResponse | None:
     """Read the body of an admitted request and have it answered.
 
     Returns None if the client leaves, or if the answer was sent in parts.

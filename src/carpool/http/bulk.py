@@ -27,8 +27,7 @@ from carpool.engine.wire.payload import CUSTOM, JSON, Payload, without_adapter
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http import entries
 from carpool.http.exchange import Ask, Exchange, HttpResponse, error_entry
-from carpool.http.items import ExchangeItems
-from carpool.http.many import entry_of
+from carpool.http.items import ExchangeItems, entry_of
 from carpool.http.streaming import Delivery
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class BulkItems(ExchangeItems):
 
     Args:
         exchange: Is answered line by line.
-        ask: What is asked of which model.
+        ask: The wish of the request, and the model that is asked.
         driver: Of the model.
         window: How many items may be inside at a time.
         longest: Bytes of the longest line.
@@ -159,11 +158,11 @@ class BulkItems(ExchangeItems):
             self.flush_soon()
 
     def break_off(self, error: CarpoolError) -> None:
-        """Answer what is inside, and end with a line that says why there is no more."""
+        """Answer the items inside, and end with a line that says why there is no more."""
         self.break_off_with(self._ask.responder.error(self._exchange.head, error))
 
     def break_off_with(self, response: HttpResponse) -> None:
-        """Do the same with what an error response says."""
+        """Do the same with the error of a response."""
         if self._broken is None and not self._has_ended:
             self._broken = error_entry(response, JSON, is_last=True) + b"\n"
             self._forget_body()
@@ -376,7 +375,7 @@ class BulkItems(ExchangeItems):
             self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Write what is there, and take more of the body, at the end of this turn."""
+        """Write the answers that are there, and take more of the body, at the end of this turn."""
         if not self.is_flush_due:
             self.is_flush_due = True
             self._soon(self._flush)
@@ -448,7 +447,7 @@ Piece = bytes | HttpResponse | None
 
 
 def feed_bulk(exchange: Exchange, piece: Piece) -> None:
-    """Hand on what has come of a bulk request; its item is a list of that until the app has it."""
+    """Hand on a piece of a bulk request; its item is a list of that until the app has it."""
     items = exchange.item
     if type(items) is list:
         items.append(piece)

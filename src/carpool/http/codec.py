@@ -50,7 +50,7 @@ _MOST_NAMED = 8  # addresses in the text of a 404
 _encoder = msgspec.json.Encoder()
 
 TYPES_OF_ENTRIES: Final = {JSON: _JSON, MSGPACK: _MSGPACK}
-"""In what a list is written, and so each of its entries, by format."""
+"""The content type of a list, and so of each of its entries, by format."""
 
 MESSAGES = {
     "invalid_request": "The request could not be read.",
@@ -119,7 +119,7 @@ class Refusal(CarpoolError):
 
 
 class NotReady(Unavailable):
-    """Models of the server do not answer now; the text names them, where clients may know them.
+    """Models of the server do not answer now; the text names them to who may see the names.
 
     Args:
         code: One of `MESSAGES`.
@@ -174,8 +174,8 @@ def error_response(
         message = _OVERLOADED.get(reason, message)
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
-    told = text_for_clients(error, debug=debug)
-    message = message if told is None else told
+    ours = text_for_clients(error, debug=debug)
+    message = message if ours is None else ours
     headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
         message = text_of(error)
@@ -396,7 +396,7 @@ class Formats:
         return (wish == _OCTETS and (self._raw_out or self._parts_are_raw)) or (wish == _TEXT and self._text_out)
 
     def _unread(self, kind: bytes = b"") -> InvalidRequest:
-        """Return the refusal of what the model does not read."""
+        """Return the refusal of a body that the model does not read."""
         text = f"the model does not read this content type; it reads {self._all_read}"
         if self.owns_input:
             text = f"the model reads what it is sent by a decode of its own, of {self._all_read}, and in no other way"
@@ -458,7 +458,7 @@ class Formats:
 
 
 def format_of_entries(content_type: bytes | None) -> int:
-    """Return in what each entry of a list, or each line, of a body is written: JSON or MSGPACK."""
+    """Return the format of each entry of a list, or each line, of a body: JSON or MSGPACK."""
     return MSGPACK if _kind(content_type or b"") in _MSGPACK_TYPES else JSON
 
 
@@ -546,11 +546,11 @@ def nothing_here(owner: str, paths: Sequence[str], more: str = "") -> Refusal:
     """Return the refusal of an address at which there is nothing.
 
     Args:
-        owner: What has other addresses, with the verb.
+        owner: The owner of other addresses, with the verb.
         paths: These addresses, of which the text names some.
         more: How the sentence goes on.
     """
     *first, last = [*paths[:_MOST_NAMED], "others"] if len(paths) > _MOST_NAMED else paths or [""]
     named = f"{', '.join(first)} and {last}" if first else last
-    told = f" {owner} {named}{more}." if paths else ""
-    return Refusal(404, "not_found", text=MESSAGES["not_found"] + told)
+    listed = f" {owner} {named}{more}." if paths else ""
+    return Refusal(404, "not_found", text=MESSAGES["not_found"] + listed)

@@ -66,7 +66,7 @@ class Compression:
 
 
 def new_compression(setting: str, from_bytes: int) -> Compression | None:
-    """Return what a setting such as `zstd,gzip` asks for, or None. Raises ValueError."""
+    """Return the compression of a setting such as `zstd,gzip`, or None. Raises ValueError."""
     codings = [coding.strip() for coding in setting.split(",") if coding.strip()]
     return Compression(codings, from_bytes) if codings else None
 
@@ -78,7 +78,7 @@ def _wanted(accepted: bytes) -> frozenset[bytes]:
 
 
 def _encoder(coding: str) -> Encoder:
-    """Return what compresses. Raises ValueError."""
+    """Return the compressor. Raises ValueError."""
     if coding == "gzip":
         return _gzip
     if coding == "zstd":

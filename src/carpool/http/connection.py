@@ -39,11 +39,10 @@ import asyncio
 from typing import cast
 
 from carpool.errors import InvalidRequest
-from carpool.http.answer_writer import CONTINUE, AnswerWriter
+from carpool.http.answer_writer import CONTINUE, AnswerWriter, HttpExchange
 from carpool.http.bulk import feed_bulk, wants_more_of_bulk
 from carpool.http.codec import Refusal, too_many_connections
 from carpool.http.exchange import HttpResponse, ServedModel
-from carpool.http.http_exchange import HttpExchange
 from carpool.http.reader import MOST_AT_ONCE, RequestReader
 from carpool.http.server_state import HttpHead, ServerState
 from carpool.http.timers import Timers
@@ -118,7 +117,7 @@ class Connection(AnswerWriter):
             self._timers.bytes_received()
 
     def eof_received(self) -> bool:
-        """Note that the client sends no more. It is still owed the answers to what it has asked."""
+        """Note that the client sends no more. It is still owed the answers to its requests."""
         self._is_half_closed = True
         if self._bulk is not None:
             self.refuse(self.app.refuse(self._bulk.head, InvalidRequest("the body ended before it was complete")))
@@ -267,12 +266,12 @@ class Connection(AnswerWriter):
             self._loop.call_soon(self._forget_request)  # the parser may be at work
 
     def large_body_started(self, memory: memoryview) -> None:
-        """Have the transport receive what comes next straight into `memory`."""
+        """Have the transport receive the next bytes straight into `memory`."""
         self._large_body = LargeBody(self, memory)
         self._set_protocol(self._large_body)
 
     def large_body_received(self, nbytes: int, is_full: bool) -> None:
-        """Tell the reader that more is in the memory of its large body."""
+        """Take note that more is in the memory of the large body."""
         if is_full:
             self._large_body_ended()
         self._reader.large_body_received(nbytes)
@@ -280,7 +279,7 @@ class Connection(AnswerWriter):
             self._timers.bytes_received()
 
     def _large_body_ended(self) -> None:
-        """Have the transport deliver what comes next to this protocol again."""
+        """Have the transport deliver the next bytes to this protocol again."""
         if self._large_body is not None:
             self._large_body.let_go()
             self._large_body = None
@@ -295,7 +294,7 @@ class Connection(AnswerWriter):
             transport.resume_reading()
 
     def send_continue(self) -> None:
-        """Tell a client that waits for a 100 (Continue) to send its body."""
+        """Send a 100 (Continue) to a client that waits for it before it sends its body."""
         self._transport.write(CONTINUE)
 
     def refuse(self, response: HttpResponse) -> None:
@@ -312,7 +311,7 @@ class Connection(AnswerWriter):
         self._answer_last(last, response)
 
     def _answer_last(self, head: HttpHead, response: HttpResponse | None) -> None:
-        """Answer a request, with what the app says to it without a response, and then close."""
+        """Answer a request, without a response with the answer of the app, and then close."""
         head.keep_alive = False
         head.is_cut_short = True
         exchange = HttpExchange(self, head)
@@ -385,7 +384,7 @@ class Connection(AnswerWriter):
         self._regulate()
 
     def _read_kept(self) -> None:
-        """Read some of what was kept, now that there may be room for it."""
+        """Read some of the kept bytes, now that there may be room for them."""
         self._will_read_kept = False
         if self._kept and self.room > 0:
             data, self._kept = self._kept, b""
@@ -393,7 +392,7 @@ class Connection(AnswerWriter):
             self._regulate()
 
     def _regulate(self) -> None:
-        """Read only while there is room for what would come, and read first what was kept."""
+        """Read only while there is room for more, and read the kept bytes first."""
         if self._transport.is_closing():
             return
         if self._kept and self.room > 0 and not self._will_read_kept:

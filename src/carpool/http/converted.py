@@ -46,7 +46,7 @@ def is_converted(content_type: bytes | None, accept: bytes | None, formats: Form
 def submission_of(
     model: ModelOfApp, body: bytes | bytearray, content_type: bytes | None, accept: bytes | None
 ) -> Submission:
-    """Return what a request submits.
+    """Return the submission of a request.
 
     Raises:
         CarpoolError: Its body is malformed or does not fit.
@@ -148,7 +148,7 @@ def parts_of(body: bytes | bytearray, content_type: bytes) -> list[FormPart]:
 
 
 class _Reader:
-    """Takes what the parser finds, within limits."""
+    """Takes the findings of the parser, within limits."""
 
     def __init__(self) -> None:
         self.parts: list[FormPart] = []
@@ -158,7 +158,7 @@ class _Reader:
         self._content: list[bytes] = []
 
     def callbacks(self) -> dict[str, Any]:
-        """Return what the parser calls."""
+        """Return the callbacks of the parser."""
         return {
             "on_part_begin": self._begin,
             "on_part_data": self._data,
@@ -208,7 +208,7 @@ class _Reader:
 
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:
-    """Return what follows the first semicolon of a header, by name in lower case."""
+    """Return the parameters of a header, behind its first semicolon, by name in lower case."""
     pairs = [part.partition(b"=") for part in header.split(b";")[1:]]
     return {name.strip().lower(): value.strip().strip(b'"').replace(b'\\"', b'"') for name, _, value in pairs}
 
@@ -247,7 +247,7 @@ def item_of(parts: list[FormPart], kind: Any) -> Any:
 
 
 def _value(part: FormPart, kind: Any) -> Any:
-    """Return the content of a part as what its type wants. Raises `ValidationError`."""
+    """Return the content of a part in its type. Raises `ValidationError`."""
     if kind is bytes or (kind is Any and part.is_file):
         return part.content
     try:

@@ -18,9 +18,9 @@ from carpool.engine.allowance import Allowance
 from carpool.engine.clock import monotonic
 from carpool.engine.core.roster import PlaceState
 from carpool.engine.drive.callers import TaskCaller, error_of
-from carpool.engine.drive.output import LineSink
 from carpool.engine.hints import schema
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink
 from carpool.engine.request import Request
 from carpool.engine.rows import is_array_type
 from carpool.engine.wire.outcome import CheckedResponse
@@ -49,7 +49,7 @@ class Endpoint:
 
     Args:
         service: The declaration of the service.
-        output: What to do with each line that a worker prints.
+        output: Takes each line that a worker prints.
         join: Where its workers join; None if none do.
         on: Where its worker processes run; None for this machine.
         is_first: Whether the service is the first one of its app.
@@ -113,11 +113,11 @@ class Endpoint:
         return self.service.gives
 
     def allowance(self, nbytes: int) -> Allowance:
-        """Return what may be made of a body of so many bytes: items that the first queue holds."""
+        """Return the limits of a body of so many bytes: items that the first queue holds."""
         return Allowance(nbytes, min(stage.max_queue_size for stage in firsts_of(self.service.graph)))
 
     def snapshot(self) -> ServiceSnapshot | None:
-        """Return what the service has done so far; None while it is not running."""
+        """Return the figures of the service so far; None while it is not running."""
         return None if self.driver is None else self.driver.snapshot()
 
     @property
@@ -146,7 +146,7 @@ class Endpoint:
         return monotonic() - max(self.driver.stats.last_ok_at, self.checked_at) > idle_s
 
     async def try_example(self) -> str | None:
-        """Have an example answered as a client would, and return what is wrong with it, or None."""
+        """Have an example answered as a client would, and return its problem, or None."""
         assert self.handle is not None
         try:
             await try_first_example(self.handle, self.service.takes, self.formats, _CHECK_TIMEOUT_S)
@@ -164,7 +164,7 @@ BULK_TYPES = frozenset(
 """The content types of bodies with an item in each line."""
 
 MANY = "/many"
-"""What follows the path of an address where a body is a list of what it is there."""
+"""The end of the address at which a body is a list of items, behind the path for one item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,8 @@ class Address:
         return is_converted(content_type, accept, self.formats)
 
     def choose(self, content_type: bytes | None, accept: bytes | None, *, is_bulk: bool = False) -> tuple[int, int]:
-        """Return what `Formats.choose` does, with the adapter in the number of the first format.
+        """Return the result of `Formats.choose`, with the adapter in the number of the first
+        format.
 
         Args:
             content_type: The header of that name.

@@ -98,7 +98,7 @@ def of_error(error: Mapping[str, Any], format: int = JSON) -> bytes:
 
 
 def is_error(entry: bytes) -> bool:
-    """Report whether an entry in JSON is an error; what cannot be read is none."""
+    """Report whether an entry in JSON is an error; one that cannot be read is none."""
     try:
         return entry.startswith(_SIGNS[JSON][0]) and len(_members_in[JSON](entry)) == 1
     except msgspec.MsgspecError:

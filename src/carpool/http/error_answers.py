@@ -43,7 +43,7 @@ class ErrorAnswers:
         self.ids = RequestIds()
 
     def response(self, given_id: bytes, error: Exception, model: str = "", caller: str = "") -> HttpResponse:
-        """Return the response to a request that ended with `error`; what a model raised is logged.
+        """Return the response to a request that ended with `error`; an error of a model is logged.
 
         Args:
             given_id: The request's `X-Request-Id`; empty if it has none.
@@ -57,8 +57,8 @@ class ErrorAnswers:
         if isinstance(error, ModelError):
             message = printable(text_of(error)).replace("\n", "\\n")
             about["code"] = error.code
-            told = f"{message}\n{printable(error.traceback)}".rstrip()
-            logger.error("request %s: %s", request_id, told, extra=about)
+            line = f"{message}\n{printable(error.traceback)}".rstrip()
+            logger.error("request %s: %s", request_id, line, extra=about)
         elif type(error) is DeadlineExceeded and error.worker_lost:
             about["code"] = error.code
             text = "request %s may have killed its worker, and had no answer when it was to run again: %s"
@@ -72,7 +72,7 @@ class ErrorAnswers:
 
 
 class HasErrorHandlers(Protocol):
-    """What `install_error_handlers` asks of an app: a FastAPI or Starlette app is one."""
+    """An app that takes error handlers, such as one of FastAPI or Starlette."""
 
     def add_exception_handler(self, exc_class_or_status_code: Any, handler: Any) -> None:
         """Have errors of a class answered by a handler."""

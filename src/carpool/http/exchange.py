@@ -105,13 +105,6 @@ class ErrorResponder(Protocol):
         """Answer 500 because a route raised, whatever it raised; no other request is affected."""
 
 
-class ErrorWords(Protocol):
-    """Puts error responses of the app into the words of a protocol."""
-
-    def in_own_words(self, response: HttpResponse) -> HttpResponse:
-        """Return an error response of the app in the words of the protocol."""
-
-
 class ServedModel(Protocol):
     """A model as the app serves it.
 
@@ -132,12 +125,12 @@ class ServedModel(Protocol):
         """The declaration of the service."""
 
     def allowance(self, nbytes: int) -> Allowance:
-        """Return what may be made of a body of so many bytes."""
+        """Return the limits of the objects that a body of so many bytes may become."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What `App.admit` makes of the head of a request for a model.
+    """The wish of a request for a model, as `App.admit` reads it off its head.
 
     Attributes:
         endpoint: The model.
@@ -167,7 +160,7 @@ class Ask:
 
 
 class Head:
-    """A request's head: what was received, and what the app made of it.
+    """A request's head, as it was received, and as the app reads it.
 
     Equal heads mean the same, so a front may keep them and use them for several requests.
 
@@ -175,17 +168,30 @@ class Head:
         method: As received.
         path: As received, without the query.
         headers: By name in lower case; only those in `WANTED_HEADERS` and what the front needs.
-        query: What follows the `?` of the address; kept only by an app that `wants_heads`.
+        query: The part of the address behind the `?`; kept only by an app that `wants_heads`.
         fields: All headers; kept only by an app that `wants_heads`.
         route: Answers the request; set by `App.admit`.
-        ask: What is asked of which model; set by `App.admit`, None for the app's own pages.
+        ask: The wish of the request, and the model that is asked; set by `App.admit`, None for the
+            app's own pages.
         model: The model that is asked; None for pages, and where the body will say it.
         caller: The name of the key with which it is asked; empty where keys are not needed.
         extra: Headers that each answer to it has; set by `App.admit`.
-        protocol: Words the errors, at an address of a protocol; None elsewhere.
+        in_own_words: Words error responses, at an address of a protocol; None elsewhere.
     """
 
-    __slots__ = ("ask", "caller", "extra", "fields", "headers", "method", "model", "path", "protocol", "query", "route")
+    __slots__ = (
+        "ask",
+        "caller",
+        "extra",
+        "fields",
+        "headers",
+        "in_own_words",
+        "method",
+        "model",
+        "path",
+        "query",
+        "route",
+    )
 
     def __init__(
         self,
@@ -205,7 +211,7 @@ class Head:
         self.model: ServedModel | None = None
         self.caller = ""
         self.extra: tuple[tuple[bytes, bytes], ...] = ()
-        self.protocol: ErrorWords | None = None
+        self.in_own_words: Callable[[HttpResponse], HttpResponse] | None = None
 
     @property
     def request_id(self) -> bytes:
@@ -237,7 +243,7 @@ class Exchange(Request):
     Attributes:
         head: The request's head; its body is the item.
         delivery: How far its answer in parts has come on its way; None if it has none.
-        notes: What is noted of it; only an app with an `Observer` sets it.
+        notes: The notes of its times and stages; only an app with an `Observer` sets it.
     """
 
     __slots__ = ("delivery", "head", "notes")
@@ -289,7 +295,7 @@ class Exchange(Request):
             responder: Compresses it, and puts an error into HTTP.
             nbytes: How many bytes the results have of which it is made.
             make: Makes the response; it may raise anything.
-            what: What makes it, for the log.
+            what: The maker, for the log.
         """
         if nbytes < LARGE:
             self.respond(self._made(responder, make, what))
@@ -303,22 +309,22 @@ class Exchange(Request):
     def work_beside(
         self, responder: ErrorResponder, nbytes: int, work: Callable[[], T], then: Callable[[T], object]
     ) -> None:
-        """Call `then` with what `work` returns; where that is much, `work` runs in a thread.
+        """Call `then` with the result of `work`; where that is much, `work` runs in a thread.
 
         So one client's body or answer of many megabytes holds up nobody else's. `then` is called on
-        the loop, and not if the client has left by then. What `work` raises is up to the caller
+        the loop, and not if the client has left by then. An error of `work` is up to the caller
         where there is little to do, and otherwise raised by a route.
 
         Args:
-            responder: Answers for what a thread raises.
+            responder: Answers for the errors of a thread.
             nbytes: Of how many bytes something is made.
-            work: What is to be done; it uses nothing that belongs to the loop.
+            work: Does the work; it uses nothing that belongs to the loop.
             then: Goes on with the result.
         """
         if nbytes < LARGE:
             then(work())
             return
-        was_new = self.state == NEW  # `App.cancel` ends what is new
+        was_new = self.state == NEW  # `App.cancel` ends new requests
         try:
             working = asyncio.get_running_loop().run_in_executor(None, work)
         except RuntimeError:  # the loop is about to end, and takes no more work for its threads
@@ -330,7 +336,7 @@ class Exchange(Request):
                 return
             try:
                 then(worked.result())
-            except BaseException as error:  # as `App.handle` does for what is raised at once
+            except BaseException as error:  # as `App.handle` does for an error that is raised at once
                 responder.route_raised(self, error)
 
         working.add_done_callback(done)
@@ -343,13 +349,13 @@ class Exchange(Request):
         then: Callable[[T], object],
         refuse: Callable[[CarpoolError], HttpResponse],
     ) -> None:
-        """Call `then` with what `read` makes of a body, as `work_beside` does.
+        """Call `then` with the content that `read` finds in a body, as `work_beside` does.
 
         Args:
-            responder: Answers for what a thread raises.
+            responder: Answers for the errors of a thread.
             nbytes: Of how many bytes something is made.
             read: Reads the body; where it raises a `CarpoolError`, the request is refused.
-            then: Goes on with what was read.
+            then: Goes on with the content.
             refuse: Makes the response to the error.
         """
 
@@ -368,7 +374,7 @@ class Exchange(Request):
         self.work_beside(responder, nbytes, tried, go_on)
 
     def _made(self, responder: ErrorResponder, make: Callable[[], HttpResponse], what: str) -> HttpResponse:
-        """Return what `make` returns, or the response to what it raises."""
+        """Return the result of `make`, or the response to its error."""
         try:
             return make()
         except CarpoolError as error:
@@ -408,7 +414,7 @@ class Exchange(Request):
     def tell_part(self, part: object) -> None:
         """Put a part of the answer into HTTP and send it."""
         ask, delivery = self.head.ask, self.delivery
-        assert ask is not None and ask.framing is not None, "parts are told to those who asked for them"
+        assert ask is not None and ask.framing is not None, "parts are sent to those who asked for them"
         assert delivery is not None
         delivery.has_begun = True
         self.write_part(framed(ask.framing, part))
@@ -418,7 +424,7 @@ class Exchange(Request):
         ask, result, delivery = self.head.ask, self.result, self.delivery
         assert ask is not None, "the driver answers only what a model was asked"
         if delivery is not None and delivery.has_begun:
-            assert ask.framing is not None, "parts are told to those who asked for them"
+            assert ask.framing is not None, "parts are sent to those who asked for them"
             self._tell_end(ask, ask.framing)
         elif self.error is not None:
             self.respond(ask.responder.error(self.head, self.error))
@@ -465,8 +471,8 @@ def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
         accept: The format of the entry, JSON or MSGPACK.
         more: Further fields.
     """
-    told = msgspec.json.decode(response.body)["error"]
-    return entries.of_error({**told, "status": response.status, **more}, accept)
+    shown = msgspec.json.decode(response.body)["error"]
+    return entries.of_error({**shown, "status": response.status, **more}, accept)
 
 
 def _part_of(response: CheckedResponse, framing: Framing) -> tuple[bytes | None, ModelError | None]:
@@ -478,8 +484,8 @@ def _part_of(response: CheckedResponse, framing: Framing) -> tuple[bytes | None,
         except ValueError as error:
             text = f"the model wrote an answer that is {error}"
     else:
-        told = f"of status {response.status} and type {kind.decode('latin-1')}"
-        text = f"the model returned a response of its own {told}, after events had begun"
+        about = f"of status {response.status} and type {kind.decode('latin-1')}"
+        text = f"the model returned a response of its own {about}, after events had begun"
     return None, ModelError(text, code="bad_result")
 
 
@@ -494,7 +500,7 @@ class RequestIds:
     and an object less are the difference between a cost that can be measured and one that cannot.
 
     Attributes:
-        start: What all ids begin with.
+        start: The beginning of all ids.
         next_number: Returns what follows it in the next id.
     """
 
@@ -535,7 +541,7 @@ class InStage:
 
 
 class Notes:
-    """What is noted of one request while it is inside.
+    """The notes of one request while it is inside.
 
     Attributes:
         began: When the app got it.
@@ -557,7 +563,7 @@ class Notes:
         self.request_id = b""
 
     def with_ends(self, now: float) -> list[tuple[InStage, float]]:
-        """Return what was noted of each stage, and when the request left it."""
+        """Return the notes of each stage, and the time at which the request left it."""
         arrivals = [each.arrived for each in self.stages[1:]] + [now]
         return [
             (each, arrival if each.left is None else each.left)

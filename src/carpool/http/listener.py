@@ -253,7 +253,8 @@ class Certificates:
         return [path for path in (self._cert, self._key, self._client_ca) if path is not None]
 
     def _states(self) -> list[tuple[int, int, int]]:
-        """Return what changes when one of the files is written or replaced. Raises OSError."""
+        """Return a mark that changes when one of the files is written or replaced. Raises
+        OSError."""
         states = [path.stat() for path in self._files]
         return [(state.st_mtime_ns, state.st_size, state.st_ino) for state in states]
 

@@ -1,17 +1,21 @@
-"""What an answer gets on its way out besides being written: an id, times, a line in the log, spans.
+"""Adds to an answer on its way out: an id, times, a line in the log, spans.
 
 An app has an `Observer` only where something of this is asked for. Then answers take the long way
 through `Connection._write`, and each request carries `Notes`. Otherwise nothing here is called.
+
+`Tracer` makes spans for OpenTelemetry, of requests, and of batches with links to their members.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from random import getrandbits, random
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.engine.clock import monotonic
 from carpool.engine.core.transit import asked
@@ -19,10 +23,12 @@ from carpool.engine.logger import GuardedLogger
 from carpool.engine.observe.log import printable
 from carpool.http.compression import Compression
 from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse, InStage, Notes, RequestIds
+from carpool.version import __version__
 
 if TYPE_CHECKING:
     from carpool.engine.core.batch import Batch
     from carpool.engine.drive.aio import Driver
+    from carpool.engine.observe.picture import Branch
     from carpool.engine.observe.stats import StageStats
 
 access_logger = GuardedLogger(logging.getLogger("carpool.access"), {})
@@ -36,22 +42,6 @@ _PROBED = frozenset({b"livez", b"readyz", b"healthz", b"metrics", b"health", b"l
 _ZERO_TRACE, _ZERO_SPAN = b"0" * 32, b"0" * 16
 
 
-class SpanMaker(Protocol):
-    """Makes the spans of a trace; see `observe/tracing.py`."""
-
-    def begin(self, head: Head, notes: Notes) -> None:
-        """Begin the span of a request, and note its ids."""
-
-    def end(self, exchange: Exchange, notes: Notes, status: int, now: float) -> None:
-        """End the span of a request, and note those of its branches."""
-
-    def batch_started(self, stage: StageStats, batch: Batch, members: Sequence[Notes]) -> None:
-        """Begin the span of a batch, with links to those of its members."""
-
-    def batch_completed(self, stage: StageStats, place: int) -> None:
-        """End the span of the batch that a worker had."""
-
-
 class Lines(NamedTuple):
     """Which requests get a line in the log.
 
@@ -59,7 +49,8 @@ class Lines(NamedTuple):
 
     Attributes:
         share: How many of the others, from 0 to 1; probes that are answered 200 never do.
-        slow_s: What takes longer than this gets one, whatever the share; infinity for nothing.
+        slow_s: A request that takes longer than this gets one, whatever the share; infinity for
+            nothing.
     """
 
     share: float
@@ -97,7 +88,7 @@ class Observer:
         lines: Lines,
         tells_times: bool,
         compression: Compression | None,
-        spans: SpanMaker | None,
+        spans: Tracer | None,
         ids: RequestIds,
     ) -> None:
         self._lines = lines
@@ -283,7 +274,7 @@ class Observer:
 def new_observer(
     lines: Lines, tells_times: bool, traces: bool, compression: Compression | None, ids: RequestIds
 ) -> Observer | None:
-    """Return what watches requests by some settings; None if none of them asks for it.
+    """Return the observer of requests by some settings; None if none of them asks for one.
 
     Raises:
         ValueError: `lines.share` is no share, `lines.slow_s` is no time, or a package for tracing
@@ -295,12 +286,7 @@ def new_observer(
         raise ValueError(f"access_log_slow_ms must be a number of milliseconds, not {1000 * lines.slow_s:g}")
     if not lines.share and lines.slow_s == inf and not tells_times and not traces and compression is None:
         return None
-    spans: SpanMaker | None = None
-    if traces:
-        from carpool.engine.observe.tracing import Tracer  # it needs an extra
-
-        spans = Tracer()
-    return Observer(lines, tells_times, compression, spans, ids)
+    return Observer(lines, tells_times, compression, Tracer() if traces else None, ids)
 
 
 def server_timing(notes: Notes, now: float) -> bytes:
@@ -325,3 +311,141 @@ def _token(name: str) -> str:
 def _escaped(text: bytes) -> str:
     """Return bytes from outside as they may stand in a line of the log."""
     return printable(text[:_LONGEST_PATH].decode("utf-8", "backslashreplace")).replace("\n", "\\n").replace("\t", "\\t")
+
+
+_SERVER_ERROR = 500
+_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _InBranch:
+    """When a request was in a branch, and at which places."""
+
+    began: float
+    ended: float
+    places: list[str] = field(default_factory=list)
+
+
+class Tracer:
+    """Makes the spans of a server.
+
+    A program that has set up OpenTelemetry keeps its own provider. Otherwise spans are sent where
+    OpenTelemetry's environment variables say, by OTLP over HTTP.
+
+    Raises:
+        ValueError: A package of OpenTelemetry is missing.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.sdk.trace import TracerProvider
+
+            provider = trace.get_tracer_provider()
+            if not isinstance(provider, TracerProvider):
+                provider = _new_provider()
+                trace.set_tracer_provider(provider)
+        except ImportError as error:
+            raise ValueError(
+                f"trace needs a package that is missing ({error.name}): pip install 'carpool[otel]'"
+            ) from None
+        self._trace = trace
+        self._tracer = provider.get_tracer("carpool", __version__)
+        self._batches: dict[tuple[int, int], Any] = {}  # spans of batches, by their stage and place
+
+    def begin(self, head: Head, notes: Notes) -> None:
+        """Begin the span of a request, and note its ids."""
+        trace = self._trace
+        context = None
+        header = head.headers.get(b"traceparent")
+        if header is not None and header[3:35] == notes.trace:
+            flags = trace.TraceFlags(int(header[53:55], 16))
+            parent = trace.SpanContext(int(header[3:35], 16), int(header[36:52], 16), True, flags)
+            context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+        method = head.method.decode("ascii", "replace")
+        model = head.ask.endpoint.name if head.ask is not None else ""
+        about = {"http.request.method": method, "carpool.model": model, "enduser.id": head.caller}
+        span = self._tracer.start_span(
+            f"{method} {model or 'page'}",
+            context,
+            trace.SpanKind.SERVER,
+            {name: value for name, value in about.items() if value},
+        )
+        notes.tracing = span
+        ids = span.get_span_context()
+        notes.trace, notes.span = b"%032x" % ids.trace_id, b"%016x" % ids.span_id
+
+    def end(self, exchange: Exchange, notes: Notes, status: int, now: float) -> None:
+        """End the span of a request, and note those of its branches."""
+        span, notes.tracing = notes.tracing, None
+        if span is None:
+            return
+        span.set_attribute("http.response.status_code", status)
+        span.set_attribute("carpool.request_id", notes.request_id.decode("latin-1"))
+        if status >= _SERVER_ERROR:
+            span.set_status(self._trace.StatusCode.ERROR)
+        self._note_branches(span, notes, now)
+        span.end()
+
+    def _note_branches(self, span: Any, notes: Notes, now: float) -> None:
+        """Make a span of each branch in which a request was, within that of the branch around it.
+
+        All items of a list are in one.
+        """
+        found: dict[tuple[Branch, ...], _InBranch] = {}
+        for each, until in notes.with_ends(now):
+            for depth in range(1, len(each.branches) + 1):
+                inside = found.setdefault(each.branches[:depth], _InBranch(each.arrived, until))
+                inside.began, inside.ended = min(inside.began, each.arrived), max(inside.ended, until)
+                inside.places.append(each.stage)
+        if not found:
+            return
+        zero_ns = time.time_ns() - int(now * _NS)
+        spans: dict[tuple[Branch, ...], Any] = {(): span}
+        for branches in sorted(found, key=len):
+            inside = found[branches]
+            name = branches[-1].name
+            made = spans[branches] = self._tracer.start_span(
+                f"branch {name}",
+                self._trace.set_span_in_context(spans[branches[:-1]]),
+                attributes={"carpool.branch": name, "carpool.places": inside.places},
+                start_time=zero_ns + int(inside.began * _NS),
+            )
+            made.end(zero_ns + int(inside.ended * _NS))
+
+    def batch_started(self, stage: StageStats, batch: Batch, members: Sequence[Notes]) -> None:
+        """Begin the span of a batch, with links to those of its members."""
+        links = [self._trace.Link(notes.tracing.get_span_context()) for notes in members if notes.tracing is not None]
+        about: dict[str, str | int] = {
+            "carpool.stage": stage.name,
+            "carpool.batch.id": batch.id,
+            "carpool.batch.size": batch.n,
+            "carpool.batch.reason": batch.reason,
+            "carpool.worker": batch.place,
+        }
+        self.batch_completed(stage, batch.place)  # one that was lost with its worker
+        self._batches[id(stage), batch.place] = self._tracer.start_span(
+            f"batch {stage.name}", self._no_parent(), attributes=about, links=links, start_time=time.time_ns()
+        )
+
+    def batch_completed(self, stage: StageStats, place: int) -> None:
+        """End the span of the batch that a worker had."""
+        span = self._batches.pop((id(stage), place), None)
+        if span is not None:
+            span.end()
+
+    def _no_parent(self) -> Any:
+        """Return the context of a span that begins a trace of its own."""
+        return self._trace.set_span_in_context(self._trace.INVALID_SPAN)
+
+
+def _new_provider() -> Any:
+    """Return a provider that sends spans by OTLP over HTTP. Raises ImportError."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "carpool"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider

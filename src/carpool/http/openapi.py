@@ -17,7 +17,7 @@ from carpool.engine.hints import schema
 from carpool.errors import OVERLOAD_REASONS
 from carpool.http.codec import MESSAGES, as_json
 from carpool.http.endpoint import MANY, Address, predict_path, ready_path
-from carpool.http.protocol_lists import ShownRoute, lines_of, operations_of
+from carpool.http.protocols.base import ProtocolRoute, ShownRoute
 from carpool.service.graph import in_short
 from carpool.version import __version__
 
@@ -80,10 +80,10 @@ def document(
     """Return the OpenAPI document of an app.
 
     Args:
-        endpoints: What the app serves.
+        endpoints: The services of the app.
         timeout_status: Status of a missed deadline.
         max_body_bytes: Size of the largest request body.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
         needs_key: Whether a key has to be sent.
         of_protocols: The addresses of protocols.
     """
@@ -357,11 +357,11 @@ def overview(
     """Return the page.
 
     Args:
-        endpoints: What the app serves.
+        endpoints: The services of the app.
         pages: The addresses of the app's own pages.
         of_protocols: The addresses of protocols.
         host: Under which name and port the client has asked; empty if it has not said.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
         is_tls: Whether the server speaks TLS.
         needs_key: Whether clients have to send a key.
     """
@@ -407,3 +407,59 @@ def _body(service: Service, readable: Sequence[str]) -> str:
     if item is None or len(item) > _LONGEST_EXAMPLE:
         return "--json @item.json"
     return f"--json {shlex.quote(item)}"
+
+
+_NO_NAME = re.compile(r"[^A-Za-z0-9]+")
+_ERRORS_OF_PROTOCOLS = {
+    "400": "The request is not what it must be.",
+    "404": "There is no such model, or it does not fit.",
+    "406": "The model does not write what is accepted, or what the protocol needs.",
+    "413": "The body is too large, or has more items than the queue holds.",
+    "415": "The content type or coding is not read.",
+    "429": "The queue is full.",
+    "500": "The model has failed.",
+    "503": "The service starts, stops, or cannot answer.",
+}
+_ERRORS_OF_PAGES = {"503": _ERRORS_OF_PROTOCOLS["503"]}
+
+
+def operations_of(shown: Sequence[ShownRoute], parameters: Sequence[Any], timeout_status: int) -> dict[str, Any]:
+    """Return the addresses as the paths of an OpenAPI document.
+
+    Args:
+        shown: The addresses.
+        parameters: The headers that all requests may have.
+        timeout_status: Status of a missed deadline.
+    """
+    paths: dict[str, Any] = {}
+    for protocol, route in shown:
+        operation: dict[str, Any] = {
+            "operationId": _NO_NAME.sub("_", f"{protocol}_{route.method.lower()}{route.path}").strip("_"),
+            "summary": route.summary or f"An address of the protocol {protocol}",
+            "tags": [protocol],
+            "responses": _responses(route, timeout_status),
+        }
+        if route.method == "POST":
+            operation["parameters"] = parameters
+            operation["requestBody"] = {"required": True, "content": {kind: {} for kind in route.reads}}
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    return paths
+
+
+def _responses(route: ProtocolRoute, timeout_status: int) -> Mapping[str, Any]:
+    is_asked = route.method == "POST"
+    errors = {**_ERRORS_OF_PROTOCOLS, str(timeout_status): "The time is over."} if is_asked else _ERRORS_OF_PAGES
+    good = {"description": "The answer, as the protocol has it.", "content": {kind: {} for kind in route.writes}}
+    bad = {status: {"description": text, "content": {"application/json": {}}} for status, text in errors.items()}
+    return dict(sorted({"200": good, **bad}.items()))
+
+
+def lines_of(shown: Sequence[ShownRoute]) -> Iterator[str]:
+    """Yield what a page for people says: each protocol with its addresses."""
+    for name in dict.fromkeys(each.protocol for each in shown):
+        routes = [each.route for each in shown if each.protocol == name]
+        yield f"protocol {name}:"
+        for method in ("POST", "GET"):
+            paths = [route.path for route in routes if route.method == method]
+            if paths:
+                yield f"  {method} {' '.join(paths)}"

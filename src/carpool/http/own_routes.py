@@ -52,7 +52,7 @@ async def stream_response(
             return await carpool.http.stream_response(parts, request=request)
 
     Args:
-        parts: What `predict_stream` returned, not yet entered, or another asynchronous iterator,
+        parts: The result of `predict_stream`, not yet entered, or another asynchronous iterator,
             for example a generator that awaits a batched function.
         request: The request of the route, whose body has been read. It says what `accept` is, and
             whether the client leaves before the first part.
@@ -107,7 +107,7 @@ class _Reading:
         self._coming: asyncio.Future[Any] | None = None
 
     async def begin(self, leaving: asyncio.Future[BaseException | None] | None) -> bool:
-        """Wait for what `next` will return first; raise what fails until then.
+        """Wait for the first result of `next`; raise an error until then.
 
         Args:
             leaving: Ends when the client leaves, see `disconnected`.
@@ -144,7 +144,7 @@ class _Reading:
         return coming.result()
 
     async def close(self) -> None:
-        """Give up what has not come, and leave the block of the parts."""
+        """Give up the parts that have not come, and leave their block."""
         if self._coming is not None:
             self._coming.cancel()
             await asyncio.wait((self._coming,))
@@ -173,8 +173,8 @@ async def _written(reading: _Reading, framing: Framing, answers: ErrorAnswers) -
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            told = error if isinstance(error, CarpoolError) else as_model_error(error, "the stream")
-            yield framing.error % error_entry(answers.response(b"", told), JSON)
+            shown = error if isinstance(error, CarpoolError) else as_model_error(error, "the stream")
+            yield framing.error % error_entry(answers.response(b"", shown), JSON)
             return
         yield data
         if part is _END:

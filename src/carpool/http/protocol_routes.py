@@ -1,23 +1,27 @@
 """Routes requests to protocols: finds their addresses, runs their items, writes their errors.
 
 `App.admit` comes here with addresses that it does not have itself. From here on the request is one
-as any other: a page if the protocol answers at once, else an exchange with items.
+as any other: a page if the protocol answers at once, else an exchange with items. The results of
+the items become one response (`SubmittedItems`), or are sent in parts (`SubmittedStreams`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from carpool.engine.drive.callers import load_result
 from carpool.engine.foreign import as_model_error, traceback_of
+from carpool.engine.http_response import Response
 from carpool.engine.logger import logger
 from carpool.engine.observe.log import printable
-from carpool.engine.request import DEFAULT_LANE, Lane
-from carpool.engine.wire.payload import CUSTOM, OBJECT
-from carpool.errors import CarpoolError, InvalidRequest
+from carpool.engine.request import DEFAULT_LANE, DONE, Lane, Stream
+from carpool.engine.wire.outcome import CheckedResponse
+from carpool.engine.wire.payload import CUSTOM, OBJECT, OBJECTS, dump, size_of
+from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.http.codec import (
     TYPES_OF_ENTRIES,
     NotReady,
@@ -28,26 +32,41 @@ from carpool.http.codec import (
     nothing_here,
     too_many_connections,
 )
-from carpool.http.exchange import JSON_TYPE, Ask, ErrorWords, Exchange, Head, HttpResponse
-from carpool.http.items import as_entry
-from carpool.http.protocol_lists import ShownRoute
-from carpool.http.protocols.base import HttpProtocol, ProtocolRequest, ProtocolRoute, ShownError, Submission
-from carpool.http.streaming import SSE
-from carpool.http.submitted import SubmissionTerms, SubmittedItems, SubmittedStreams
+from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head, HttpResponse
+from carpool.http.items import ExchangeItem, ExchangeItems, as_entry
+from carpool.http.protocols.base import (
+    HttpProtocol,
+    PartsWriter,
+    ProtocolRequest,
+    ProtocolRoute,
+    ShownError,
+    ShownRoute,
+    Submission,
+    shown_in,
+)
+from carpool.http.streaming import SSE, Delivery
 
 if TYPE_CHECKING:
     from carpool.http.endpoint import Endpoint
-    from carpool.http.exchange import ErrorResponder
 
 T = TypeVar("T")
 
 
 class _Found(NamedTuple):
-    """What answers at a path with a method, and the model that is asked, if the path says it."""
+    """The route at a path with a method, and the model that is asked, if the path says it."""
 
     protocol: HttpProtocol
     route: ProtocolRoute
     model: Endpoint | None
+
+
+def in_words_of(word: Callable[[HttpResponse], HttpResponse], response: HttpResponse) -> HttpResponse:
+    """Return an error response in the words of a protocol, or as it is if that raises."""
+    try:
+        return word(response)
+    except BaseException as error:  # a protocol may be the user's
+        logger.error("a protocol could not word an error:\n%s", printable(traceback_of(error)))
+        return response
 
 
 class ProtocolRoutes:
@@ -57,9 +76,9 @@ class ProtocolRoutes:
         protocols: In the order in which addresses are given to them.
         endpoints: The models of the app.
         responder: Puts errors into HTTP.
-        problem: Tells why the app could not answer now.
+        problem: Returns why the app could not answer now; None if it could.
         is_patient: Whether items wait while the queue is full.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
 
     Attributes:
         headers: The names of further headers that the protocols read.
@@ -129,11 +148,12 @@ class ProtocolRoutes:
         found_at = [self._routes.get(key) or self._routes.get(key.rstrip(b"/") or key) for key in keys]
         methods = next((methods for methods in found_at if methods is not None), None)
         if methods is None:
-            head.protocol = next((protocol for prefix, protocol in self._prefixes if keys[-1].startswith(prefix)), None)
-            if head.protocol is None:
+            below = next((protocol for prefix, protocol in self._prefixes if keys[-1].startswith(prefix)), None)
+            if below is None:
                 return False
-            raise self._nothing_below(head.protocol)
-        head.protocol = next(iter(methods.values())).protocol
+            head.in_own_words = below.in_own_words
+            raise self._nothing_below(below)
+        head.in_own_words = next(iter(methods.values())).protocol.in_own_words
         if head.method == b"OPTIONS":
             response = HttpResponse(204, b"", headers=allow([*map(bytes.decode, methods), "OPTIONS"]))
             head.route = lambda exchange: exchange.respond(response)
@@ -141,7 +161,7 @@ class ProtocolRoutes:
         if head.method not in methods:
             raise not_allowed([*map(bytes.decode, methods), "OPTIONS"])
         found = methods[head.method]
-        head.protocol = found.protocol
+        head.in_own_words = found.protocol.in_own_words
         head.route = partial(self._answer, found.route)
         if head.method == b"POST":
             head.model = found.model
@@ -175,14 +195,6 @@ class ProtocolRoutes:
             content_type=JSON_TYPE,
             framing=SSE,
         )
-
-    def in_words_of(self, protocol: ErrorWords, response: HttpResponse) -> HttpResponse:
-        """Return an error response in the words of a protocol, or as it is if that raises."""
-        try:
-            return protocol.in_own_words(response)
-        except BaseException as error:  # a protocol may be the user's
-            logger.error("a protocol could not word an error:\n%s", printable(traceback_of(error)))
-            return response
 
     def _answer(self, route: ProtocolRoute, exchange: Exchange) -> None:
         """Have a protocol answer a request, at once or once its items are done."""
@@ -310,3 +322,207 @@ def _lane(submission: Submission, model: Endpoint, ask: Ask, headers: Mapping[by
     if key is not None and key in headers:
         lane = lane._replace(key=headers[key].decode("latin-1"))
     return lane
+
+
+_HALF_A_CHARACTER: Final = "half of a character, a lone surrogate, which no UTF-8 can hold"
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionTerms:
+    """On which terms the items of a submission are run.
+
+    Attributes:
+        model: Gets the items.
+        responder: Puts errors into HTTP.
+        now: The time.
+        limit_s: The time that the client gives its request.
+        lane: Of the items.
+        patient: Whether they wait while the queue is full.
+    """
+
+    model: Endpoint
+    responder: ErrorResponder
+    now: float
+    limit_s: float
+    lane: Lane
+    patient: bool
+
+
+class SubmittedItems(ExchangeItems):
+    """The items of a submission, whose results make one response.
+
+    Args:
+        exchange: Gets the response.
+        submission: The items that the protocol has submitted.
+        terms: On which its items are run.
+
+    Raises:
+        CarpoolError: An item cannot be sent or weighed.
+    """
+
+    def __init__(self, exchange: Exchange, submission: Submission, terms: SubmissionTerms) -> None:
+        super().__init__(exchange, terms.model)
+        self._submission = submission
+        self._terms = terms
+        limit_s = min(terms.model.service.timeout_s, submission.timeout_s, terms.limit_s)
+        self.items = [self._new_item(value, terms.now + limit_s) for value in submission.items]
+
+    def _new_item(self, value: Any, deadline: float) -> ExchangeItem:
+        """Make a request of an item. Raises `CarpoolError`."""
+        format, weigher = self._submission.sent_as, self._terms.model.weigher
+        if format == OBJECT:
+            try:
+                value = dump(value)
+            except BaseException as error:
+                raise as_model_error(error, "an item that is pickled") from error
+        item = ExchangeItem(self, value, deadline, size_of(value))
+        item.format = format
+        item.accept = self._submission.wanted_as
+        item.lane = self._terms.lane
+        item.patient = self._terms.patient
+        if weigher is not None:
+            weigher.weigh_encoded(item, value, format)
+        return item
+
+    def _answer(self) -> None:
+        exchange, items, is_partial = self._exchange, self.items, self._submission.is_partial and self.refusal is None
+        self._respond(lambda: self._responded([self._result_of(item, is_partial, exchange.head) for item in items]))
+
+    def _respond(self, make: Callable[[], HttpResponse]) -> None:
+        what = "a protocol that makes an answer of results"
+        self._exchange.respond_with(self._terms.responder, self.answer_bytes, make, what)
+
+    def _responded(self, results: list[Any]) -> HttpResponse:
+        """Return what the protocol makes of the results. Raises `CarpoolError`."""
+        try:
+            return self._submission.respond(results)
+        except BaseException as error:  # a protocol may be the user's
+            raise _failure_of(error, "a protocol that makes an answer of results") from error
+
+    def _result_of(self, item: ExchangeItem, is_partial: bool, head: Head) -> Any:
+        """Return an item's result, or the text of its error for clients.
+
+        Raises:
+            CarpoolError: The item has failed, and that fails the whole.
+        """
+        try:
+            if item.error is not None:
+                raise item.error
+            return result_as(item.accept, item.result)
+        except CarpoolError as error:
+            if not is_partial:
+                raise
+            return shown_in(self._terms.responder.plain_error(head, error))
+
+
+class SubmittedStreams(SubmittedItems):
+    """The items of a submission whose answers are sent in parts, as they come."""
+
+    def __init__(self, exchange: Exchange, submission: Submission, terms: SubmissionTerms) -> None:
+        super().__init__(exchange, submission, terms)
+        assert submission.parts is not None, "a submission without a writer is not sent in parts"
+        self._writer: PartsWriter = submission.parts
+        self._has_ended = False
+        self._ended: set[int] = set()  # the positions of items whose answers have ended
+        now, until = terms.now, terms.now + min(submission.timeout_s, terms.limit_s)
+        exchange.fix_id(terms.responder.request_ids)
+        exchange.delivery = self._delivery = Delivery(now)
+        for index, item in enumerate(self.items):
+            item.index = index
+            if terms.model.gives.in_parts:
+                item.stream = Stream(until=until)
+                item.deadline = item.due = now + terms.model.service.timeout_s
+        exchange.watch_silence()
+
+    def take_part(self, item: ExchangeItem, part: object) -> None:
+        """Write a part of an item's answer; if no further one is needed, none is made."""
+        if self._has_ended or item.index in self._ended:
+            return
+        try:
+            data = self._writer.part(item.index, result_as(item.accept, part))
+        except BaseException as error:  # a protocol may be the user's
+            self._fail(_failure_of(error, "a protocol that writes a part"))
+            return
+        self._write(data)
+        if item.state != DONE and self._writer.is_over(item.index):
+            self._end(item)
+            self.model.driver.suffice(item)  # type: ignore[union-attr] # it runs, as a part has come
+
+    def item_ended(self, item: ExchangeItem) -> None:
+        """Take the end of an item's answer; of a model that returns whole answers, all of it."""
+        if item.error is not None and not self._has_ended:
+            self._fail(item.error)
+        elif item.stream is None:
+            self.take_part(item, item.result)
+        self._end(item)
+
+    def _end(self, item: ExchangeItem) -> None:
+        """Write the end of an item's answer, and of all if it is the last one."""
+        if self._has_ended or item.index in self._ended:
+            return
+        self._ended.add(item.index)
+        try:
+            end = self._writer.end(item.index)
+            close = self._writer.close() if len(self._ended) == len(self.items) else None
+        except BaseException as error:  # a protocol, or what counts for it, may be the user's
+            self._fail(_failure_of(error, "a protocol that writes the end of an answer"))
+            return
+        self._write(end)
+        if close is not None:
+            self._has_ended = self._delivery.has_begun = True
+            self._exchange.end_parts(close, is_whole=True)
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self._delivery.has_begun = True
+            self._exchange.write_part(data)
+
+    def _fail(self, error: Exception) -> None:
+        """End the answer with an error, by its status if nothing has been written."""
+        self._has_ended = True
+        exchange, responder = self._exchange, self._terms.responder
+        if self._delivery.has_begun:
+            shown = shown_in(responder.plain_error(exchange.head, error))
+            exchange.end_parts(self._writer.error(shown), is_whole=True)
+        else:
+            exchange.respond(responder.error(exchange.head, error))
+        driver = self._terms.model.driver
+        for item in self.submitted:
+            if driver is not None and item.state != DONE:
+                driver.cancel(item)
+
+    def _answer(self) -> None:
+        """Answer a submission without items."""
+        self._respond(lambda: self._submission.respond([]))
+
+
+def _failure_of(error: BaseException, what: str) -> CarpoolError:
+    """Return as what a request fails of which the answer could not be written.
+
+    Args:
+        error: The error that was raised.
+        what: The code that raised it, as the subject of a sentence.
+    """
+    if isinstance(error, CarpoolError):
+        return error
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        return ModelError(f"the model returned a text with {_HALF_A_CHARACTER}", code="bad_result")
+    return as_model_error(error, what)
+
+
+def result_as(format: int, result: Any) -> Any:
+    """Return a result in the form in which a protocol wants it.
+
+    Raises:
+        ModelError: The model has answered with something else.
+    """
+    if type(result) is CheckedResponse:
+        if result.content_type and result.content_type != b"application/json":
+            kind = result.content_type.decode("latin-1")
+            raise ModelError(f"the answer is of type {kind}, which this protocol cannot hold", code="bad_result")
+        body = bytes(result.body) or b"null"
+        return as_entry(body, format) if format in TYPES_OF_ENTRIES else body
+    if format not in OBJECTS:
+        return bytes(result)
+    value = load_result(result)
+    return value.value if type(value) is Response else value

@@ -3,10 +3,10 @@
 A body of known, large length is received straight into memory of its own and never passes the
 parser:
 
-1. The reader has seen the head and calls `Receiver.large_body_started` with the memory to be
+1. The reader has seen the head and calls `Connection.large_body_started` with the memory to be
    filled.
 2. The connection receives into that memory and calls `RequestReader.large_body_received` each time.
-3. When the memory is full, the reader calls `Receiver.request_received`, as for any other request.
+3. When the memory is full, the reader calls `Connection.request_received`, as for any request.
 
 A request that is refused before its body was read ends the reading, since what follows it on the
 connection cannot be distinguished from its body.
@@ -14,7 +14,7 @@ connection cannot be distinguished from its body.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
@@ -28,8 +28,7 @@ from carpool.http.exchange import HttpResponse, ServedModel
 from carpool.http.server_state import FRAMING_HEADERS, HttpHead
 
 if TYPE_CHECKING:
-    from carpool.http.server_state import ServerState
-
+    from carpool.http.server_state import ClientConnection, ServerState
 
 LARGE_BODY: Final = 64 * 1024
 LARGEST_READ: Final = 256 * 1024
@@ -45,46 +44,6 @@ _LONG_PIECE = 16 * 1024
 _FIELD_OVERHEAD = 4  # ": " and CRLF
 _SCHEMES = (b"http", b"https")
 _BLANK_LINE = b"\r\n\r\n"
-
-
-class Receiver(Protocol):
-    """The connection as its reader sees it.
-
-    Attributes:
-        ignoring_input: Whether everything that still comes is thrown away.
-        counted_for: The model for which it counts as a connection; None if it may be another one.
-    """
-
-    ignoring_input: bool
-    counted_for: ServedModel | None
-
-    @property
-    def room(self) -> int:
-        """How many more requests may be read for now."""
-
-    def has_room_at(self, model: ServedModel | None) -> bool:
-        """Count it for the model that it asks now, and report whether there is room."""
-
-    def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
-        """Take a whole request, and the response if the app refused its head."""
-
-    def large_body_started(self, memory: memoryview) -> None:
-        """Receive what comes next into `memory`, and call `large_body_received` for it."""
-
-    def refuse(self, response: HttpResponse) -> None:
-        """Answer the present request with `response`, and read no further."""
-
-    def bulk_started(self, head: HttpHead) -> None:
-        """Take a bulk request, whose body is handed on piece by piece as it comes."""
-
-    def bulk_received(self, data: bytes) -> None:
-        """Take a piece of the body of the bulk request."""
-
-    def bulk_ended(self) -> None:
-        """Take note that the body of the bulk request is complete."""
-
-    def send_continue(self) -> None:
-        """Tell a client that waits for a 100 (Continue) to send its body."""
 
 
 class _Stop(Exception):
@@ -119,7 +78,7 @@ class RequestReader:
         held: How many bytes of the present request's body are in memory.
     """
 
-    def __init__(self, state: ServerState, receiver: Receiver) -> None:
+    def __init__(self, state: ServerState, receiver: ClientConnection) -> None:
         self.at_request_start = True
         self.in_headers = False
         self.head: HttpHead | None = None
@@ -138,7 +97,7 @@ class RequestReader:
         self._header_bytes = 0
         self._unparsed_bytes = 0  # received since the parser last completed something
         self._raw_head = b""  # the bytes of the present head, if they are worth remembering
-        self._refusal: HttpResponse | None = None  # what the app said to the present head
+        self._refusal: HttpResponse | None = None  # the answer of the app to the present head
         self._parts: list[bytes] = []
         self._chunks = 0
         self._large_body: memoryview | None = None  # the memory of a large body
@@ -160,7 +119,7 @@ class RequestReader:
         """Read bytes, and return those that have to wait for their turn.
 
         Args:
-            data: What came.
+            data: The bytes that came.
             raw_head: The head with which `data` begins, blank line and all, if that is known.
         """
         self.at_request_start = False
@@ -185,7 +144,7 @@ class RequestReader:
         return b"" if receiver.ignoring_input else data[at:]
 
     def large_body_received(self, nbytes: int) -> None:
-        """Note that more bytes are in the memory that `Receiver.large_body_started` was given."""
+        """Note that more bytes are in the memory that `Connection.large_body_started` was given."""
         assert self._large_body is not None
         try:
             self._state.bodies.add(self, nbytes)
@@ -208,7 +167,7 @@ class RequestReader:
     # -- the parser's calls
 
     def on_message_begin(self) -> None:
-        if self._receiver.ignoring_input:  # what came before it in the same piece has ended the reading
+        if self._receiver.ignoring_input:  # a request before it in the same piece has ended the reading
             raise _Ignored
         if self._is_resumed:
             return
@@ -338,7 +297,8 @@ class RequestReader:
         self.on_message_complete()
 
     def _parse(self, data: bytes) -> None:
-        """Have the parser read some bytes; what it objects to is refused, and nothing is raised."""
+        """Have the parser read some bytes; bytes that it rejects are refused, and nothing is
+        raised."""
         self._unparsed_bytes += len(data)
         while data and not self._receiver.ignoring_input:
             try:
@@ -411,7 +371,7 @@ class RequestReader:
         return self._app.refuse(self.head, CarpoolError("internal error"))
 
     def _check_framing(self, version: str) -> None:
-        """Refuse what llhttp lets pass and we do not."""
+        """Refuse heads that llhttp lets pass and we do not."""
         headers = self._headers
         if version not in ("1.1", "1.0"):
             raise Refusal(505, "version_not_supported")
@@ -447,7 +407,7 @@ class RequestReader:
             self._large_body = memoryview(self._state.memory.buffer(head.length))
 
     def _take_body(self) -> bytes | bytearray:
-        """Take what was received of the body, and its bytes off the account."""
+        """Take the received part of the body, and its bytes off the account."""
         self._state.bodies.remove(self)
         if self._large_body is not None:
             body = cast(bytearray, self._large_body.obj)

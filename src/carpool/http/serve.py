@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import importlib.util
+import inspect
 import logging
 import os
 import threading
@@ -13,24 +14,23 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from carpool.engine.drive.output import fill_standard
 from carpool.engine.logger import logger
 from carpool.engine.observe import log as log_lines
+from carpool.engine.observe.log import fill_standard
 from carpool.engine.worker import program
 from carpool.engine.worker.own_metrics import FOLDER_VARIABLE
 from carpool.http.access import LOCAL_NAMES, Access, new_access
-from carpool.http.admin_address import AdminApp
-from carpool.http.app import App
+from carpool.http.app import AdminApp, App
 from carpool.http.listener import Certificates, InheritedListener, Listener, PortListener, UnixListener, listener_at
 from carpool.http.protocols import BUILT_IN
 from carpool.http.protocols.base import HttpProtocol
-from carpool.http.protocols.vertex import Vertex
+from carpool.http.protocols.instances import Vertex
 from carpool.http.server_state import Limits
 from carpool.service.checks import at_least, nonnegative_seconds, positive, seconds
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
-from carpool.service.settings import ServerSettings, UsualNumber, with_defaults
+from carpool.service.settings import NAMES, ServerSettings, UsualNumber, with_defaults
 
 try:
     from carpool.http.server import Server
@@ -39,6 +39,7 @@ except ImportError as error:
         f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'", name=error.name
     ) from None
 
+_OF_THE_APP = tuple(name for name in NAMES if name in inspect.signature(App).parameters)
 _LARGEST_PORT = 65535
 _MODE_DIGITS = 3
 _LONGEST_S = 30 * 24 * 3600.0  # timers of event loops cannot run for ever
@@ -66,7 +67,7 @@ def serve(*services: Service, **settings: Unpack[ServerSettings]) -> None:
     models.
 
     Args:
-        services: What to serve. The first one answers at /predict, and each at
+        services: Those to serve. The first one answers at /predict, and each at
             /models/NAME/predict.
         settings: Those of `carpool serve`, such as `host="0.0.0.0"`, `port=8000` and
             `api_keys="keys.txt"`; "Settings" in the docs has them all. `log` and `log_level` do
@@ -109,7 +110,7 @@ def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewh
     """Make the server that some settings describe. Nothing is bound or started here.
 
     Args:
-        services: What it serves.
+        services: Those that it serves.
         settings: Its own; those that are left out have their defaults.
         on: Where worker processes run; None for what the settings say.
 
@@ -142,30 +143,18 @@ def _new_app(
     listener: Listener,
 ) -> App:
     """Make the app that some settings describe. Raises as `new_server` does."""
-    return App(
-        *services,
-        when_full=settings["when_full"],
-        timeout_status=settings["timeout_status"],
-        max_body_bytes=max(1, int(positive("max_body_mb", settings["max_body_mb"]) * 2**20)),
-        debug=settings["debug"],
-        protocols=protocols,
-        accept_compressed=settings["accept_compressed"],
-        join=_join(settings),
-        on=on or settings["on"],
-        output=log_lines.worker_line,
-        api_keys=settings["api_keys"],
-        allow_host=settings["allow_host"] or _usual_names(listener),
-        cors_origin=settings["cors_origin"],
-        open_readyz=settings["open_readyz"],
-        root_path=settings["root_path"],
-        has_admin_address=settings["admin_address"] is not None,
-        access_log=settings["access_log"],
-        access_log_slow_ms=settings["access_log_slow_ms"],
-        server_timing=settings["server_timing"],
-        trace=settings["trace"],
-        compress=settings["compress"],
-        compress_from_bytes=settings["compress_from_bytes"],
-    )
+    chosen: dict[str, Any] = {**settings}
+    of_the_app = {
+        **{name: chosen[name] for name in _OF_THE_APP},
+        "max_body_bytes": max(1, int(positive("max_body_mb", chosen["max_body_mb"]) * 2**20)),
+        "protocols": protocols,
+        "join": _join(settings),
+        "on": on or chosen["on"],
+        "output": log_lines.worker_line,
+        "allow_host": chosen["allow_host"] or _usual_names(listener),
+        "has_admin_address": chosen["admin_address"] is not None,
+    }
+    return App(*services, **of_the_app)
 
 
 def _new_admin_app(app: App, settings: ServerSettings, listener: Listener) -> AdminApp:
@@ -292,7 +281,7 @@ def why_not_bound(error: OSError, settings: ServerSettings, named: Callable[[str
     """Return why a server cannot listen, and what to do about it.
 
     Args:
-        error: What binding raised.
+        error: The error that binding raised.
         settings: Of the server.
         named: Returns how the user writes a setting.
     """

@@ -20,8 +20,7 @@ from carpool.engine.logger import logger
 from carpool.engine.observe import log
 from carpool.errors import CarpoolError, Unavailable
 from carpool.http.admin import ReloadOrder, SourceFiles, reload_on_change
-from carpool.http.admin_address import AdminApp
-from carpool.http.app import App
+from carpool.http.app import AdminApp, App
 from carpool.http.connection import Connection
 from carpool.http.listener import Acceptor, Certificates, InheritedListener, Listener, PortListener
 from carpool.http.server_state import Limits, ServerState
@@ -33,14 +32,14 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class _ServedAddress:
-    """Where a server listens, and what it serves there.
+    """Where a server listens, and the app that it serves there.
 
     Attributes:
         listener: Where.
-        app: What is served.
+        app: The app that is served.
         tls: The server's certificate; None where TLS is not spoken.
-        sock: What it listens on, once it is bound.
-        state: What its connections share, once it accepts any.
+        sock: The socket on which it listens, once it is bound.
+        state: The state that its connections share, once it accepts any.
         acceptor: Accepts connections.
     """
 
@@ -116,7 +115,7 @@ class Server:
     """Serves one app, at one address or with another one for those who run it.
 
     Args:
-        app: What to serve.
+        app: The app to serve.
         host: The address to bind, unless there is a `listener`.
         port: The port to bind; 0 takes a free one.
         limits: How much one client may take up.
@@ -125,10 +124,10 @@ class Server:
         admin: Where those who run the server ask, and what is served there.
 
     Attributes:
-        app: What is served.
+        app: The app that is served.
         listener: Where the server listens.
         admin_listener: Where those who run it ask; None if that is no address of its own.
-        sockets: What the server listens on; empty until `bind`.
+        sockets: Those on which the server listens; empty until `bind`.
         watched: The folder whose source files have the services reloaded when they change; None
             for none.
         drain_delay_s: For how long requests are still served after SIGTERM, while `/readyz` says
@@ -165,12 +164,12 @@ class Server:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """What the server listens on; empty until `bind`."""
+        """The sockets on which the server listens; empty until `bind`."""
         return [served.sock for served in self._addresses if served.sock is not None]
 
     @property
     def state(self) -> ServerState | None:
-        """What the connections at its address share; None until it listens."""
+        """The state that the connections at its address share; None until it listens."""
         return self._addresses[0].state
 
     @property
@@ -320,7 +319,7 @@ class Server:
         stopping.set()
 
     def _announce_end(self) -> None:
-        """Tell probers and clients that the server is about to drain, and begin the delay."""
+        """Announce to probers and clients that the server will drain, and begin the delay."""
         logger.info("SIGTERM: not ready any more; serving for %g s until requests are refused", self.drain_delay_s)
         self._serves_until = asyncio.get_running_loop().time() + self.drain_delay_s
         self.app.announce_end()

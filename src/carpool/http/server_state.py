@@ -23,9 +23,8 @@ from carpool.http.exchange import REQUEST_ID, Head
 from carpool.http.shares import Bodies, ConnectionShares
 
 if TYPE_CHECKING:
-    from carpool.http.admin_address import AdminApp
-    from carpool.http.app import App
-    from carpool.http.exchange import ServedModel
+    from carpool.http.app import AdminApp, App
+    from carpool.http.exchange import HttpResponse, ServedModel
 
 _MOST_KNOWN_HEADS = 1024
 FRAMING_HEADERS: Final = frozenset({b"host", b"expect", b"transfer-encoding"})
@@ -110,14 +109,77 @@ class HttpHead(Head):
             self.good_headers += b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-class ConnectedClient(Protocol):
-    """A connection as its server sees it.
+class ClientConnection(Protocol):
+    """A connection as its parts and its server see it; there is one kind, `Connection`.
 
     Attributes:
-        counted_for: The model for which it counts; None if that is to be found out again.
+        ignoring_input: Whether everything that still comes is thrown away.
+        is_reading_paused: Whether the server, and not the client, holds the input up.
+        counted_for: The model for which it counts as a connection; None if it may be another one,
+            and that is to be found out again.
     """
 
+    ignoring_input: bool
+    is_reading_paused: bool
     counted_for: ServedModel | None
+
+    @property
+    def requests(self) -> int:
+        """How many requests were begun."""
+
+    @property
+    def room(self) -> int:
+        """How many more requests may be read for now."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no request is owed an answer, half received, or waiting to be read."""
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes wait for the client."""
+
+    # -- its reader calls these
+
+    def has_room_at(self, model: ServedModel | None, owed: int = 0) -> bool:
+        """Count it for the model that it asks now, and report whether there is room."""
+
+    def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
+        """Take a whole request, and the response if the app refused its head."""
+
+    def large_body_started(self, memory: memoryview) -> None:
+        """Receive the next bytes into `memory`, and call `large_body_received` for it."""
+
+    def refuse(self, response: HttpResponse) -> None:
+        """Answer the present request with `response`, and read no further."""
+
+    def bulk_started(self, head: HttpHead) -> None:
+        """Take a bulk request, whose body is handed on piece by piece as it comes."""
+
+    def bulk_received(self, data: bytes) -> None:
+        """Take a piece of the body of the bulk request."""
+
+    def bulk_ended(self) -> None:
+        """Take note that the body of the bulk request is complete."""
+
+    def send_continue(self) -> None:
+        """Send a 100 (Continue) to a client that waits for it before it sends its body."""
+
+    # -- its timers call these
+
+    def received_too_slowly(self) -> None:
+        """Refuse the request that is half received."""
+
+    def probe(self, is_first: bool) -> bool:
+        """Find out whether the client is still there; return whether to try again."""
+
+    def close(self) -> None:
+        """Close once everything has been written."""
+
+    def abort(self) -> None:
+        """Close now, although some bytes may not have been written."""
+
+    # -- its server calls these
 
     def turn_has_come(self) -> None:
         """Ask for the page for which the connection has waited."""
@@ -128,12 +190,9 @@ class ConnectedClient(Protocol):
     def drain(self) -> None:
         """Close as soon as no answer is owed."""
 
-    def abort(self) -> None:
-        """Close now."""
-
 
 class ServerState:
-    """What all connections of one server share.
+    """The state that all connections of one server share.
 
     Args:
         app: Answers the requests.
@@ -163,9 +222,9 @@ class ServerState:
         self.app = app
         self.limits = limits
         self._loop = asyncio.get_running_loop()
-        self.connections: set[ConnectedClient] = set()
-        self.ending: dict[ConnectedClient, None] = {}
-        self.beyond: dict[ConnectedClient, None] = {}
+        self.connections: set[ClientConnection] = set()
+        self.ending: dict[ClientConnection, None] = {}
+        self.beyond: dict[ClientConnection, None] = {}
         self._refusals = Refusals()
         self._refusal_log = RefusalLog(self._refusals, "the server", {}, self._loop.time, self._loop)
         self.livez = frozenset([b"/livez", app.root_path.encode() + b"/livez"])
@@ -177,8 +236,8 @@ class ServerState:
         self.bodies = Bodies(largest, limits.connections, self._loop.time)
         self._divide()
         self.is_draining = self.long_page_written = False
-        self._waiting_for_page: dict[ConnectedClient, None] = {}
-        self._gathering: list[ConnectedClient] = []  # connections with parts to write at the end of this turn
+        self._waiting_for_page: dict[ClientConnection, None] = {}
+        self._gathering: list[ClientConnection] = []  # connections with parts to write at the end of this turn
         self._emptied: asyncio.Future[None] | None = None
         self.ok_prefixes: dict[bytes, bytes] = {}
         self.next_number = app.request_ids.next_number
@@ -191,7 +250,8 @@ class ServerState:
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
 
     def routes_changed(self) -> None:
-        """Judge all heads anew, keep what new services look at, and divide what there is anew."""
+        """Judge all heads anew, keep the headers that new services read, and divide the limits
+        anew."""
         self.heads.clear()
         self.kept_headers.update(self.app.wanted_headers)
         self._divide()
@@ -207,7 +267,7 @@ class ServerState:
         """Forget all known heads: some that were let in may not be any more."""
         self.heads.clear()
 
-    def may_ask_for_page(self, connection: ConnectedClient) -> bool:
+    def may_ask_for_page(self, connection: ClientConnection) -> bool:
         """Report whether a connection may ask for a page now; if not, call it when it may."""
         if self.long_page_written:
             self._waiting_for_page[connection] = None
@@ -225,8 +285,8 @@ class ServerState:
             del self._waiting_for_page[connection]
             connection.turn_has_come()
 
-    def write_soon(self, connection: ConnectedClient) -> None:
-        """Have a connection write what it has gathered, at the end of this turn of the loop."""
+    def write_soon(self, connection: ClientConnection) -> None:
+        """Have a connection write its gathered parts, at the end of this turn of the loop."""
         if not self._gathering:
             self._loop.call_soon(self._write_gathered)
         self._gathering.append(connection)
@@ -250,7 +310,7 @@ class ServerState:
         """Close every connection, whatever it is doing."""
         for connection in list(self.connections):
             connection.abort()
-        self._refusal_log.tell_all()
+        self._refusal_log.log_all()
         self._refusal_log.has_stopped = True
 
     async def empty(self) -> None:
@@ -259,7 +319,7 @@ class ServerState:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
 
-    def add(self, connection: ConnectedClient) -> bool:
+    def add(self, connection: ClientConnection) -> bool:
         """Note a new connection, and report whether there is room for it.
 
         Those that are ending take no room, nor do those beyond the limit. If there are too many of
@@ -283,15 +343,15 @@ class ServerState:
         self.shares.refused += 1
         self._refusals.count(too_many_connections())
         if self._refusals.is_due:
-            self._refusal_log.tell()
+            self._refusal_log.log_due()
 
-    def note_ending(self, connection: ConnectedClient) -> None:
+    def note_ending(self, connection: ClientConnection) -> None:
         """Note that a connection has had its last answer."""
         self.beyond.pop(connection, None)
         self.ending[connection] = None
         self.shares.give_back(connection)
 
-    def remove(self, connection: ConnectedClient) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Note that a connection is closed."""
         self.connections.discard(connection)
         self.ending.pop(connection, None)

@@ -1,4 +1,4 @@
-"""Divides what a server has among its services, so that none of them can take everything.
+"""Divides the means of a server among its services, so that none of them can take everything.
 
 Half of it is guaranteed, to each service in proportion to its `share=`. The other half goes to
 whichever service needs it first, and what is guaranteed to others is left for them. A service that

@@ -35,12 +35,12 @@ class Framing(NamedTuple):
     Attributes:
         content_type: Of the response.
         format: How parts are encoded, see `wire/payload.py`.
-        part: What a part looks like; `%b` is the part.
-        end: What a whole answer ends with; `%d` is the number of parts.
-        error: What a broken one ends with; `%b` is the body of an error response, with its status.
+        part: The form of a part; `%b` is the part.
+        end: The end of a whole answer; `%d` is the number of parts.
+        error: The end of a broken one; `%b` is the body of an error response, with its status.
             Empty if only breaking off can show it.
         alive: The keep-alive; empty if there is none.
-        headers: What the response has besides.
+        headers: Those that the response has besides.
     """
 
     content_type: bytes
@@ -91,7 +91,7 @@ class Delivery:
         has_begun: Whether a part has been sent, or the head written: no status can report a
             failure any more.
         is_head_written: Whether the response has begun on the connection.
-        held: What waits for the answers before it, or for a slow client.
+        held: Pieces that wait for the answers before it, or for a slow client.
         unread: How much that is.
         written_at: When a part was written by itself last, else when the request was made; see
             `Stream.heard` for those that were written as they came.
@@ -109,7 +109,7 @@ class Delivery:
         self.unread = Unread()
 
     def hold(self, data: bytes) -> bool:
-        """Keep what cannot be written yet; report whether the stream must be paused now."""
+        """Keep bytes that cannot be written yet; report whether the stream must be paused now."""
         self.held.append(data)
         return self.unread.add(len(data))
 

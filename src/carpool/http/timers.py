@@ -1,4 +1,4 @@
-"""The timers of one connection: how long a client may take, and what happens if it takes longer.
+"""The timers of one connection: how long a client may take, and the consequence if it takes longer.
 
 The times are in `Limits`. There are five timers:
 
@@ -25,50 +25,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
 
 from carpool.http.reader import RequestReader
-from carpool.http.server_state import Limits
+from carpool.http.server_state import ClientConnection, Limits
 
 _LINGER_S = 2.0
 _PROBE_AFTER_S = 0.02
 _PROBE_TRIES = 8
 _LATE_S = 0.25  # a timer that comes later than this has been kept from it
-_CATCH_UP_S = 0.1  # in which what has come meanwhile is read
-
-
-class Timed(Protocol):
-    """A connection as its timers see it.
-
-    Attributes:
-        is_reading_paused: Whether the server, and not the client, holds the input up.
-    """
-
-    is_reading_paused: bool
-
-    @property
-    def requests(self) -> int:
-        """How many requests were begun."""
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether no request is owed an answer, half received, or waiting to be read."""
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes wait for the client."""
-
-    def received_too_slowly(self) -> None:
-        """Refuse the request that is half received."""
-
-    def probe(self, is_first: bool) -> bool:
-        """Find out whether the client is still there; return whether to try again."""
-
-    def close(self) -> None:
-        """Close once everything has been written."""
-
-    def abort(self) -> None:
-        """Cut the connection off."""
+_CATCH_UP_S = 0.1  # in which the bytes that have come meanwhile are read
 
 
 class Timers:
@@ -99,13 +64,13 @@ class Timers:
         "receiving",
     )
 
-    def __init__(self, connection: Timed, reader: RequestReader, limits: Limits) -> None:
+    def __init__(self, connection: ClientConnection, reader: RequestReader, limits: Limits) -> None:
         self._connection = connection
         self._reader = reader
         self._limits = limits
         self._loop = asyncio.get_running_loop()
 
-        # Idle: what the last look saw.
+        # Idle: the figures of the last look.
         self._idle: asyncio.TimerHandle | None = None
         self._requests_when_quiet = 0  # -1 if the connection was not quiet
         self._unsent_when_looked = 0
@@ -158,7 +123,8 @@ class Timers:
         self.receiving = self._loop.call_later(seconds, self._received_too_slowly)
 
     def reading_resumed(self) -> None:
-        """Give what is half received its whole time once more, since it was we who did not read."""
+        """Give a half received request its whole time once more, since it was we who did not
+        read."""
         self._received_part = (0, False)
         self.bytes_received()
 

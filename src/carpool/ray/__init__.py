@@ -29,7 +29,7 @@ _MODULES = {"Cluster": "carpool.ray.cluster", "app": "carpool.ray.serve_app", "m
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Ray at its first use."""
+    """Import the modules that need Ray at their first use."""
     if name not in _MODULES:
         raise AttributeError(f"module 'carpool.ray' has no attribute {name!r}")
     try:

@@ -29,10 +29,10 @@ from typing import Any
 import msgspec
 
 from carpool.engine.drive.gate import Invitation, JoinedWorker
-from carpool.engine.drive.output import LineSink
 from carpool.engine.drive.worker import Launch
 from carpool.engine.foreign import named_text_of
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink
 from carpool.engine.wire.frame import Frame, FrameKind
 from carpool.engine.wire.handshake import Hello
 from carpool.engine.worker import own_metrics
@@ -106,7 +106,7 @@ class ActorWorker:
 
     @property
     def broke_protocol(self) -> bool:
-        """Whether it has sent what it must not send."""
+        """Whether it has broken the rules of the protocol."""
         return self._joined is not None and self._joined.broke_protocol
 
     @property
@@ -121,7 +121,7 @@ class ActorWorker:
 
     @property
     def hello(self) -> Hello | None:
-        """What it has said of itself; None while it has not connected."""
+        """Its own greeting; None while it has not connected."""
         return None if self._joined is None else self._joined.hello
 
     @property
@@ -135,7 +135,7 @@ class ActorWorker:
             self._joined.close_input()
 
     def catch_up(self) -> bool:
-        """Read what it has sent already, and report whether there was anything."""
+        """Read the frames that it has sent already, and report whether there was anything."""
         return self._joined is not None and self._joined.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
@@ -198,8 +198,8 @@ class ActorWorker:
             self._end(f"Ray cannot take it: {named_text_of(made)[:_LONGEST_TEXT]}")
             return
         self._actor, self._call, self._avoids = made.actor, made.call, made.avoids
-        told = partial(self._session.from_ray, self._died, order.ticket)
-        made.call.future().add_done_callback(told)
+        died = partial(self._session.from_ray, self._died, order.ticket)
+        made.call.future().add_done_callback(died)
 
     def _look(self) -> None:
         """See to an actor that has not connected yet.

@@ -152,7 +152,7 @@ class Cluster:
             raise
 
     def _needs(self, stage: Stage, service: str) -> dict[str, Any]:
-        """Return what an actor of a stage needs, in Ray's words."""
+        """Return the needs of an actor of a stage, in Ray's words."""
         if stage.run_in == "process" and (stage.cpus is not None or stage.devices is not None):
             text = "stage %s: on Ray no worker is tied to cores or devices of a machine, so cpus= and devices= only say"
             text += " how much it needs; needs= says that in Ray's words"
@@ -160,7 +160,7 @@ class Cluster:
         return options_of(stage, self.stages.get(stage.name, {}))
 
     def _connect(self) -> None:
-        """Connect this process to the cluster, unless it is connected. Raises what Ray raises."""
+        """Connect this process to the cluster, unless it is connected. Raises the errors of Ray."""
         global _sessions, _has_begun_ray
         with _lock:
             if not ray.is_initialized():
@@ -169,7 +169,7 @@ class Cluster:
             _sessions += 1
 
     def _own_env(self) -> Mapping[str, Any]:
-        """Return what actors need besides what the whole program has been given."""
+        """Return the needs of actors beyond those that the whole program has been given."""
         return {} if _has_begun_ray else self.runtime_env
 
 
@@ -189,7 +189,7 @@ def _refuse_client(address: str) -> None:
 
 
 def differing(stage: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs for a stage from its declaration. Raises ValueError or TypeError."""
+    """Return the differences of a stage from its declaration. Raises ValueError or TypeError."""
     name = f"stages[{stage!r}]"
     needs = {key: value for key, value in changes.items() if key != "workers"}
     checked = cluster_needs(name, needs)
@@ -211,7 +211,7 @@ def options_of(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         stage: As it is declared.
-        changes: What differs from that, as `differing` has returned it.
+        changes: The differences from that, as `differing` has returned it.
     """
     needs = dict(stage.needs)
     if stage.cpus is not None:

@@ -82,7 +82,7 @@ def map_batches(
 
 
 class StageScorer:
-    """What an actor of a dataset does: it runs one stage for the rows that it is given.
+    """An actor of a dataset: it runs one stage for the rows that it is given.
 
     Args:
         stage: The stage, as it runs there.
@@ -102,18 +102,18 @@ class StageScorer:
     def __call__(self, rows: Rows) -> Rows:
         """Return the rows with their answers."""
         items = _items(rows, self._column)
-        told = [""] * len(items) if self._errors is None else _told(rows, self._errors, len(items))
-        wanted = [item for item, error in zip(items, told, strict=True) if not error]
+        errors = [""] * len(items) if self._errors is None else _errors_in(rows, self._errors, len(items))
+        wanted = [item for item, error in zip(items, errors, strict=True) if not error]
         raises = self._errors is None
         results = self._handle.stream(wanted, max_in_flight=max(1, len(wanted)), return_exceptions=not raises)
         answers: list[Any] = []
-        for n, error in enumerate(told):
+        for n, error in enumerate(errors):
             answer: Any = None if error else next(results)
             if isinstance(answer, BaseException):
-                answer, told[n] = None, text_of(answer)
+                answer, errors[n] = None, text_of(answer)
             answers.append(answer)
         added: Rows = {self._output: answers}
-        return {**rows, **added} if self._errors is None else {**rows, **added, self._errors: told}
+        return {**rows, **added} if self._errors is None else {**rows, **added, self._errors: errors}
 
 
 def settings_of(stage: Stage, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,12 +144,12 @@ def _alone(stage: Stage) -> Stage:
 
 
 def _to_send(stage: Stage) -> Stage:
-    """Return a stage without what is found out of its model's hints, which need not pickle."""
+    """Return a stage without the readings of its model's hints, which need not pickle."""
     return with_changes(stage, {"traits": None})
 
 
 def _as_received(stage: Stage) -> Stage:
-    """Return a stage with what is found out of its model's hints."""
+    """Return a stage with the readings of its model's hints."""
     return with_changes(stage, {"traits": traits_of(stage.model, stage.max_batch_size is not None)})
 
 
@@ -169,6 +169,6 @@ def _values(column: Any) -> list[Any]:
     return values
 
 
-def _told(rows: Rows, errors: str, n: int) -> list[str]:
+def _errors_in(rows: Rows, errors: str, n: int) -> list[str]:
     """Return for each row the error of an earlier stage; empty if there is none."""
     return list(map(str, rows[errors])) if errors in rows else [""] * n

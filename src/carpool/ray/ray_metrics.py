@@ -25,16 +25,16 @@ _WORKER = (*_STAGE, "worker", "host", "node", "actor", "device")
 Tags = dict[str, str]
 
 Where = Mapping[str, Mapping[int, Hello]]
-"""By stage and place, what workers have said of themselves."""
+"""By stage and place, the greetings of workers."""
 
 
 def where_workers_are(stats: Stats) -> Where:
-    """Return a copy of what the workers of a service have said of themselves."""
+    """Return a copy of the greetings of the workers of a service."""
     return {stage.name: dict(stage.elsewhere) for stage in stats.stages}
 
 
 class RayMetrics:
-    """Tells of one service.
+    """Ray's metrics of one service.
 
     Args:
         service: Its name.
@@ -46,7 +46,7 @@ class RayMetrics:
         self._shown: dict[str, set[tuple[tuple[str, str], ...]]] = {}  # by gauge, the tags that stood last
 
     def tell(self, snapshot: ServiceSnapshot, where: Where) -> None:
-        """Tell of a snapshot.
+        """Set and count all metrics by a snapshot.
 
         Args:
             snapshot: The numbers of the service.
@@ -69,20 +69,20 @@ class RayMetrics:
             sizes.append((about, stage.mean_batch_size))
             states += [({**about, "state": state}, n) for state, n in stage.workers.items()]
             for place, hello in where.get(stage.name, {}).items():
-                told = {name: getattr(hello, name) for name in ("host", "node", "actor", "device")}
-                placed.append(({**about, "worker": str(place), **told}, 1))
+                tags = {name: getattr(hello, name) for name in ("host", "node", "actor", "device")}
+                placed.append(({**about, "worker": str(place), **tags}, 1))
         self._show("carpool_queue_length", queued)
         self._show("carpool_mean_batch_size", sizes)
         self._show("carpool_workers", states)
         self._show("carpool_worker_info", placed)
 
     def end(self) -> None:
-        """Tell that there is nothing any more: the service is closed."""
+        """Set all gauges to 0, since the service is closed."""
         for name in self._shown:
             self._show(name, [])
 
     def _count(self, name: str, total: float, tags: Tags) -> None:
-        """Add to a counter what has come since the last time."""
+        """Add the increase since the last time to a counter."""
         key = (name, *tags.values())
         more = total - self._counted.get(key, 0)
         if more > 0:
@@ -90,7 +90,7 @@ class RayMetrics:
             metric(name).inc(more, tags)
 
     def _show(self, name: str, values: list[tuple[Tags, float]]) -> None:
-        """Set a gauge; what stood last and is there no more becomes 0."""
+        """Set a gauge; a value that stood last and is there no more becomes 0."""
         now = {tuple(tags.items()): value for tags, value in values}
         for gone in self._shown.get(name, set()) - now.keys():
             metric(name).set(0, dict(gone))

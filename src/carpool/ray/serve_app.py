@@ -18,7 +18,7 @@ from carpool.ray.cluster import Cluster
 from carpool.service.service import Service
 
 _app: App | None = None
-"""In the process of a replica: what it serves."""
+"""In the process of a replica: the service that it serves."""
 
 
 def app(target: str, *, on: Cluster | None = None, replicas: int | None = None, **options: Any) -> Any:
@@ -58,7 +58,7 @@ def new_app(target: str, cluster: Cluster) -> App:
 
 
 class Replica:
-    """What Serve calls of a replica, besides HTTP."""
+    """The methods of a replica that Serve calls, besides HTTP."""
 
     async def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
         """Return the model's answer to one item; see `AsyncHandle.predict`."""
@@ -119,7 +119,8 @@ def _served() -> App:
 
 
 def _endpoint() -> Endpoint:
-    """Return the service of this replica, whatever is served beside it. Raises Unavailable."""
+    """Return the service of this replica, although others may be served beside it. Raises
+    Unavailable."""
     for endpoint in _served().endpoints:
         if endpoint.is_first and not endpoint.is_leaving:
             return endpoint

@@ -76,7 +76,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the workers of a service ask of the cluster.
+    """The demands of the workers of a service on the cluster.
 
     Attributes:
         needs: By stage, options of its actors in Ray's own words.
@@ -92,7 +92,7 @@ class Session:
 
     Args:
         service: The name of the service.
-        terms: What its workers ask of the cluster.
+        terms: The demands of its workers on the cluster.
         ports: The first and the last port that its gate may have; None for any.
         silence_s: For how long a node may be silent.
         new_worker: Makes a worker; it is called with this session, and then like `WorkerProcess`.
@@ -139,11 +139,11 @@ class Session:
         self._thread.start()
 
     def observe(self, stats: Stats) -> None:
-        """Tell Ray's metrics of the service every few seconds, from now on."""
-        told = self._metrics = RayMetrics(self.service)
+        """Write the service into Ray's metrics every few seconds, from now on."""
+        metrics = self._metrics = RayMetrics(self.service)
 
         def tell() -> None:
-            self._errands.put(partial(told.tell, stats.snapshot(self.clock()), where_workers_are(stats)))
+            self._errands.put(partial(metrics.tell, stats.snapshot(self.clock()), where_workers_are(stats)))
             self._telling = self._loop.call_later(TELL_EVERY_S, tell)
 
         tell()
@@ -177,7 +177,7 @@ class Session:
         """Ask for an actor.
 
         Args:
-            order: What is asked for.
+            order: The actor that is asked for.
             is_wanted: Whether it still is, when its turn comes.
             placed: Called on the loop with what has come of it.
         """
@@ -228,7 +228,7 @@ class Session:
         self._suspects.disconnected(self.clock(), node)
 
     def find_room(self, stage: str, found: Callable[[bool], None]) -> None:
-        """Find out whether the cluster has free what a worker needs.
+        """Find out whether the cluster has room for a worker.
 
         Args:
             stage: The stage.
@@ -237,7 +237,7 @@ class Session:
         self._errands.put(lambda: self.from_ray(found, has_free(self._needs(stage), ray.available_resources())))
 
     def tell_what_is_missing(self, launch: Launch, place: int) -> None:
-        """Log what a worker needs, and what the cluster has free."""
+        """Log the needs of a worker, and the free room of the cluster."""
         stage = launch.setup.stage
         needs = self._needs(stage)
 
@@ -295,7 +295,7 @@ class Session:
 
 
 def has_free(needs: Mapping[str, Any], free: Mapping[str, float]) -> bool:
-    """Report whether a cluster has free what an actor needs, on whatever nodes.
+    """Report whether a cluster has room for an actor, on any nodes.
 
     Args:
         needs: In Ray's words.

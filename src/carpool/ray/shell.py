@@ -1,4 +1,4 @@
-"""What runs in the actor of a worker: it connects to its service, and is the worker then.
+"""The program of the actor of a worker: it connects to its service, and is the worker then.
 
 Ray places the actor, gives it its process and its environment, and ends it with its coordinator.
 Its constructor loads nothing. It has one call, `live`, which runs on the main thread, as models
@@ -36,7 +36,7 @@ class WayHome(NamedTuple):
         service: The name of the service.
         stage: The name of the stage.
         ticket: Which token is the actor's.
-        token: What it proves itself with, once.
+        token: Its proof, which is good once.
     """
 
     host: str
@@ -111,7 +111,7 @@ def ray_tls() -> Tls | None:
 
 
 def _read_setup(frame: Frame) -> tuple[Setup, FindModel]:
-    """Return what the service says, and what finds the model on this node."""
+    """Return the setup that the service sends, and the finder of the model on this node."""
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
     program.extend(setup.program)
     return setup, lambda: program.unpack_model(setup.program, setup.model)

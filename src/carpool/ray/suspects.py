@@ -1,4 +1,4 @@
-"""Which nodes of a cluster fell silent, and which have been heard from. Sans-IO, and without Ray.
+"""Which nodes of a cluster fell silent, and which have not. Sans-IO, and without Ray.
 
 Ray takes a minute to notice that a node is gone, and would place the successor of a lost worker on
 the same node until then. So for a while no worker is placed there.
@@ -21,7 +21,7 @@ class Suspects:
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
         self._workers: Counter[str] = Counter()  # that are connected
-        self._heard: dict[str, float] = {}  # when the last one of a node was heard from that is not
+        self._last_seen: dict[str, float] = {}  # when the last connection of a node ended
 
     def add(self, now: float, node: str) -> None:
         """Note that a node has fallen silent."""
@@ -36,7 +36,7 @@ class Suspects:
         """Note that the connection of a worker has ended; after a silence `add` is called as
         well."""
         self._workers[node] -= 1
-        self._heard[node] = now
+        self._last_seen[node] = now
 
     def well(self, now: float, alive: Collection[str]) -> list[str]:
         """Return the nodes that have workers, or had some lately, and are no suspects.
@@ -45,8 +45,8 @@ class Suspects:
             now: The time.
             alive: The nodes that Ray believes to be alive.
         """
-        heard = [node for node in alive if self._workers[node] or now - self._heard.get(node, -inf) < SUSPECT_S]
-        return sorted(node for node in heard if self._until.get(node, -inf) <= now)
+        seen = [node for node in alive if self._workers[node] or now - self._last_seen.get(node, -inf) < SUSPECT_S]
+        return sorted(node for node in seen if self._until.get(node, -inf) <= now)
 
     def avoided(self, now: float, alive: Collection[str]) -> list[str]:
         """Return the nodes at which no worker is to be placed; none if no other node is left.

@@ -1,16 +1,19 @@
 """The assembly of a running service: core, statistics, driver and pools, made and connected.
 
-Nothing is started here.
+Nothing is started here. The warm-up of a worker uses several batch sizes, so that its timings can
+train the policy.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, cycle, islice
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -20,21 +23,20 @@ from carpool.engine.core.journal import Journal
 from carpool.engine.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
 from carpool.engine.core.places import KeyedWorkers
 from carpool.engine.core.queue import Queue
-from carpool.engine.core.recycling import Recycling
-from carpool.engine.core.roster import Starts
+from carpool.engine.core.roster import Recycling, Starts
 from carpool.engine.core.stepper import Crew, Stepper
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.batches import BatchPool
 from carpool.engine.drive.changes import Changes, CoreShares, StageUpkeep, Upkeep
 from carpool.engine.drive.guard import Guard
-from carpool.engine.drive.output import LineSink
-from carpool.engine.drive.steps import StepPool
+from carpool.engine.drive.pools import BatchPool, StepPool
 from carpool.engine.drive.worker import Launch, WarmUpShape
 from carpool.engine.drive.worker_pool import WorkerPool, new_roster
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink
 from carpool.engine.observe.snapshot import StreamStats
 from carpool.engine.observe.stats import Stats
 from carpool.engine.policy import OneByOne
+from carpool.engine.policy.length_cost import padded
 from carpool.engine.wire.payload import size_of
 from carpool.engine.worker import program
 from carpool.engine.worker.place import (
@@ -49,16 +51,14 @@ from carpool.engine.worker.place import (
     usable_cores,
 )
 from carpool.engine.worker.program import Setup
-from carpool.errors import StartupError
+from carpool.errors import CarpoolError, StartupError
 from carpool.service.checks import why_never_held_back
 from carpool.service.content import Payloads
-from carpool.service.declaration import Declaration
+from carpool.service.declaration import Declaration, adapters_of
 from carpool.service.elsewhere import Site
 from carpool.service.graph import firsts_of
 from carpool.service.places import declared, spots_of
-from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
-from carpool.service.warmup import warm_up_shapes, warm_up_sizes
 from carpool.service.weigh import weigher_of
 
 _HANG_SHARE = 3  # without `max_batch_time_s` an unwanted call is given up after this part of `timeout_s`
@@ -88,7 +88,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     """Make the parts of a service for the running loop. Nothing is started here.
 
     Args:
-        service: What is to run.
+        service: The service that is to run.
         journal: Records what happens to each request; None to record nothing.
         output: Takes each line that a worker prints.
         site: Where worker processes run; None for this machine.
@@ -146,7 +146,7 @@ def _pool_class(stage: Stage) -> type[WorkerPool]:
 
 
 def _crew(service: Declaration, stage: Stage, has_keys: bool) -> Crew:
-    """Return what gives a stage's requests to its workers.
+    """Return the batcher or stepper that gives a stage's requests to its workers.
 
     Args:
         service: The service.
@@ -205,7 +205,7 @@ def _stepper(service: Declaration, stage: Stage, has_keys: bool) -> Stepper:
 def launch(
     service: Declaration, index: int, guard: Guard | None, usable_cores: int, site: Site | None = None
 ) -> Launch:
-    """Return what the workers of one stage are started with.
+    """Return the launch of the workers of one stage.
 
     Args:
         service: The service.
@@ -240,15 +240,15 @@ def _setup(
     stage = service.stages[index]
     root = logging.getLogger()
     adapters = adapters_of(service.routes) if stage is service.graph[0] else ()
-    told = program.describe()
+    described = program.describe()
     if is_elsewhere:  # where the file of the main program need not be
-        told = msgspec.structs.replace(told, main_name=None, main_file=None)
+        described = msgspec.structs.replace(described, main_name=None, main_file=None)
     packed = b""
     if _is_sent(stage):
         spots = spots_of(service.graph, service.gives)[0][index]
         packed = program.pack_model(stage.model, stage.kwargs, adapters, spots, has_main=not is_elsewhere)
     return Setup(
-        program=told,
+        program=described,
         model=packed,
         stage=stage.name,
         place=0,
@@ -333,3 +333,87 @@ def _visible_devices(service: Declaration, stage: Stage) -> tuple[Mapping[str, s
     text, about = "workers 0 to %d of stage %s see the devices %s", {"model": service.name, "stage": stage.name}
     logger.info(text, stage.most_workers - 1, stage.name, " | ".join(names), extra=about)
     return tuple({VISIBLE_DEVICES: each} for each in names)
+
+
+_SHARES = (4, 2, 1)  # warm up with a quarter, half and all of a full batch, besides a single item
+
+
+def warm_up_sizes(stage: Stage) -> dict[int, int]:
+    """Return the numbers of examples to run at a time, rising, each with the sum of their sizes.
+
+    The examples are taken in turn, so that any number can be had. The numbers are those of one
+    example and of a quarter, half and all of a full batch, or the stage's allowed batch sizes.
+    There are none if the model has no examples or answers in parts, or the stage has no batches.
+
+    Raises:
+        StartupError: An example cannot be weighed.
+    """
+    most = stage.max_batch_size
+    if most is None or not stage.traits.examples or stage.traits.in_parts:
+        return {}
+    policy = stage.new_policy()
+    if stage.size is not None:
+        return _weighed(stage, [1, *[max(1, policy.limit // share) for share in _SHARES]])
+    sizes = policy.allowed_batch_sizes or {1, *[max(1, policy.limit // share) for share in _SHARES]}
+    if stage.max_padded_size is not None:
+        longest = max(_lengths_of_examples(stage))
+        sizes = {1, *[n for n in sizes if n * longest <= stage.max_padded_size]}
+    return {n: n for n in sorted(sizes)}
+
+
+def warm_up_shapes(stage: Stage) -> tuple[WarmUpShape, ...]:
+    """Return the calls with one example over and over that show what lengths cost.
+
+    They are of the shortest, the middle and the longest example; of a model that pads to certain
+    lengths, of one for each of these. There are none without `length=`.
+
+    Raises:
+        StartupError: The length of an example cannot be found.
+    """
+    if stage.length is None or not stage.traits.examples or stage.max_batch_size is None:
+        return ()
+    lengths: dict[int, int] = {}  # with an example of each
+    for at, length in enumerate(_lengths_of_examples(stage)):
+        lengths.setdefault(length, at)
+    rising = sorted(lengths)
+    if stage.allowed_lengths is not None:
+        allowed = stage.allowed_lengths
+        chosen = sorted({padded(length, allowed): length for length in rising}.values())
+    else:
+        chosen = sorted({rising[0], rising[len(rising) // 2], rising[-1]})
+    counts = stage.allowed_batch_sizes or sorted({1, max(1, stage.max_batch_size // 4), stage.max_batch_size})
+    most_padded = stage.max_padded_size or inf
+    return tuple(
+        WarmUpShape(lengths[length], n, length)
+        for length in chosen
+        for n in counts
+        if n == 1 or n * length <= most_padded
+    )
+
+
+def _lengths_of_examples(stage: Stage) -> list[int]:
+    """Return how long each example is. Raises StartupError if that of one cannot be found."""
+    weigher = weigher_of(stage)
+    assert weigher is not None
+    return _of_each_example(stage, weigher.length_of, "the length of example {} cannot be told")
+
+
+def _weighed(stage: Stage, targets: list[int]) -> dict[int, int]:
+    """Return the largest number of examples, but at least one, that fits into each target size."""
+    weigher = weigher_of(stage)
+    assert weigher is not None
+    weights = _of_each_example(stage, weigher.of, "example {} cannot be weighed")
+    sums = list(accumulate(islice(cycle(weights), stage.max_queue_size)))
+    counts = sorted({max(1, sum(total <= target for total in sums)) for target in targets})
+    return {n: sums[n - 1] for n in counts}
+
+
+def _of_each_example(stage: Stage, measure: Callable[[Any], int], trouble: str) -> list[int]:
+    """Measure each example of a stage. Raises StartupError if one cannot be measured."""
+    measures = []
+    for i, example in enumerate(stage.traits.examples, 1):
+        try:
+            measures.append(measure(example))
+        except CarpoolError as error:
+            raise StartupError(f"stage {stage.name} could not start: {trouble.format(i)}: {error}") from error
+    return measures

@@ -1,25 +1,36 @@
-"""Checks of settings. Each error says which setting is wrong, what it was, and what would be right.
+"""Settings of a declaration, and checks of settings.
 
-Functions named for a value (`seconds`, `flag`, ...) return it in the form that carpool keeps; those
-named `check_...` return nothing.
+Each error says which setting is wrong, what it was, and what would be right. Functions named for a
+value (`seconds`, `flag`, ...) return it in the form that carpool keeps; those named `check_...`
+return nothing.
+
+Name, type, default and check of a setting stand on one line of its class:
+
+    max_rows: int | None = setting(None, optional_count)
+    cpus: Setting[Sequence[int] | None, tuple[int, ...] | None] = setting(None, as_cores)
+
+The class is a frozen dataclass, whose `__init__` is made of these lines, and its docstring has them
+under `Args`. Its `__post_init__` calls `keep_checked`.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, field, fields
 from math import inf
 from numbers import Real
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from carpool.engine.call.oom import names_of
+from carpool.engine.call.retry import names_of
 from carpool.engine.forms import Form
 from carpool.engine.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
 from carpool.engine.policy.adapted import is_former
-from carpool.engine.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
+from carpool.engine.worker.place import COUNT_VARIABLE, INDEX_VARIABLE, Cores, parse_cores
 from carpool.model import Traits
 
 MOST_WORKERS = 10_000
@@ -109,6 +120,11 @@ def when_full_waits(value: Any) -> bool:
     return bool(value == "wait")
 
 
+def seconds_or_endless(name: str, value: Any) -> float:
+    """Return a positive duration, or infinity if none is given. Raises ValueError."""
+    return inf if value is None else seconds(name, value)
+
+
 def optional_seconds(name: str, value: Any) -> float | None:
     """Return a positive duration, or None if none is given. Raises ValueError."""
     if value is None or (type(value) is float and value > 0):  # fast, for calls that bring a time-out
@@ -189,7 +205,7 @@ _NEEDS = (
 
 
 def cluster_needs(name: str, value: Any) -> dict[str, Any]:
-    """Return what a worker needs on a Ray cluster, in Ray's words, which Ray itself checks.
+    """Return the needs of a worker on a Ray cluster, in Ray's words, which Ray itself checks.
 
     Raises:
         TypeError: It is no mapping with text as its keys.
@@ -250,6 +266,11 @@ def valid_priority(priority: Any) -> int:
     return whole
 
 
+def optional_cores(name: str, value: Any) -> Cores | None:
+    """Return the cores of a coordinator, or None if none are given. Raises ValueError."""
+    return None if value is None else parse_cores(value)
+
+
 def rising(example: str) -> Callable[[str, Any], tuple[int, ...] | None]:
     """Return a check for whole numbers that rise from one to the next; None if none are given.
 
@@ -303,8 +324,8 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
 
     Args:
         name: The setting.
-        value: What was given.
-        arguments: What it will be called with, for the error text.
+        value: The given value.
+        arguments: Its arguments in each call, for the error text.
 
     Raises:
         TypeError: It cannot be called, or what it returns has to be awaited.
@@ -319,7 +340,7 @@ def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None
     """Check a policy or the name of one.
 
     Args:
-        policy: What was given.
+        policy: The given policy.
         in_parts: Whether it is for answers in parts.
 
     Raises:
@@ -450,12 +471,11 @@ def check_lone_wait(wait_s: float, timeout_s: float) -> None:
         )
 
 
-def check_overload(overload: str) -> None:
-    """Check what a service pursues while it cannot serve all requests. Raises ValueError."""
-    if overload not in ("goodput", "latency"):
-        raise ValueError(
-            f'overload must be "goodput" (as many answers in time as possible) or "latency", not {overload!r}'
-        )
+def overload_goal(name: str, value: Any) -> str:
+    """Return the goal of a service while it cannot serve all requests. Raises ValueError."""
+    if value not in ("goodput", "latency"):
+        raise ValueError(f'{name} must be "goodput" (as many answers in time as possible) or "latency", not {value!r}')
+    return str(value)
 
 
 def check_room(max_batch_size: int, max_queue_size: int) -> None:
@@ -488,8 +508,8 @@ def _number(value: Any) -> float | None:
 
 
 Key = Callable[[Any], Any] | str
-"""What requests must have in common to share a batch: a function of an item, the name of a field of
-it, or `header:` and the name of an HTTP header."""
+"""The trait that requests must have in common to share a batch: a function of an item, the name of
+a field of it, or `header:` and the name of an HTTP header."""
 
 _HEADER = "header:"
 
@@ -502,7 +522,7 @@ def header_of(key: Any) -> bytes | None:
 
 
 def check_key(key: Any, max_batch_size: int | None, traits: Traits) -> None:
-    """Check what requests must have in common. Raises ValueError or TypeError."""
+    """Check the key that requests must have in common. Raises ValueError or TypeError."""
     if not isinstance(key, str):
         check_callable("key", key, "an item")
     elif not key.removeprefix(_HEADER):
@@ -512,3 +532,68 @@ def check_key(key: Any, max_batch_size: int | None, traits: Traits) -> None:
             raise ValueError("key is for stages that take whole batches: give max_batch_size, or leave it out")
         return
     check_is_for_batches("key", max_batch_size, traits)
+
+
+Given = TypeVar("Given", contravariant=True)
+Kept = TypeVar("Kept", covariant=True)
+Declared = TypeVar("Declared")
+
+_CHECK = "check"
+_FROM_OUTSIDE = "from_outside"
+_NEVER_MADE = "only the types of a Setting are read"
+
+
+class Setting(Generic[Given, Kept]):
+    """The types of a setting that is kept in another form than it is given in.
+
+    Type checkers read it as a descriptor: `__set__` has the type of the argument, and `__get__`
+    that of the attribute. No object of it is ever made.
+    """
+
+    def __get__(self, declaration: object, kind: type) -> Kept:
+        raise TypeError(_NEVER_MADE)
+
+    def __set__(self, declaration: object, value: Given) -> None:
+        raise TypeError(_NEVER_MADE)
+
+
+def setting(
+    default: Any = MISSING, check: Callable[[str, Any], Any] | None = None, *, from_outside: bool = False
+) -> Any:
+    """Return a field with a default and a check.
+
+    Args:
+        default: The value of a setting that is left out; none where the `__init__` of the class is
+            written by hand and has it.
+        check: Takes the name and the value, and returns the value that is kept or raises ValueError
+            or TypeError. None where the class checks it together with other settings.
+        from_outside: Whether a file, the environment or a flag may change it.
+    """
+    return field(default=default, metadata={_CHECK: check, _FROM_OUTSIDE: from_outside})
+
+
+def from_outside(kind: Any) -> tuple[str, ...]:
+    """Return the names of the settings of a class that can be changed without its code."""
+    return tuple(each.name for each in fields(kind) if each.metadata.get(_FROM_OUTSIDE))
+
+
+def keep(declaration: object, name: str, value: object) -> None:
+    """Set an attribute of a frozen declaration that is being made."""
+    object.__setattr__(declaration, name, value)
+
+
+def keep_checked(declaration: Any) -> None:
+    """Check the settings of a declaration in their order. Raises ValueError or TypeError."""
+    for each in fields(declaration):
+        if check := each.metadata.get(_CHECK):
+            keep(declaration, each.name, check(each.name, getattr(declaration, each.name)))
+
+
+def shown_as_given(kind: type[Declared]) -> type[Declared]:
+    """Have the signature of a class show the types in which its settings are given."""
+    hints = kind.__init__.__annotations__
+    for name, hint in hints.items():
+        match ast.parse(str(hint), mode="eval").body:
+            case ast.Subscript(value=ast.Name("Setting"), slice=ast.Tuple([given, _])):
+                hints[name] = ast.unparse(given)
+    return kind

@@ -21,7 +21,7 @@ from carpool.engine.hints.plain import with_arrays
 from carpool.engine.wire import payload
 from carpool.engine.wire.outcome import portable
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, OBJECTS, RAW
-from carpool.engine.worker.ways import chosen
+from carpool.engine.worker.own import chosen
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, too_large
 
 _cut_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -57,7 +57,7 @@ class Payloads:
         return chosen(choose, self._opened(item, format), known)
 
     def _opened(self, item: Any, format: int) -> Any:
-        """Return an item as an object. Raises what a worker reports of one that cannot be read."""
+        """Return an item as an object. Raises the error of a worker where it cannot be read."""
         try:
             return self._readers[format](item)
         except BaseException as error:  # reading runs code of the item's types
@@ -96,7 +96,7 @@ class Payloads:
         return parts
 
     def joined(self, block: Any, results: Sequence[Any], accept: int) -> Any:
-        """Return what branches have come to, as one payload, or as the caller wants the answer.
+        """Return the results of branches as one payload, or as the caller wants the answer.
 
         Raises ModelError where a worker has not made it what it had to be.
         """
@@ -111,14 +111,13 @@ class Payloads:
 
     def as_value(self, error: Exception, accept: int) -> Any:
         """Return an error as a payload, or for a client as an object with its code and its text."""
-        if accept in OBJECTS:
-            try:
-                return payload.dump(portable(error))
-            except BaseException:  # of a user's class that cannot be pickled
-                code = getattr(error, "code", "model_error")
-                return payload.dump(ModelError(text_of(error), code=code, type_name=type(error).__name__))
         code = getattr(error, "code", "model_error")
-        return self._written({"error": {"code": code, "message": _SHOWN.get(code, _SHOWN["model_error"])}}, accept)
+        if accept not in OBJECTS:
+            return self._written({"error": {"code": code, "message": _SHOWN.get(code, _SHOWN["model_error"])}}, accept)
+        try:
+            return payload.dump(portable(error))
+        except BaseException:  # of a user's class that cannot be pickled
+            return payload.dump(ModelError(text_of(error), code=code, type_name=type(error).__name__))
 
     def _written(self, value: Any, accept: int) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""What runs the worker processes of a service elsewhere than on this machine: `run(on=...)`."""
+"""Places elsewhere than on this machine where a service has its worker processes: `run(on=...)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Site(Protocol):
         """Makes a worker for a place; it is called like `WorkerProcess`."""
 
     def observe(self, stats: Stats) -> None:
-        """Tell the cluster's own metrics of the service from now on, which has started."""
+        """Add the service, which has started, to the cluster's own metrics from now on."""
 
     async def close(self) -> None:
         """Let go of the cluster, once all workers have ended."""
@@ -40,7 +40,7 @@ class Elsewhere(Protocol):
 
 
 PLACES: dict[str, Callable[[], Elsewhere]] = {}
-"""What makes the place that a name stands for. `carpool/__init__.py` fills it in, since services do
+"""The makers of places, by the names of these. `carpool/__init__.py` fills it in, since services do
 not import the modules that build on them."""
 
 

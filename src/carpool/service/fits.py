@@ -1,7 +1,7 @@
-"""Whether what one stage gives can be what the next one takes, by their hints.
+"""Reports whether the results of one stage can be items of the next one, by their hints.
 
-Hints say less than code does, so only what can never fit is told: a text where a number is wanted,
-an object of a class that has nothing to do with the one that is wanted.
+Hints say less than code does, so only a case that can never fit is an error: a text where a number
+is wanted, an object of a class that has nothing to do with the one that is wanted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def may_fit(gives: Any, takes: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """Return a type without what annotates it; a dict with known keys is a dict."""
+    """Return a type without annotations; a dict with known keys is a dict."""
     if typing.is_typeddict(kind):
         return dict
     while True:

@@ -1,4 +1,4 @@
-"""What a service is made of: stages in a row, and between them branches, routes and lists.
+"""The parts of a service: stages in a row, and between them branches, routes and lists.
 
 An element is a stage, a list of elements (a line; an empty one hands its item on), or one of
 `Parallel`, `Route` and `ForEach`. A stage may stand at several places; it is one pool of workers
@@ -27,7 +27,7 @@ _NUMBERS = itertools.count(1)  # names of types differ, as they do in an OpenAPI
 
 
 class Parallel:
-    """Branches that all get the same item; what follows gets what all of them come to.
+    """Branches that all get the same item; the next element gets all of their results.
 
     What follows gets a tuple in the order of the branches or, if they have names, a dict. At the
     end of a service that is the answer.
@@ -123,7 +123,7 @@ class Route:
 
 
 class ForEach:
-    """A line that each item of a list goes through; what follows gets the list of the results.
+    """A line that each item of a list goes through; the next element gets the list of the results.
 
     The items of all lists share batches. The list has the order of the items. The first error of
     one fails the request.
@@ -244,7 +244,7 @@ def _with_stages(element: Stage | Block, stages: Mapping[int, Stage]) -> Stage |
 
 
 def traits_of_first(line: Line) -> Traits:
-    """Return what a service takes: the traits of its first stage, or what its branches agree on."""
+    """Return the traits of the first stage, or those on which the first branches agree."""
     first = line[0]
     if isinstance(first, Stage):
         return first.traits
@@ -263,7 +263,7 @@ def traits_of_first(line: Line) -> Traits:
 
 
 def traits_of_last(line: Line, name: str) -> Traits:
-    """Return what a service gives: the traits of its last stage, or what its branches come to."""
+    """Return the traits of the last stage, or of the joint results of the last branches."""
     last = line[-1]
     if isinstance(last, Stage):
         return last.traits
@@ -300,7 +300,7 @@ def _one_of(kinds: Sequence[Any], problem: Callable[[Any], str | None]) -> Any:
 
 
 def _gives(line: Line, takes: Any) -> Any:
-    """Return the type of what a line comes to; `Any` where it is not hinted."""
+    """Return the type of the results of a line; `Any` where it is not hinted."""
     kind = takes
     for element in line:
         if isinstance(element, Stage):
@@ -352,7 +352,7 @@ def check_graph(line: Line) -> None:
 
 
 def _check_places(line: Line, then: Sequence[Stage], *, ends: bool) -> None:
-    """Check each stage of a line against what follows it, and those inside of its elements.
+    """Check each stage of a line against the next element, and those inside of its elements.
 
     Args:
         line: The line.
@@ -393,7 +393,7 @@ def waits_at(line: Line, then: Sequence[Stage]) -> list[Stage]:
 
 
 def _check_place(stage: Stage, waits: Sequence[Stage], is_last: bool) -> None:
-    """Check one place of a stage against what follows it. Raises ValueError."""
+    """Check one place of a stage against the next element. Raises ValueError."""
     if stage.traits.in_parts and not is_last:
         raise ValueError(
             f"stage {stage.name} answers in parts, so it must be the last of its service, or of its branch: do what"
@@ -449,12 +449,12 @@ def _at_border(line: Line, at: int) -> Iterator[Stage]:
 
 
 def _check_types(line: Line, gives: Any, whose: str) -> tuple[Any, str]:
-    """Check by the hints that each element can take what the one before gives.
+    """Check by the hints that each element can take the results of the one before.
 
     Args:
         line: The elements.
         gives: The type of what comes to the first one.
-        whose: What gives it, as text; empty if it comes from the caller.
+        whose: Its origin, as text; empty if it comes from the caller.
 
     Returns:
         The same of what they come to.
@@ -510,7 +510,7 @@ def _followed(line: Line, then: Stage | Block | None) -> Iterator[tuple[Stage, S
 
 
 def _names_branches(element: Stage | Block | None) -> bool:
-    """Report whether what an element gives may be `To`."""
+    """Report whether a result of an element may be `To`."""
     if isinstance(element, Stage):
         return element.traits.names_branches or element.traits.output_type is Any
     if isinstance(element, Route):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, TypedDict
 
@@ -17,13 +16,13 @@ from carpool.engine.clock import monotonic
 from carpool.engine.core.journal import Entry, Journal
 from carpool.engine.core.life import STARTED_BEFORE, Event, LifeState
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.batches import BatchPool
 from carpool.engine.drive.callers import AsyncParts, TaskCaller, request_for, result_of
 from carpool.engine.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.engine.drive.lending import Lending
-from carpool.engine.drive.output import LineSink, print_line
+from carpool.engine.drive.pools import BatchPool
 from carpool.engine.drive.streams import AsyncStream, StreamWindow
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink, print_line
 from carpool.engine.observe.shown import counted
 from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.policy.one_by_one import MOST_IN_A_HOP
@@ -54,6 +53,16 @@ _HOW_TO_CLOSE = "call close(), or use a block, `with service.run() as s:`"
 _HOW_TO_CLOSE_ASYNC = "await close(), or use a block, `async with service.run_async() as s:`"
 
 
+class RunSettings(TypedDict, total=False):
+    """The settings of a run, which `Service.run_async` explains."""
+
+    journal_size: int
+    output: LineSink
+    when_full: Literal["wait", "refuse"]
+    join: str | Join | None
+    on: Literal["ray"] | Elsewhere | None
+
+
 class AsyncHandle:
     """A service for the tasks of one event loop; made by `Service.run_async`.
 
@@ -64,18 +73,31 @@ class AsyncHandle:
         driver: Takes the requests of callers that make their own, such as the HTTP app; None until
             the service is started.
         weigh: Writes on a request what its item counts for; None if each counts as 1.
+
+    Raises:
+        ValueError: A setting is out of range, or does not fit the service.
+        TypeError: A setting is of the wrong kind, or there is no such setting.
+        ImportError: `on="ray"`, and Ray is not installed.
     """
 
     def __init__(self, service: Declaration, settings: RunSettings) -> None:
-        self._settings = settings
-        self.service = service = service if settings.on is None else settings.on.moved(service)
-        self._waits = settings.waits  # while the queue is full, instead of being refused
+        known = RunSettings.__optional_keys__
+        for name in settings:
+            if name not in known:
+                raise TypeError(f"a run of a service has no setting {name!r}; there are {', '.join(sorted(known))}")
+        self._output = settings.get("output", print_line)
+        check_callable("output", self._output, "a worker's name, whether it is an error, and a line")
+        self._waits = when_full_waits(settings.get("when_full", "wait"))  # instead of being refused
+        self._join = join_of(service, settings.get("join"))
+        self._on = elsewhere_of(settings.get("on"))
+        journal_size = at_least("journal_size", settings.get("journal_size", 0), 0)
+        self.service = service = service if self._on is None else self._on.moved(service)
         self.driver: Driver | None = None
         weigher = weigher_of(service.first)
         self.weigh = None if weigher is None else weigher.weigh
         self._running = Running(service.name, service.timeout_s)
         self._life = self._running.life
-        self._journal = Journal(settings.journal_size) if settings.journal_size else None
+        self._journal = Journal(journal_size) if journal_size else None
         self._made: Assembly | None = None
         self._memory = Memory()  # of items, on the service's loop
 
@@ -149,10 +171,10 @@ class AsyncHandle:
 
     async def _assemble(self) -> Assembly:
         """Make the parts of the service, for the place where its workers run."""
-        on = self._settings.on
+        on = self._on
         site = None if on is None else await on.open(self.service)
         try:
-            made = assemble(self.service, self._journal, self._settings.output, site)
+            made = assemble(self.service, self._journal, self._output, site)
         except BaseException:
             if site is not None:
                 site.abandon()
@@ -161,13 +183,13 @@ class AsyncHandle:
         return made
 
     async def _start_workers(self, made: Assembly) -> None:
-        """Start the workers and whatever they need, and wait until they are ready."""
+        """Start the workers and all that they need, and wait until they are ready."""
         self._running.pin(self.service)
         if made.guard is not None:
             made.guard.start()
-        if self._settings.join is not None:
+        if self._join is not None:
             running = self._running
-            running.gate, running.gate_address = open_gate(self._settings.join, self.service, made.pools)
+            running.gate, running.gate_address = open_gate(self._join, self.service, made.pools)
         await made.driver.start(made.pools, [stage.least_workers for stage in self.service.stages])
         thread = self._running.thread
         pool = made.pools[0]
@@ -254,7 +276,7 @@ class AsyncHandle:
         await self._changeable().changes.reload(rolling=flag("rolling", rolling), grace_s=grace_s)
 
     def _changeable(self) -> Assembly:
-        """Return the parts of the service, on its loop. Raises what `running_driver` raises."""
+        """Return the parts of the service, on its loop. Raises the errors of `running_driver`."""
         if asyncio.get_running_loop() is not self.running_driver.loop:
             self._refuse_other_loops()
         if self._life.state is LifeState.STARTING:
@@ -392,7 +414,7 @@ class AsyncHandle:
         return stream.run(xs, return_exceptions, self)
 
     def stats(self) -> ServiceSnapshot:
-        """Return what the service has done so far, even after it was closed.
+        """Return the figures of the service so far, even after it was closed.
 
         Raises:
             RuntimeError: The service has not been started, or was started by another process.
@@ -403,7 +425,7 @@ class AsyncHandle:
         return driver.snapshot()
 
     def story(self, request_id: int | None = None) -> list[Entry]:
-        """Return what happened to a request, in order; empty without a `journal_size`.
+        """Return the events of a request, in order; empty without a `journal_size`.
 
         Args:
             request_id: The number of the request; a service counts them from 1 as they come. None
@@ -412,7 +434,7 @@ class AsyncHandle:
         return [] if self._journal is None else self._journal.story(request_id)
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int, memory: Memory | None = None) -> Request:
-        """Make a request of an item. Raises what pickling or weighing the item raises.
+        """Make a request of an item. Raises the errors of pickling and weighing the item.
 
         Args:
             x: The item.
@@ -449,7 +471,7 @@ class AsyncHandle:
         """Return how many items of a stream may be inside at a time.
 
         Args:
-            max_in_flight: What the user says; None for what keeps every worker busy.
+            max_in_flight: The user's number; None for as many as keep every worker busy.
         """
         return window_of(self.service.stages, max_in_flight)
 
@@ -508,7 +530,7 @@ def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> StreamWindo
 
     Args:
         stages: Those of the service.
-        max_in_flight: What the user says; None for what keeps every worker busy.
+        max_in_flight: The user's number; None for as many as keep every worker busy.
 
     Raises:
         ValueError: `max_in_flight` is not a whole number of at least 1.
@@ -525,55 +547,3 @@ def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> StreamWindo
 def _most_items(stage: Stage, single: int) -> int:
     """Return how many items one batch of a stage may hold; `single` if the stage has no batches."""
     return min(stage.max_batch_size or single, stage.max_queue_size)
-
-
-class RunSettingsByName(TypedDict, total=False):
-    """The settings as users write them; `Service.run_async` says what each is."""
-
-    journal_size: int
-    output: LineSink
-    when_full: Literal["wait", "refuse"]
-    join: str | Join | None
-    on: Literal["ray"] | Elsewhere | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """The settings once they have been checked.
-
-    Attributes:
-        journal_size: How many events are remembered for `story`.
-        output: Called with each line that a worker prints.
-        waits: Whether requests wait while the queue is full, instead of being refused.
-        join: Where workers join that come by themselves; None if none can.
-        on: Where worker processes run; None for this machine.
-    """
-
-    journal_size: int
-    output: LineSink
-    waits: bool
-    join: Join | None
-    on: Elsewhere | None
-
-
-def run_settings_of(service: Declaration, settings: RunSettingsByName) -> RunSettings:
-    """Check the settings of a run of a service, and fill in those that were left out.
-
-    Raises:
-        ValueError: One of them is out of range, or does not fit the service.
-        TypeError: One of them is of the wrong kind, or there is no such setting.
-        ImportError: `on="ray"`, and Ray is not installed.
-    """
-    known = RunSettingsByName.__optional_keys__
-    for name in settings:
-        if name not in known:
-            raise TypeError(f"a run of a service has no setting {name!r}; there are {', '.join(sorted(known))}")
-    output = settings.get("output", print_line)
-    check_callable("output", output, "a worker's name, whether it is an error, and a line")
-    return RunSettings(
-        output=output,
-        waits=when_full_waits(settings.get("when_full", "wait")),
-        join=join_of(service, settings.get("join")),
-        on=elsewhere_of(settings.get("on")),
-        journal_size=at_least("journal_size", settings.get("journal_size", 0), 0),
-    )

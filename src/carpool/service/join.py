@@ -110,7 +110,7 @@ def join_of(service: Declaration, join: Any) -> Join | None:
 
     Args:
         service: The service.
-        join: What the user has said.
+        join: The user's setting.
 
     Raises:
         ValueError: Nothing is said and a stage needs it, or something is and no stage does.
@@ -139,7 +139,7 @@ def joins_of(services: Sequence[Declaration], join: Any) -> list[Join | None]:
 
     Args:
         services: The services.
-        join: What the user has said; it is for the only one of which workers can join.
+        join: The user's setting; it is for the only one of which workers can join.
 
     Raises:
         ValueError: See `join_of`; or the workers of several services would join at one address.

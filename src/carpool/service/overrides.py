@@ -1,19 +1,25 @@
-"""Services with settings changed from outside, by a file, the environment or a flag."""
+"""Services as operators have them: found by their names, and with settings changed from outside.
+
+A name is `module:attribute`. Settings come from a file, the environment or a flag.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from math import inf
+from pathlib import Path
 from typing import Any
 
+from carpool.service.checks import from_outside
 from carpool.service.graph import with_stages
 from carpool.service.service import Service
-from carpool.service.setting import from_outside
 from carpool.service.stage import Stage
 
 OF_A_STAGE = from_outside(Stage)
@@ -22,15 +28,7 @@ OF_A_STAGE = from_outside(Stage)
 _MADE = frozenset({"graph", "stages", "takes", "gives", "routes"})
 """Fields of a service that are no settings."""
 
-OF_A_SERVICE = (
-    "timeout_s",
-    "slo_s",
-    "part_slo_s",
-    "max_stream_s",
-    "overload",
-    "share",
-    "max_parallel_starts",
-)
+OF_A_SERVICE = from_outside(Service)
 """The settings of a service that can be changed from outside."""
 
 _FOR_EACH_WORKER = ("cpus", "env")  # a list of these says how many workers there are
@@ -185,3 +183,55 @@ def _share_anew(stage: Stage, settings: dict[str, Any], changes: Mapping[str, An
         settings["devices"] = list(dict.fromkeys(stage.devices))
     if stage.cpus is not None and "cpus" not in changes:
         raise ValueError(f"each worker of stage {stage.name} has its cpus: change cpus with workers")
+
+
+class NotFound(ValueError):
+    """There is no such service; the text names those that there are."""
+
+
+class BrokenModule(ValueError):
+    """A module raised when it was imported.
+
+    Attributes:
+        error: The error that it raised.
+    """
+
+    def __init__(self, module_name: str, error: BaseException) -> None:
+        super().__init__(f"module {module_name!r} cannot be imported")
+        self.error = error
+
+
+def service_named(target: str) -> Service:
+    """Return the service at `module:attribute`; its module is imported if it has not been yet.
+
+    Raises:
+        NotFound: There is none.
+        BrokenModule: The module, or one that it imports, raised.
+    """
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        module_name = "program" if colon or not target else target.removesuffix(".py").replace("/", ".")
+        raise NotFound(f"{target!r} does not name a service: write module:attribute, for example {module_name}:service")
+    if module_name.startswith((".", "/")):
+        path = Path(module_name)
+        there = "write" if path.parent == Path() else f"go to its folder (cd {path.parent}) and write"
+        name = path.name.strip(".").removesuffix(".py") or "program"
+        raise NotFound(f"{module_name!r} is a path, and modules have names: {there} {name}:{attribute}")
+    importlib.invalidate_caches()  # its file may have been written a moment ago
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise BrokenModule(module_name, error) from error
+        hint = " (write the name of the module, not that of its file)" if Path(module_name).suffix == ".py" else ""
+        raise NotFound(f"there is no module {error.name!r} in {os.getcwd()} or on the Python path{hint}") from None
+    except Exception as error:
+        raise BrokenModule(module_name, error) from error
+    found: Any = getattr(module, attribute, None)
+    if isinstance(found, Service):
+        return found
+    services = [name for name, value in vars(module).items() if isinstance(value, Service)]
+    known = f"it has {', '.join(services) or 'no carpool.Service: write service = carpool.Service(...)'}"
+    if found is None:
+        raise NotFound(f"module {module_name!r} has no attribute {attribute!r}; {known}")
+    raise NotFound(f"{target} is of type {type(found).__name__}, not a carpool.Service; {known}")

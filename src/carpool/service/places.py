@@ -1,4 +1,4 @@
-"""The graph of a service for its core and its workers: what becomes of results at each place."""
+"""The graph of a service for its core and its workers: where results go from each place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from carpool.engine.core.graph import JOIN, After, Declared, Each, Fork, Graph, Node, Switch
 from carpool.engine.wire.payload import CUSTOM
-from carpool.engine.worker.ways import SPOTS, Goes, Spot, Ways
+from carpool.engine.worker.own import SPOTS, Goes, Spot, Ways
 from carpool.model import Traits
 from carpool.service.graph import Block, Line, Parallel, Route, branches_of, stages_in
 from carpool.service.stage import Stage
@@ -39,7 +39,7 @@ def _declared(element: Stage | Block, crews: Mapping[int, Any]) -> Declared:
 
 
 def outline(line: Line) -> Graph:
-    """Return the graph of a line without what runs it: each node's crew has its `stage`."""
+    """Return the graph of a line without crews that run it: each node's crew has its `stage`."""
     crews = {
         id(stage): SimpleNamespace(name=stage.name, stage=stage, queue=SimpleNamespace(max_size=stage.max_queue_size))
         for stage in stages_in(line)
@@ -48,7 +48,7 @@ def outline(line: Line) -> Graph:
 
 
 def spots_of(line: Line, last: Traits) -> tuple[list[tuple[Spot, ...]], list[int]]:
-    """Return for each stage of a service what becomes of its results, and for each node of its
+    """Return for each stage of a service where its results go, and for each node of its
     graph the number of its spot.
 
     Those where results are answers come first.
@@ -90,7 +90,7 @@ def spots_of(line: Line, last: Traits) -> tuple[list[tuple[Spot, ...]], list[int
 
 
 def _goes(after: After, node: Node) -> Goes:
-    """Return what becomes of a result of a node that takes a way."""
+    """Return where a result of a node goes that takes a way."""
     if after is None:
         return Goes.ANSWER
     if after is JOIN:

@@ -1,4 +1,4 @@
-"""What a handle has started, and how that ends.
+"""The running parts of a handle, and how they end.
 
 It ends when the handle closes it, or because the handle or the loop is gone. It has no reference to
 its handle. So a handle that nothing refers to any more is collected, and what it has started is
@@ -87,7 +87,7 @@ class Running:
     async def begin(
         self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, upkeep: Upkeep, how_to_close: str
     ) -> None:
-        """Take note, on the service's loop, of what is being started.
+        """Take note, on the service's loop, of the parts that are being started.
 
         Args:
             driver: The service's.

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Unpack
 from carpool.service.declaration import Declaration
 
 if TYPE_CHECKING:
-    from carpool.service.handle import AsyncHandle, RunSettingsByName
+    from carpool.service.handle import AsyncHandle, RunSettings
     from carpool.service.settings import ServerSettings
     from carpool.service.thread_handle import Handle
 
 FRONTS: dict[str, Callable[[], Callable[..., None]]] = {}
-"""What imports the function that serves services over a protocol, at its first use: Python callers
+"""Imports of the functions that serve services over a protocol, at the first use: Python callers
 need no HTTP. `carpool/__init__.py` fills it in, since services do not import the modules that build
 on them."""
 
@@ -26,7 +26,7 @@ class Service(Declaration):
     """An immutable declaration of a service; `run`, `run_async` and `start` bring it to life.
 
     Args:
-        stages: What a request passes through, first to last: stages, and elements of graphs (lists
+        stages: The way of a request, first to last: stages, and elements of graphs (lists
             of elements, `Parallel`, `Route`, `ForEach`; docs/graphs.md). A bare model stands for a
             stage of single items. One `Stage` object at several places is one pool of workers.
         name: The model's name over HTTP and in metrics. Defaults to the name of the last stage, or
@@ -44,10 +44,10 @@ class Service(Declaration):
             bounds each silence of a stream. None for no goal.
         max_stream_s: The longest time of an answer in parts, in seconds. None or infinity means no
             limit.
-        overload: What a policy that plans pursues while more requests come than can be served:
+        overload: The goal of a policy that plans while more requests come than can be served:
             "goodput" for as many answers within `slo_s` as possible, or "latency" for quick answers
             to those that are served, at the cost of some goodput.
-        share: What is guaranteed to this service where a server has several: half of its
+        share: The guarantee of this service where a server has several: half of its
             connections, and of the memory for bodies that are being received, is divided among them
             in proportion to their shares ("Operating" in the docs).
         cpus: The core, or cores, that the coordinator is tied to while the service runs.
@@ -71,7 +71,7 @@ class Service(Declaration):
 
     __slots__ = ()
 
-    def run_async(self, **settings: Unpack[RunSettingsByName]) -> AsyncHandle:
+    def run_async(self, **settings: Unpack[RunSettings]) -> AsyncHandle:
         """Return a handle for tasks: `async with service.run_async() as s: await s.predict(x)`.
 
         The service starts on the running loop when the block is entered, and is closed at its end.
@@ -97,11 +97,11 @@ class Service(Declaration):
             TypeError: `output` cannot be called, or there is no such setting.
             ImportError: `on="ray"`, and Ray is not installed.
         """
-        from carpool.service.handle import AsyncHandle, run_settings_of
+        from carpool.service.handle import AsyncHandle
 
-        return AsyncHandle(self, run_settings_of(self, settings))
+        return AsyncHandle(self, settings)
 
-    def run(self, **settings: Unpack[RunSettingsByName]) -> Handle:
+    def run(self, **settings: Unpack[RunSettings]) -> Handle:
         """Return a handle for threads: `with service.run() as s: s.predict(x)`.
 
         The service starts on a loop in a thread of its own when the block is entered, and is closed
@@ -115,12 +115,11 @@ class Service(Declaration):
             TypeError: See `run_async`.
             ImportError: See `run_async`.
         """
-        from carpool.service.handle import run_settings_of
         from carpool.service.thread_handle import Handle
 
-        return Handle(self, run_settings_of(self, settings))
+        return Handle(self, settings)
 
-    def start(self, **settings: Unpack[RunSettingsByName]) -> Handle:
+    def start(self, **settings: Unpack[RunSettings]) -> Handle:
         """Start the service at once and return a handle for threads, which the caller must `close`.
 
         A service whose handle is dropped without `close` is ended, with a `ResourceWarning`.

@@ -1,4 +1,8 @@
-"""The `Stage` that users declare: checked when it is made, and immutable. Nothing starts here."""
+"""The `Stage` that users declare: checked when it is made, and immutable. Nothing starts here.
+
+Checks of one setting are in `checks.py`; those of settings against one another and against the
+model stand below the class.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,27 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from carpool.engine.call.oom import OomErrors
+from carpool.engine.call.invoke import is_async
+from carpool.engine.call.retry import OomErrors
 from carpool.engine.forms import Form
 from carpool.engine.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
 from carpool.engine.policy.base import name_of as name_of_policy
 from carpool.engine.type_hints import HintWarning
-from carpool.engine.worker.place import VISIBLE_DEVICES, Cores, Devices, parse_cpus, parse_devices, share_devices
-from carpool.model import AnyModel, Traits, check_kwargs, check_takes_a_list, doubt_about_an_item, traits_of
+from carpool.engine.wire.frame import MAX_ITEMS
+from carpool.engine.worker.place import (
+    VISIBLE_DEVICES,
+    Cores,
+    Devices,
+    count_entries,
+    parse_cpus,
+    parse_devices,
+    share_devices,
+)
+from carpool.model import AnyModel, Traits, check_kwargs, check_takes_a_list, doubt_about_an_item, name_of, traits_of
 from carpool.service.checks import (
     Key,
+    Setting,
+    check_callable,
     check_is_for_batches,
     check_key,
     check_length,
@@ -24,9 +40,12 @@ from carpool.service.checks import (
     check_range,
     check_room,
     cluster_needs,
+    count_environments,
     environments,
     exceptions,
     flag,
+    keep,
+    keep_checked,
     mapping,
     numbers_of_workers,
     optional_count,
@@ -38,14 +57,8 @@ from carpool.service.checks import (
     optional_text,
     positive_count,
     rising,
-)
-from carpool.service.setting import Setting, keep, keep_checked, setting, shown_as_given
-from carpool.service.stage_checks import (
-    check_allowed_sizes,
-    check_fits_frame,
-    check_run_in,
-    check_size,
-    default_workers,
+    setting,
+    shown_as_given,
 )
 
 RunIn = Literal["process", "thread", "loop"]
@@ -207,7 +220,7 @@ class Stage:
         Raises ValueError or TypeError.
         """
         given: Any = self
-        workers = default_workers(given.cpus, given.env, given.devices) if given.workers is None else given.workers
+        workers = _default_workers(given.cpus, given.env, given.devices) if given.workers is None else given.workers
         keep(self, "workers", numbers_of_workers(workers, least=0 if flag("join", self.join) else 1))
         most = self.most_workers
         if given.cpus is not None:
@@ -217,7 +230,8 @@ class Stage:
             keep(self, "devices", share_devices(parse_devices(given.devices), most))
 
     def _check_model(self) -> None:
-        """Check the model, and what depends on its form. Raises ValueError or TypeError."""
+        """Check the model, and the settings that depend on its form. Raises ValueError or
+        TypeError."""
         traits = self.traits
         check_parts(traits, self.max_batch_size, self.max_rows, self.allowed_batch_sizes, self.policy)
         if self.max_batch_size is not None or traits.form is Form.STEPS:
@@ -229,12 +243,12 @@ class Stage:
         check_policy(self.policy, in_parts=traits.in_parts)
 
     def _check_batches(self) -> None:
-        """Check what says how batches are composed. Raises ValueError or TypeError."""
+        """Check the settings of the composition of batches. Raises ValueError or TypeError."""
         most, traits = self.max_batch_size, self.traits
         if self.allowed_batch_sizes is not None:
-            check_allowed_sizes(self.allowed_batch_sizes, most, has_size=self.size is not None)
+            _check_allowed_sizes(self.allowed_batch_sizes, most, has_size=self.size is not None)
         if self.size is not None:
-            check_size(self.size, most, traits)
+            _check_size(self.size, most, traits)
         elif most is not None and not traits.in_parts:
             check_room(most, self.max_queue_size)
         check_length(self.length, self.max_padded_size, self.allowed_lengths, has_size=self.size is not None)
@@ -245,10 +259,10 @@ class Stage:
         elif self.max_workers_per_key is not None:
             raise ValueError("max_workers_per_key is for stages with keys: give key=, too")
         if self.run_in == "process" and most is not None:
-            check_fits_frame(most, self.max_queue_size, is_weighed=self.size is not None)
+            _check_fits_frame(most, self.max_queue_size, is_weighed=self.size is not None)
 
     def _check_workers(self) -> None:
-        """Check what says how many workers there are, and where. Raises ValueError or TypeError."""
+        """Check the settings of the number and place of workers. Raises ValueError or TypeError."""
         settings = {
             "join": self.join,
             "cpus": self.cpus is not None,
@@ -256,7 +270,7 @@ class Stage:
             "devices": self.devices is not None,
             "max_memory_mb": self.max_memory_mb is not None,
         }
-        check_run_in(self.run_in, self.model, {name for name, is_given in settings.items() if is_given})
+        _check_run_in(self.run_in, self.model, {name for name, is_given in settings.items() if is_given})
         if self.devices is not None and any(VISIBLE_DEVICES in each for each in self.env):
             raise ValueError(f"devices sets {VISIBLE_DEVICES}, and so does env: leave out one of them")
         check_range(self.workers, self.traits)
@@ -297,7 +311,7 @@ class Stage:
         """Make a policy for one run of the stage, with the limits of the stage filled in.
 
         Args:
-            overload: What the service pursues under overload; see `Service`.
+            overload: The goal of the service under overload; see `Service`.
             slo_s: The latency that the service promises, in seconds, if it does.
         """
         if self.max_batch_size is None:
@@ -321,7 +335,7 @@ class Stage:
         Args:
             part_slo_s: How far apart the parts of an answer should be, in seconds.
             slo_s: How soon the first part should be there, in seconds.
-            overload: What the service pursues under overload; see `Service`.
+            overload: The goal of the service under overload; see `Service`.
         """
         policy = "static" if self.traits.form is Form.BATCH_GENERATOR else self.policy
         return new_step_policy(policy, self.rows, part_slo_s=part_slo_s, slo_s=slo_s, overload=overload)
@@ -333,3 +347,89 @@ class Stage:
             return self.max_rows or self.max_queue_size
         limits = [limit for limit in (self.max_rows, self.max_batch_size) if limit is not None]
         return min(limits, default=1)
+
+
+_ONLY_FOR_PROCESSES = {
+    "join": "workers that join are processes: a stage with join=True cannot have {run_in}, so leave out one of them",
+    "env": 'env is for worker processes: a stage with run_in="thread" or "loop" has the environment of this process',
+    "devices": (
+        "devices is for worker processes, and workers with {run_in} share what this process sees: choose in the"
+        ' model\'s setup, such as f"cuda:{{carpool.worker_index()}}"'
+    ),
+    "max_memory_mb": "max_memory_mb is for worker processes: workers with {run_in} share the memory of this process",
+}
+"""Why a setting has no meaning for workers that are threads or tasks of this process."""
+
+
+def _default_workers(cpus: Any, env: Any, devices: Any) -> int:
+    """Return how many workers the settings suggest that have an entry for each."""
+    if cpus is not None:
+        return count_entries(cpus) or 1
+    if devices is not None and count_environments(env) is None:
+        return len(parse_devices(devices))
+    return count_environments(env) or 1
+
+
+def _check_run_in(run_in: str, model: AnyModel, given: Collection[str]) -> None:
+    """Check where workers run against the model, and against settings that say more of it.
+
+    Args:
+        run_in: The given place.
+        model: The stage's.
+        given: The settings of the workers that are not left out.
+
+    Raises:
+        ValueError: There is no such place, or a setting has no meaning there.
+        TypeError: The model cannot run there.
+    """
+    if run_in not in ("process", "thread", "loop"):
+        raise ValueError(f'run_in must be "process", "thread" or "loop", not {run_in!r}')
+    if is_async(model) and run_in != "loop":
+        raise TypeError(f'{name_of(model)} is async: run it with run_in="loop", or write it with plain def')
+    if run_in == "loop" and not is_async(model):
+        raise TypeError(
+            f'{name_of(model)} is a plain function and would block the loop: run it with run_in="thread", or write it'
+            " with async def"
+        )
+    if run_in != "process":
+        for name, why in _ONLY_FOR_PROCESSES.items():
+            if name in given:
+                raise ValueError(why.format(run_in=f'run_in="{run_in}"'))
+    if run_in == "loop" and "cpus" in given:
+        raise ValueError(
+            'cpus ties processes and threads to cores; a stage with run_in="loop" runs where its loop does'
+        )
+
+
+def _check_fits_frame(max_batch_size: int, max_queue_size: int, *, is_weighed: bool) -> None:
+    """Check that one message to a worker process can hold a batch.
+
+    Where batches are limited by the sizes of items, their number is limited by the queue only.
+    """
+    setting, most = ("max_queue_size", max_queue_size) if is_weighed else ("max_batch_size", max_batch_size)
+    if min(max_batch_size, most) > MAX_ITEMS:
+        raise ValueError(
+            f"{setting} ({most}) must be at most {MAX_ITEMS}, which is what one message to a worker process holds;"
+            ' a stage with run_in="thread" has no such limit'
+        )
+
+
+def _check_allowed_sizes(sizes: Sequence[int], max_batch_size: int | None, *, has_size: bool) -> None:
+    """Check the numbers of items that a model may be called with. Raises ValueError."""
+    if max_batch_size is None:
+        raise ValueError("allowed_batch_sizes is for stages that take batches: give max_batch_size, too")
+    if has_size:
+        raise ValueError("allowed_batch_sizes counts items, and size= does not: leave out one of them")
+    if sizes[-1] != max_batch_size:
+        raise ValueError(f"the last of allowed_batch_sizes ({sizes[-1]}) must be max_batch_size ({max_batch_size})")
+
+
+def _check_size(size: Callable[[Any], int], max_batch_size: int | None, traits: Traits) -> None:
+    """Check a function that weighs items. Raises ValueError or TypeError."""
+    check_callable("size", size, "an item")
+    if max_batch_size is None:
+        raise ValueError("size is for stages that take batches: give max_batch_size, the largest sum of sizes, too")
+    if traits.accepts:
+        raise ValueError(
+            f"size cannot weigh bodies that only {traits.name}.decode can read: leave out size= or accepts"
+        )

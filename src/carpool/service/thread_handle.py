@@ -246,7 +246,7 @@ class Handle:
             raise Unavailable("the service was closed meanwhile", code="stopped") from None
 
     def stats(self) -> ServiceSnapshot:
-        """Return what the service has done so far, even after it was closed.
+        """Return the figures of the service so far, even after it was closed.
 
         Raises:
             RuntimeError: The service has not been started, or was started by another process.
@@ -261,7 +261,7 @@ class Handle:
             raise DeadlineExceeded(NO_ANSWER) from error
 
     def story(self, request_id: int | None = None) -> list[Entry]:
-        """Return what happened to a request, in order; empty without a `journal_size`.
+        """Return the events of a request, in order; empty without a `journal_size`.
 
         Args:
             request_id: The number of the request; a service counts them from 1 as they come. None

@@ -1,10 +1,10 @@
-"""What a user's `size=`, `length=` and `key=` say of an item, written on its request.
+"""Writes on a request the results of a user's `size=`, `length=` and `key=` for its item.
 
 This is the only reason for the coordinator to open an item, and it opens each one once, whatever it
 is asked of it; without these settings it forwards items unread. An item of which one of them cannot
-be told fails alone, before it joins a queue.
+be found fails alone, before it joins a queue.
 
-Of a list of items (`http/many.py`) the coordinator finds only where each item ends.
+Of a list of items (`http/items.py`) the coordinator finds only where each item ends.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Weigher:
         name: The name of the stage, for error texts.
         input_type: The type of the stage's items, to read those that come as JSON or msgpack.
         length: The user's function for the length of an item; None if that does not matter.
-        key: What requests must have in common to share a batch: a function of an item, the name of
-            a field or `header:` with that of a header; None if any may share one.
+        key: The trait that requests must have in common to share a batch: a function of an item,
+            the name of a field or `header:` with that of a header; None if any may share one.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Weigher:
         return 1 if self._size is None else units(self._told(self._size, "size", x), self._name)
 
     def length_of(self, x: Any) -> int:
-        """Return the length of an item; it is 1 without `length=`. Raises what `of` does."""
+        """Return the length of an item; it is 1 without `length=`. Raises the errors of `of`."""
         return 1 if self._length is None else units(self._told(self._length, "length", x), self._name, "length")
 
     def weigh(self, request: Request, x: Any) -> None:
-        """Write on a request what its item `x` counts for: its size, its length and its key.
+        """Write the size, the length and the key of its item `x` on a request.
 
         Raises:
             ModelError: One of the user's functions raised, or did not return what it must.
@@ -107,7 +107,7 @@ class Weigher:
         self.weigh(request, self._opened(item, format) if self._opens else None)
 
     def _told(self, function: Callable[[Any], Any], setting: str, x: Any) -> Any:
-        """Return what a user's function says of an item. One thread at a time calls it."""
+        """Return the result of a user's function for an item. One thread at a time calls it."""
         try:
             with self._asking:
                 return function(x)
@@ -131,7 +131,8 @@ class Weigher:
 
 
 def weigher_of(stage: Stage | None, has_keys: bool = False) -> Weigher | None:
-    """Return what weighs the items of a stage, or None if each counts as one and is like any other.
+    """Return the weigher of the items of a stage, or None if each counts as one and is like any
+    other.
 
     Args:
         stage: The stage; None if items are weighed where they come to branches.
@@ -143,12 +144,12 @@ def weigher_of(stage: Stage | None, has_keys: bool = False) -> Weigher | None:
 
 
 def units(returned: Any, whose: str, setting: str = "size") -> int:
-    """Return what a size or length function has returned as an int of at least 1.
+    """Return the result of a size or length function as an int of at least 1.
 
     0 counts as 1, since an empty item is an item of the batch all the same.
 
     Args:
-        returned: What the function returned.
+        returned: The result of the function.
         whose: The stage or function that it belongs to, for error texts.
         setting: The setting that it was given as.
 
@@ -168,13 +169,13 @@ def units(returned: Any, whose: str, setting: str = "size") -> int:
 
 
 def valid_key(returned: Any, whose: str) -> Hashable:
-    """Return what a key function has returned, if it may be a key.
+    """Return the result of a key function, if it may be a key.
 
     Keys are compared by the core, so they must be of Python's own plain types, or tuples of them,
     whose comparison runs no code of the user's.
 
     Args:
-        returned: What the function returned.
+        returned: The result of the function.
         whose: The stage or function that it belongs to, for error texts.
 
     Raises:

@@ -18,9 +18,8 @@ from carpool.engine.worker.place import VISIBLE_DEVICES
 from carpool.engine.worker.program import DUMP_SIGNAL, Program, Setup
 from carpool.engine.worker.serve import FindModel
 from carpool.errors import StartupError
-from carpool.service.declaration import Declaration
+from carpool.service.declaration import Declaration, adapters_of
 from carpool.service.places import spots_of
-from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.version import __version__
 
@@ -73,9 +72,9 @@ def work(service: Declaration, stage: Stage, way: remote.Way, wait_s: float) -> 
     spots = spots_of(service.graph, service.gives)[0][[each is stage for each in service.stages].index(True)]
 
     def read_setup(frame: Frame) -> tuple[Setup, FindModel]:
-        """Return what the service says, and what finds the model: it is here already."""
-        told = msgspec.msgpack.decode(frame.payloads[0], type=Setup)  # type: ignore[arg-type]
-        setup = msgspec.structs.replace(told, program=own)
+        """Return the setup that the service sends, and the finder of the model, which is here."""
+        sent = msgspec.msgpack.decode(frame.payloads[0], type=Setup)  # type: ignore[arg-type]
+        setup = msgspec.structs.replace(sent, program=own)
         return setup, lambda: (stage.model, stage.kwargs, adapters, spots)
 
     faulthandler.enable()

@@ -7,8 +7,18 @@ from carpool.simulate.compare import compare, sweep
 from carpool.simulate.coordinator import Coordinator
 from carpool.simulate.costs import Affine, Cost, Drifting, Grid, Knee, Noisy, Padded, SortedInside, Sqrt, Table, Tile
 from carpool.simulate.engine import run
-from carpool.simulate.features import Equal, InTurn, Pareto, Zipf
-from carpool.simulate.lengths import Bimodal, Exponential, Fixed, FromFile, Lognormal, Recorded
+from carpool.simulate.features import (
+    Bimodal,
+    Equal,
+    Exponential,
+    Fixed,
+    FromFile,
+    InTurn,
+    Lognormal,
+    Pareto,
+    Recorded,
+    Zipf,
+)
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import capacity
 from carpool.simulate.steps import StepCost, StepReport, run_steps

@@ -561,7 +561,7 @@ KINDS: dict[str, Callable[..., Arrivals]] = {
     "closed": Closed,
     "trace": Trace,
 }
-"""What a spec can name."""
+"""The names that a spec can have."""
 
 
 def arrivals_of(arrivals: Any) -> list[Arrivals]:

@@ -16,19 +16,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.engine.policy import STEPS_BY_NAME
-from carpool.service.named import BrokenModule, NotFound, service_named
+from carpool.service.overrides import BrokenModule, NotFound, service_named
 from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Trace, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.coordinator import coordinator_of
 from carpool.simulate.costs import USUAL_COST, costs_by_stage, given_costs
-from carpool.simulate.features import Features
+from carpool.simulate.features import LENGTH_EXAMPLE, Features
 from carpool.simulate.graphs import SimulatedGraph, graph_of
-from carpool.simulate.lengths import EXAMPLE as LENGTHS
 from carpool.simulate.policies import policy_of
 from carpool.simulate.report import Report, json_text
-from carpool.simulate.scaling import USUAL_RULE, rule_of
-from carpool.simulate.servers import Servers, WorkerRange
+from carpool.simulate.servers import USUAL_RULE, Servers, WorkerRange, rule_of
 from carpool.simulate.steps import EXAMPLE as STEP_COST
 from carpool.simulate.table import compare_steps, print_steps, table_of
 from carpool.simulate.traffic import Traffic, arrivals_per_second
@@ -71,7 +69,7 @@ def simulate(*, options: Annotated[Options | None, Parameter(name="*")] = None) 
 
 
 def _simulate_batches(options: Options) -> None:
-    """Compare policies of batches, and show what came of it; exit if an option makes no sense."""
+    """Compare policies of batches, and show the reports; exit if an option makes no sense."""
     slo, plot = options.slo or "60ms", options.plot
     with _exit_on_mistake():
         comparison = _comparison(options, slo)
@@ -93,7 +91,7 @@ def _simulate_batches(options: Options) -> None:
 
 
 def _simulate_steps(options: Options) -> None:
-    """Compare policies of steps, and show what came of it; exit if an option makes no sense."""
+    """Compare policies of steps, and show the reports; exit if an option makes no sense."""
     slo = options.slo or "1s"
     with _exit_on_mistake():
         _refuse_what_steps_lack(options)
@@ -114,7 +112,7 @@ def _simulate_steps(options: Options) -> None:
 
 
 def _step_settings(options: Options) -> dict[str, Any]:
-    """Return what the options say of the one stage of a simulation of steps. Raises ValueError."""
+    """Return the options of the one stage of a simulation of steps. Raises ValueError."""
     cost = options.cost
     rows = _one_or_each(_numbers("max-batch-size", options.max_batch_size), 64)
     workers = _one_or_each(_fixed(_numbers("workers", options.workers)), 1)
@@ -123,7 +121,7 @@ def _step_settings(options: Options) -> dict[str, Any]:
     return {
         "arrivals": options.arrivals or (options.trace and f"trace:{options.trace}") or "poisson:rate=8",
         "cost": cost[0] if cost else STEP_COST,
-        "lengths": options.lengths or LENGTHS,
+        "lengths": options.lengths or LENGTH_EXAMPLE,
         "rows": rows,
         "workers": workers,
         "learned": options.learned,
@@ -158,7 +156,7 @@ def _goal_s(text: str) -> float | None:
 
 
 class _Comparison(NamedTuple):
-    """What is to be simulated: policies, and the workload that each of them meets.
+    """The contest: policies, and the workload that each of them meets.
 
     Attributes:
         policies: The policies' specs.
@@ -174,7 +172,7 @@ class _Comparison(NamedTuple):
 
 
 class _Capacity(NamedTuple):
-    """What the simulated workers can do, and how much is asked of them.
+    """The capacity of the simulated workers, and the load on them.
 
     Attributes:
         per_second: How many requests per second they can serve.
@@ -186,7 +184,7 @@ class _Capacity(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the runs have found.
+    """The reports of the runs.
 
     Attributes:
         reports: One for each policy.
@@ -216,7 +214,7 @@ def _exit_on_mistake() -> Iterator[None]:
 
 
 def _comparison(options: Options, slo: str) -> _Comparison:
-    """Return what the options say is to be simulated. Raises ValueError."""
+    """Return the contest that the options describe. Raises ValueError."""
     graph = _graph(options)
     cost: list[str] | dict[str, str]
     known_limits: list[int] | None
@@ -335,7 +333,7 @@ def _lengths(text: str | None) -> list[int] | None:
 
 
 def _numbers(option: str, given: list[str] | None) -> list[Any]:
-    """Return what an option says for each stage: numbers, and other texts as they are.
+    """Return the value of an option for each stage: numbers, and other texts as they are.
 
     Raises:
         ValueError: It says several things for one stage, or no number where one is needed.
@@ -378,7 +376,7 @@ def _one_or_each(values: Sequence[T] | None, default: int) -> T | int | list[T]:
 
 
 def _capacity(comparison: _Comparison) -> _Capacity:
-    """Return what the workers can do, and the load.
+    """Return the capacity of the workers, and the load.
 
     This finds the mistakes in the settings before any process starts.
 
@@ -447,7 +445,7 @@ def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, fo
 
 
 def _about_lengths(report: Report) -> str:
-    """Return what the columns about lengths mean; empty where requests have none."""
+    """Return the meaning of the columns about lengths; empty where requests have none."""
     if report.padding_share is None:
         return ""
     return (
@@ -459,7 +457,7 @@ def _about_lengths(report: Report) -> str:
 def _print_table(
     shown: _Shown, settings: dict[str, Any], capacity: _Capacity, reports: list[Report], plot: Path | None
 ) -> None:
-    """Print the workload in two lines, the table, and what its columns mean."""
+    """Print the workload in two lines, the table, and the meaning of its columns."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
@@ -495,7 +493,7 @@ def _print_table(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the user wants to be simulated; texts are read by the file that knows their form.
+    """The run that the user wants; each text is read by the module of its subject.
 
     Attributes:
         policy: The policies, separated by commas: adaptive, greedy, static:10ms,

@@ -37,7 +37,7 @@ _TURN, _DECIDE, _WRITE, _REPLY, _LEARN = 0.1, 0.1, 0.4, 0.34, 0.06
 
 @dataclass(frozen=True)
 class Coordinator:
-    """What the coordinator's work takes, and what happens on the way to workers.
+    """The time of the coordinator's work, and the events on the way to workers.
 
     The defaults are those of a service of a trivial model on the machine of `docs/benchmarks.md`.
 
@@ -126,7 +126,7 @@ class BusyDriver(VirtualDriver):
     client has sent it.
 
     Args:
-        coordinator: What its work takes.
+        coordinator: The time of its work.
         dice: The source of everything random.
         between: The times from which on and until which its work counts for `busy_s`.
         args: As of `VirtualDriver`.
@@ -170,7 +170,7 @@ class BusyDriver(VirtualDriver):
     # -- the world outside, at its own time
 
     def at(self, when: float, event: Callable[[], None]) -> None:
-        """Have an event happen at `when`; the coordinator sees what it leaves in a socket."""
+        """Have an event happen at `when`; the coordinator sees its traces in a socket."""
         self._at(when, event)
 
     def enter(self, request: Request) -> None:
@@ -209,7 +209,7 @@ class BusyDriver(VirtualDriver):
     # -- a turn of the coordinator
 
     def _poll(self, now: float) -> None:
-        """Work through what has come; the clock stands still meanwhile."""
+        """Work through the events that have come; the clock stands still meanwhile."""
         if now < self._time:
             self._wake_at = self._time
             return

@@ -1,4 +1,4 @@
-"""What a batch costs, in seconds of a worker's time: curves over its size, and what disturbs them.
+"""The cost of a batch, in seconds of a worker's time: curves over its size, and disturbances.
 
 A curve is called with the size of a batch, which is the sum of the weights where requests have any,
 and need not be a whole number, and with the length that all of its items are padded to, which most
@@ -28,7 +28,7 @@ from carpool.simulate import specs
 
 
 class BatchShape(NamedTuple):
-    """What a worker is given at once.
+    """The load of a worker in one call.
 
     Attributes:
         n: The size of the batch after padding to an allowed size, if there are any.
@@ -42,7 +42,7 @@ class BatchShape(NamedTuple):
 
 
 Seconds = Callable[[BatchShape, float, Random], float]
-"""The seconds of a batch, from what it is, the time of the run in seconds, and a random source."""
+"""The seconds of a batch, from its load, the time of the run in seconds, and a random source."""
 
 USUAL_COST = "affine:a=8ms,b=0.25ms"
 """The cost of a simulation without `cost`, and the example in error texts."""
@@ -51,7 +51,7 @@ _SAMPLES = 64  # for the mean of a function that draws its seconds at random
 
 
 class Cost(ABC):
-    """What batches cost: undisturbed, and in a run."""
+    """The cost of batches: undisturbed, and in a run."""
 
     @abstractmethod
     def __call__(self, n: float, longest: float = 1.0) -> float:
@@ -63,7 +63,7 @@ class Cost(ABC):
         """
 
     def over(self, duration_s: float) -> Seconds:
-        """Return the function that says what batches take in a run of `duration_s` seconds."""
+        """Return the function of the seconds of batches in a run of `duration_s` seconds."""
         return lambda work, now, dice: self(work.n, work.longest)
 
     def computed(self, work: BatchShape) -> float:
@@ -247,7 +247,7 @@ class Drifting(Changed):
 
 @dataclass(frozen=True)
 class SortedInside(Changed):
-    """Another cost where the user's code sorts what it is given by length, and runs it in parts.
+    """Another cost where the user's code sorts its items by length, and runs them in parts.
 
     Args:
         cost: The cost of one part.
@@ -308,7 +308,7 @@ class GivenSeconds(Cost):
         return getattr(self._function, "__name__", repr(self._function))
 
     def _shape(self, n: float, longest: float) -> tuple[float, ...]:
-        """Return what the function takes of a batch's size and length."""
+        """Return which of a batch's size and length the function takes."""
         return (n, longest) if self._takes_length else (n,)
 
     def _mean_of_samples(self, n: float, longest: float) -> float:
@@ -352,7 +352,7 @@ def _measured(seconds: Mapping[Any, float]) -> Table | Grid:
 
 
 def _from_spec(text: str) -> Cost:
-    """Make a cost from a curve and what changes it, joined by `+`. Raises ValueError."""
+    """Make a cost from a curve and its changes, joined by `+`. Raises ValueError."""
     parts = specs.split(text, "+", [*CURVES, *CHANGES])
     is_table = parts[0].startswith("table:")
     cost = _table(parts[0]) if is_table else specs.build(parts[0], CURVES, "cost", USUAL_COST)
@@ -456,7 +456,7 @@ def write_costs(path: Path, service: str, stages: list[StageCosts], *, is_line: 
 
 
 def costs_as_json(service: str, stages: list[StageCosts], *, is_line: bool = True) -> bytes:
-    """Return what such a file holds; `is_line` says whether the stages stand in a row."""
+    """Return the content of such a file; `is_line` says whether the stages stand in a row."""
     return msgspec.json.format(msgspec.json.encode(_CostFile(service, stages, is_line)))
 
 

@@ -1,4 +1,4 @@
-"""One run: arrivals go into the core, batches cost what the user says, and a report comes out.
+"""One run: arrivals go into the core, batches cost as the user says, and a report comes out.
 
 Core, batcher, queue and policy are the same classes that a service uses; only the driver is
 another one. `BatchCosts` adds up the cost of a batch: curve, padding, noise, and the
@@ -31,8 +31,7 @@ from carpool.simulate.features import Features
 from carpool.simulate.graphs import SimulatedGraph, graph_of
 from carpool.simulate.policies import TUNED, PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
-from carpool.simulate.scaling import USUAL_RULE, Rule, Scaling, rule_of
-from carpool.simulate.servers import USUAL_LIMIT, USUAL_WORKERS, Servers, per_stage
+from carpool.simulate.servers import USUAL_LIMIT, USUAL_RULE, USUAL_WORKERS, Rule, Scaling, Servers, per_stage, rule_of
 from carpool.simulate.traffic import Traffic
 
 _LEVEL = 0.995  # goodputs of at least this share of the best one are as good; then the penalised mean decides
@@ -133,7 +132,7 @@ def run(
         start_s: The seconds until a worker that is added takes requests.
         scaling: How many workers there should be, where they come and go: "load" (as services do),
             "ongoing:2" or "busy:0.7".
-        coordinator: What the work of the coordinator takes, which is the process that reads
+        coordinator: The time of the work of the coordinator, which is the process that reads
             requests and writes batches: a `Coordinator`, or a spec such as "12us,63us" (for each
             request, and for each batch). None if it takes no time. Latencies then count from the
             moment when a client has sent its request, which is before the coordinator reads it.
@@ -355,7 +354,7 @@ class BatchCosts:
         return seconds
 
     def _work(self, batch: Batch) -> BatchShape:
-        """Return what the worker of a batch is given."""
+        """Return the load of the worker of a batch."""
         stage = batch.stage
         n = self._sizes[stage](self._traffic.weight_of(batch))
         lengths = self._traffic.lengths_of(batch)

@@ -1,4 +1,4 @@
-"""The graph of a service in a simulation: what it is made of, and what happens at its joints.
+"""The graph of a service in a simulation: its parts, and the events at its joints.
 
 Models are not run, so it must be said how often an item takes each branch of a `Route`, how often a
 stage answers early (`Done`), and how long lists are. Everything that happens to a request is drawn
@@ -45,7 +45,7 @@ class _Item(int):
 
     Attributes:
         key: Which one: the positions in all lists around it.
-        before: What the list was made of.
+        before: The item of which the list was made.
     """
 
     key: tuple[int, ...]
@@ -63,7 +63,7 @@ class SimulatedGraph:
         queues: How many requests may wait for each.
         early: The share of the items for which each answers early.
         items: How long lists are; each list has one of these lengths, all with equal chance.
-        parts: What the graph is made of.
+        parts: The elements of the graph.
     """
 
     stages: tuple[str, ...]
@@ -139,11 +139,11 @@ class SimulatedGraph:
         return line(self.parts)
 
     def content(self, seed: int) -> _Content:
-        """Return what makes lists."""
+        """Return the maker of lists."""
         return _Content(seed, self.items)
 
     def early_of(self, core: Core, seed: int) -> _EarlyAnswers:
-        """Return what says which results of a batch are early answers."""
+        """Return the function that picks the early answers among the results of a batch."""
         return _EarlyAnswers(seed, self.early, core)
 
 

@@ -28,7 +28,7 @@ _BEYOND = 1  # numbers of workers that are shown beyond the first that is enough
 
 
 class Staffing(NamedTuple):
-    """Numbers of workers and batch limits, and what they come to.
+    """Numbers of workers and batch limits, and their report.
 
     Attributes:
         workers: How many workers each stage has.
@@ -64,7 +64,7 @@ def staffings(
     progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Iterator[Staffing]:
-    """Yield what each number of workers comes to, for each choice of batch limits.
+    """Yield the report of each number of workers, for each choice of batch limits.
 
     Args:
         cost: The cost of each stage.

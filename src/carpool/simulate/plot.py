@@ -22,6 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from carpool.simulate.report import Report
+
 try:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -62,7 +64,7 @@ SETTINGS: Any = {
 
 
 class Plotted(Protocol):
-    """What a picture needs of a report; see `Report` for the attributes."""
+    """The part of a report that a picture needs; see `Report` for the attributes."""
 
     @property
     def policy(self) -> str: ...
@@ -421,27 +423,14 @@ th:first-child, td:first-child {{ text-align: left; }}
 """
 
 
-class Scaled(Protocol):
-    """What a picture needs of a report; see `Report` for the attributes."""
-
-    @property
-    def attainment(self) -> float: ...
-
-    @property
-    def worker_s(self) -> float: ...
-
-    @property
-    def workers_over_time(self) -> Mapping[float, float]: ...
-
-
 def draw_workers(
-    path: str | Path, reports: Mapping[str, Scaled], arrivals: Mapping[float, float], *, title: str = ""
+    path: str | Path, reports: Mapping[str, Report], arrivals: Mapping[float, float], *, title: str = ""
 ) -> None:
     """Draw a picture into a file.
 
     Args:
         path: The file; its ending, .png, .svg or .html, says what is written.
-        reports: What came of each rule or policy, by its name.
+        reports: The report of each rule or policy, by its name.
         arrivals: By the second, how many requests came.
         title: The title above the picture.
     """
@@ -462,7 +451,7 @@ def draw_workers(
         save(Path(path), figure, title or "Simulated workers", _table_of_workers(reports))
 
 
-def _draw(axes: Any, name: str, report: Scaled, names: Sequence[str]) -> None:
+def _draw(axes: Any, name: str, report: Report, names: Sequence[str]) -> None:
     """Draw the number of workers as steps."""
     over_time = report.workers_over_time
     text = f"{name}: {report.attainment:.1%} in time, {report.worker_s:,.0f} worker-seconds"
@@ -470,7 +459,7 @@ def _draw(axes: Any, name: str, report: Scaled, names: Sequence[str]) -> None:
     axes.step(list(over_time), list(over_time.values()), where="post", label=text, **line)
 
 
-def _table_of_workers(reports: Mapping[str, Scaled]) -> str:
+def _table_of_workers(reports: Mapping[str, Report]) -> str:
     """Return the figures of the picture as an HTML table."""
     rows = ["<tr><th></th><th>in time</th><th>worker-seconds</th></tr>"]
     rows += [

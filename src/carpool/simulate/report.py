@@ -1,4 +1,4 @@
-"""What a run was worth: the figures by which policies are compared.
+"""The report of a run: the figures by which policies are compared.
 
 They cover the requests that arrive in [0, duration), or from `settle_s` on. A request is good if it
 is served within its SLO, or at all where there is none. A mean latency says little by itself, since
@@ -161,7 +161,7 @@ def report_of(
     """Return the figures of one run.
 
     Args:
-        record: What happened.
+        record: The record of the run.
         policy: The name of the policy.
         load: The mean arrival rate as a share of capacity, if it is known.
         seed: The seed of the run.
@@ -327,7 +327,7 @@ def _jain(record: Record, good: list[bool]) -> float | None:
 
 
 def _padding_share(stage: StageRecord) -> float | None:
-    """Return the share of padding in what a stage computed; None without lengths."""
+    """Return the share of padding in the work of a stage; None without lengths."""
     return 1 - stage.of_requests / stage.computed if stage.computed else None
 
 
@@ -380,7 +380,7 @@ DROPPED = -2.0
 
 
 class StageRecord:
-    """What happened in one stage.
+    """The record of one stage.
 
     Attributes:
         batch_sizes: How many batches there were, by the number of requests in them.
@@ -399,7 +399,7 @@ class StageRecord:
 
 
 class Record:
-    """What happened in a whole run. It is the `Watcher` of the driver.
+    """The record of a whole run. It is the `Watcher` of the driver.
 
     The request that arrives n-th, counted from 0, has index n in every column.
 

@@ -1,18 +1,30 @@
-"""What serves the requests: stages with costs, batch limits and workers; and its capacity."""
+"""The stages of a simulated service: their costs, batch limits and workers; and their capacity.
+
+Workers may come and go during a run, by a rule that looks once a second. A worker that is added
+takes requests `start_s` seconds later; it counts from the moment when it is asked for, since it is
+paid for from then on. All rules go up at once, and down when they have wanted fewer workers for a
+while, as `core/scaler.py` has it; they differ in how many they want.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, cast
 
+from carpool.engine.core.batch import Batch
+from carpool.engine.core.batcher import Batcher
+from carpool.engine.core.scaler import EVERY_S, Scaler, Steady
+from carpool.engine.drive.virtual import VirtualDriver
 from carpool.service.checks import at_least
+from carpool.simulate import specs
 from carpool.simulate.costs import USUAL_COST, Cost, cost_of
+from carpool.simulate.features import lengths_of, sample_of
 from carpool.simulate.graphs import SimulatedGraph
-from carpool.simulate.lengths import lengths_of, sample_of
 
 USUAL_LIMIT, USUAL_WORKERS = 64, 1
 _BATCHES = 100  # drawn to find out what a batch costs on average
@@ -49,7 +61,7 @@ class Servers:
     """Stages, in a row or in a graph; every attribute has one entry for each of them.
 
     Attributes:
-        costs: What batches cost.
+        costs: The costs of batches.
         limits: The largest batch.
         workers: How many workers there are, at most if they come and go.
         ranges: How many there are at least, and at most.
@@ -151,3 +163,221 @@ def per_stage(name: str, value: Any, stages: int) -> tuple[Any, ...]:
     if len(value) != stages:
         raise ValueError(f"{name} has {len(value)} entries for {stages} stages: give one value, or one for each cost")
     return tuple(value)
+
+
+_BUSY_OVER = 10  # looks over which the share of time is taken in which workers are busy
+
+
+@dataclass(frozen=True)
+class Load:
+    """As many as the load needs, by arrivals and the costs of batches: the rule of services."""
+
+
+@dataclass(frozen=True)
+class Ongoing:
+    """One for each `target` requests that are inside: the rule of Ray Serve, with its default.
+
+    Args:
+        target: Requests that wait or run, for each worker.
+    """
+
+    target: float = 2.0
+
+
+@dataclass(frozen=True)
+class Busy:
+    """As many as keep workers busy for this share of the time: the rule of most autoscalers.
+
+    Args:
+        share: The share of time in which a worker runs a batch.
+    """
+
+    share: float = 0.7
+
+
+Rule = Load | Ongoing | Busy
+_RULES: dict[str, Callable[..., Rule]] = {"load": Load, "ongoing": Ongoing, "busy": Busy}
+"""The names that a spec can have."""
+
+USUAL_RULE = "load"
+
+
+def rule_of(rule: Rule | str) -> Rule:
+    """Return a rule, from itself or its spec. Raises ValueError."""
+    return specs.build(rule, _RULES, "rule of scaling", "ongoing:2") if isinstance(rule, str) else rule
+
+
+class StageScaling:
+    """The workers of one stage in a run.
+
+    Args:
+        driver: Has workers come and go.
+        stage: The position of the stage.
+        workers: How many it has at least, and at most; at first it has the least.
+        rule: How many it should have.
+        start_s: How long a worker takes to start, in seconds.
+        limit: The largest batch.
+        slo_s: The longest SLO of requests, in seconds.
+
+    Attributes:
+        worker_s: The sum over the workers of the seconds for which they were there or on their way.
+        over_time: By the second, how many there were.
+    """
+
+    def __init__(
+        self,
+        driver: VirtualDriver,
+        stage: int,
+        workers: WorkerRange,
+        rule: Rule,
+        *,
+        start_s: float,
+        limit: int,
+        slo_s: float,
+    ) -> None:
+        self.worker_s = 0.0
+        self.over_time: dict[float, float] = {}
+        self._driver = driver
+        self._stage = stage
+        self._rule = rule
+        self._start_s = start_s
+        self._batcher = cast(Batcher, driver.core.batchers[stage])  # the workers of steps are not scaled
+        self._places = list(range(workers.least))  # of those that are there or on their way, and are to stay
+        self._leaving: set[int] = set()
+        self._batcher.learn_costs()
+        self._scaler = Scaler(workers.least, workers.most, limit, slo_s, self._batcher.cost_s)
+        self._steady = Steady(workers.least, workers.most)
+        self._busy_s = 0.0
+        self._looks: deque[tuple[float, float]] = deque(maxlen=_BUSY_OVER)  # the seconds that workers had, and used
+        self._counted_until = 0.0
+        self._is_over = False
+
+    def completed(self, batch: Batch, busy_s: float) -> None:
+        """Count the time of a batch."""
+        self._busy_s += busy_s
+
+    def drained(self, place: int) -> None:
+        """Note that a worker that was to go has gone."""
+        self._account()
+        self._leaving.discard(place)
+
+    def look(self) -> None:
+        """Add or take away workers, as the rule says."""
+        now = self._driver.clock.now
+        self._account()
+        have = len(self._places)
+        self.over_time[now] = have
+        wanted = self._wanted(now, have)
+        for _ in range(wanted - have):
+            self._places.append(self._driver.add(self._stage, self._start_s))
+        for _ in range(have - wanted):
+            place = self._places.pop()
+            self._leaving.add(place)
+            self._driver.drain(self._stage, place)
+
+    def end(self) -> None:
+        """Account for the time since the last look, and for nothing after that."""
+        self._account()
+        self._is_over = True
+
+    def _wanted(self, now: float, have: int) -> int:
+        rule, batcher = self._rule, self._batcher
+        if isinstance(rule, Load):
+            wait_s = batcher.predicted_wait_s(now, batcher.queue.size)
+            offered, unit = self._driver.core.offered(self._stage), batcher.times.unit
+            return self._scaler.wanted(now, offered, unit, wait_s, have)
+        if isinstance(rule, Ongoing):
+            return self._steady.settled(now, math.ceil((batcher.queue.count + batcher.running) / rule.target), have)
+        self._looks.append((have * EVERY_S, self._busy_s))
+        had_s = sum([seconds for seconds, _ in self._looks]) - self._looks[0][0]
+        used_s = self._looks[-1][1] - self._looks[0][1]
+        return self._steady.settled(now, math.ceil(have * used_s / had_s / rule.share) if had_s else have, have)
+
+    def settle(self) -> None:
+        """Count the seconds of workers from now on."""
+        self._account()
+        self.worker_s = 0.0
+
+    def _account(self) -> None:
+        """Count the seconds of all workers since something changed."""
+        now = self._driver.clock.now
+        if not self._is_over:
+            self.worker_s += (len(self._places) + len(self._leaving)) * (now - self._counted_until)
+        self._counted_until = now
+
+
+class Scaling:
+    """The workers of all stages in a run; where their number is fixed, they are only counted.
+
+    It enters its looks with the driver when it is made, and is asked for its figures after the run.
+
+    Args:
+        driver: Has workers come and go.
+        workers: For each stage how many there are.
+        rule: How many a stage should have.
+        start_s: How long a worker takes to start, in seconds.
+        limits: For each stage the largest batch.
+        slo_s: The longest SLO of requests, in seconds.
+        duration_s: How long requests arrive; worker-seconds are counted for that long.
+        settle_s: How long they are not counted at the beginning.
+    """
+
+    def __init__(
+        self,
+        driver: VirtualDriver,
+        workers: Sequence[WorkerRange],
+        rule: Rule,
+        *,
+        start_s: float,
+        limits: Sequence[int],
+        slo_s: float,
+        duration_s: float,
+        settle_s: float = 0.0,
+    ) -> None:
+        self._driver = driver
+        self._stages = {
+            i: StageScaling(driver, i, each, rule, start_s=start_s, limit=limits[i], slo_s=slo_s)
+            for i, each in enumerate(workers)
+            if each.least < each.most
+        }
+        self._fixed_s = {
+            i: each.least * (duration_s - settle_s) for i, each in enumerate(workers) if i not in self._stages
+        }
+        if not self._stages:
+            return
+        driver.completed = self._completed
+        driver.drained = self._drained
+        for second in range(math.ceil(duration_s / EVERY_S)):
+            driver.at(second * EVERY_S, self._look)
+        driver.at(settle_s, self._settle)
+        driver.at(duration_s, self._end)
+
+    @property
+    def worker_s(self) -> tuple[float, ...]:
+        """For each stage the sum over its workers of the seconds for which they were there."""
+        known = {**self._fixed_s, **{i: stage.worker_s for i, stage in self._stages.items()}}
+        return tuple(known[i] for i in sorted(known))
+
+    @property
+    def over_time(self) -> dict[float, float]:
+        """By the second, how many workers there were in the first stage where they come and go."""
+        return next((stage.over_time for stage in self._stages.values()), {})
+
+    def _completed(self, batch: Batch, busy_s: float) -> None:
+        if batch.stage in self._stages:
+            self._stages[batch.stage].completed(batch, busy_s)
+
+    def _drained(self, stage: int, place: int) -> None:
+        self._stages[stage].drained(place)
+
+    def _settle(self) -> None:
+        for stage in self._stages.values():
+            stage.settle()
+
+    def _look(self) -> None:
+        for stage in self._stages.values():
+            stage.look()
+
+    def _end(self) -> None:
+        for stage in self._stages.values():
+            stage.end()

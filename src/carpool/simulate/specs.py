@@ -30,7 +30,7 @@ class ValueForm(NamedTuple):
     """How the value of one parameter is written.
 
     Attributes:
-        type: What one value is: `str`, `bool`, `int` or `float`.
+        type: The type of one value: `str`, `bool`, `int` or `float`.
         is_series: Whether there may be several values, with `/` between them.
     """
 
@@ -77,8 +77,8 @@ def build(text: str, kinds: Mapping[str, Callable[..., T]], what: str, example: 
 
     Args:
         text: The spec.
-        kinds: What a spec can describe, by name.
-        what: What the kinds are, for error texts.
+        kinds: The classes or functions that a spec can describe, by name.
+        what: The noun for all kinds, for error texts.
         example: A spec that is right, for error texts.
         given: Further arguments, which the spec cannot set; each kind gets those that it takes.
 

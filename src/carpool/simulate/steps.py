@@ -26,7 +26,7 @@ from carpool.engine.policy.cost_line import CostLine
 from carpool.engine.request import Request, Stream
 from carpool.simulate import specs
 from carpool.simulate.arrivals import Closed, Scene, arrivals_of
-from carpool.simulate.lengths import Length, lengths_of
+from carpool.simulate.features import Length, lengths_of
 
 EXAMPLE = "steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms"
 _TOLERANCE_S = 1e-9
@@ -37,7 +37,7 @@ StepPolicyLike = str | StepPolicy | Callable[[], StepPolicy]
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a model of steps costs: starting takes a + b·length, a step of n streams c + d·n.
+    """The cost of a model of steps: starting takes a + b·length, a step of n streams c + d·n.
 
     Args:
         a_s: Seconds of starting, whatever is started.
@@ -99,7 +99,7 @@ def step_cost_of(cost: object) -> StepCost:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one run has come to, or the mean of several; times are in seconds.
+    """The figures of one run, or the mean of several; times are in seconds.
 
     Attributes:
         policy: The policy.
@@ -192,7 +192,7 @@ def run_steps(
     learned: bool = False,
     most_requests: int | None = None,
 ) -> StepReport:
-    """Simulate a stage of steps, and report what its readers see.
+    """Simulate a stage of steps, and report the waits of its readers.
 
     Requests arrive in [0, duration), and the run goes on until all of them are done.
 
@@ -288,7 +288,7 @@ def report_on(
     """Return the figures of a run.
 
     Args:
-        policy: What decided in it.
+        policy: The policy that decided in it.
         readings: Of all requests.
         slo_s: The seconds within which the first part should have come; None for no such goal.
         part_slo_s: How far apart parts should have been on average; None for no such goal.

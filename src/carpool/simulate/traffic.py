@@ -1,4 +1,4 @@
-"""The requests of one run, and what sends them: open processes, and clients of closed loops.
+"""The requests of one run, and their senders: open processes, and clients of closed loops.
 
 Each purpose has a random source of its own, so that all policies see the same arrivals with the
 same weights, lengths, keys and SLOs, whatever they decide. Only a closed loop's arrivals depend on
@@ -21,8 +21,7 @@ from carpool.engine.drive.virtual import VirtualDriver
 from carpool.engine.request import Lane, Request
 from carpool.service.checks import optional_seconds
 from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed, Open, Scene, Trace
-from carpool.simulate.features import ALIKE, Features
-from carpool.simulate.lengths import Length, Lengths, sample_of
+from carpool.simulate.features import ALIKE, Features, Length, Lengths, sample_of
 from carpool.simulate.report import UNFINISHED, Record
 from carpool.simulate.servers import Servers
 
@@ -55,7 +54,7 @@ class Traffic:
 
     Attributes:
         duration_s: How long requests arrive, as given or found.
-        record: What happens to the requests.
+        record: Takes down the fates of the requests.
         load: The mean arrival rate as a share of capacity; None with a closed loop,
             because its rate depends on the answers.
 
@@ -140,7 +139,7 @@ class Traffic:
         self._driver.at(self._driver.clock.now + pause_s, client.send)
 
     def weight_of(self, batch: Batch) -> float:
-        """Return what a batch weighs, from which its cost follows."""
+        """Return the weight of a batch, from which its cost follows."""
         if not self._has_weights:
             return len(batch)
         if self._features.weights_known:

@@ -55,7 +55,7 @@ _MODULES = {name: module for module, names in _WHERE.items() for name in names}
 
 
 def __dir__() -> list[str]:
-    """Return what users need, which completion then offers."""
+    """Return the names for users, which completion then offers."""
     return __all__
 
 

@@ -32,7 +32,7 @@ _TOLERANCE: Final = 1e-4
 _TOLERANCES: Final = {"float16": 1e-2, "bfloat16": 5e-2}
 """Of the largest number of an answer; computing in another order makes a hundredth of that."""
 _NOTHING: Final = 1e-6
-"""What two numbers may differ by, however small they are."""
+"""The allowed difference of two numbers, however small they are."""
 
 
 class BatchesError(AssertionError):
@@ -57,7 +57,7 @@ def check_batches(
         model: The class of a batched model, a `functools.partial` of it, or a function without
             arguments that makes one; or a model that is set up; or a function that takes a list.
         items: Items as callers bring them. Different lengths find most; a few items are enough.
-        seed: What happens follows from it.
+        seed: All that happens follows from it.
         rounds: How many batches to run.
         max_batch_size: How many items share a batch, at most; None for all items, and at least 8.
         equal: Whether two answers are the same, the first of them in company. By default numbers
@@ -161,7 +161,7 @@ class _Check:
         return batches
 
     async def _run(self, batch: Sequence[int]) -> list[Any]:
-        """Return what the items of a batch get, each as a value of its own."""
+        """Return the answers of the items of a batch, each as a value of its own."""
         trouble: list[Trouble] = []
         results = await self._invoker.run([_copied(self._items[at]) for at in batch], trouble)
         return [_copied(result) for result in results]
@@ -177,7 +177,7 @@ class _Check:
         return answer
 
     async def _check(self, batch: list[int]) -> None:
-        """Compare what the items of a batch get with what they get alone."""
+        """Compare the answers of the items of a batch with those that they get alone."""
         answers = await self._run(batch)
         for place, answer in enumerate(answers):
             if not self._is_same(answer, batch[place]):
@@ -192,7 +192,7 @@ class _Check:
         return type(answer) is not Failed and self._equal(answer, alone)
 
     async def _error(self, batch: list[int], place: int, answer: Any) -> BatchesError:
-        """Return what is wrong with an answer, with as small a company as shows it."""
+        """Return the fault of an answer, with as small a company as shows it."""
         at = batch[place]
         again = await self._run_alone(at)
         if not self._is_same(again, at):

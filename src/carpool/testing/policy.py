@@ -58,7 +58,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A stage, and what happens to it.
+    """A stage, and its events.
 
     A batch of n takes `(fixed_s + item_s * n)` seconds times one of the factors, which take turns.
 

@@ -23,7 +23,7 @@ def served(*services: Service, **settings: Any) -> Iterator[Client]:
     The client asks the first one; `client.url` is where the server is.
 
     Args:
-        services: What to serve.
+        services: Those to serve.
         settings: Those of `carpool.http.App`.
 
     Raises:

@@ -62,7 +62,7 @@ def check_steps(
     Args:
         make: The class of the model, or a function without arguments that makes one.
         xs: Items as callers bring them. Different lengths find most; a few items are enough.
-        seed: What happens follows from it.
+        seed: All that happens follows from it.
         streams: How many streams to run; items take turns. By default 200, or ten for each row.
         max_batch_size: As that of the stage: how many streams run at a time, or with `size` the
             sum of their sizes.
@@ -99,7 +99,7 @@ def check_steps(
 
 
 class _Limits(NamedTuple):
-    """What a running set may hold.
+    """The limits of a running set.
 
     Attributes:
         sizes: The most that the sizes of its streams may add up to.
@@ -114,11 +114,11 @@ class _Limits(NamedTuple):
 
 @dataclass
 class _Alone:
-    """What an item gets by itself.
+    """The answer of an item by itself.
 
     Attributes:
         parts: Its parts.
-        end: What comes after them, in words; None if it was left.
+        end: Their end, in words; None if it was left.
         longest_silence: The most steps that one of them, or the end, has taken.
     """
 
@@ -138,7 +138,7 @@ class _Stream:
         raw: The parts as the model gave them, for `resume`.
         n_silent: How many steps it has had since its last part.
         rests: Whether it is paused.
-        history: What has happened to it, in words.
+        history: Its history, in words.
     """
 
     id: int
@@ -150,7 +150,7 @@ class _Stream:
     history: list[str] = field(default_factory=list)
 
     def note(self, event: str) -> None:
-        """Remember what has happened to it."""
+        """Remember an event."""
         parts = "1 part" if self.n_heard == 1 else f"{self.n_heard} parts"
         self.history.append(f"{event} after {parts}" if self.n_heard else event)
 
@@ -323,7 +323,7 @@ class _Check:
     # -- alone
 
     async def _run_alone(self, at: int) -> _Alone:
-        """Return what an item gets by itself, from a model of its own."""
+        """Return the answer of an item by itself, from a model of its own."""
         worker, alone = await self._new_worker("a worker of its own"), _Alone()
         stream = _Stream(0, at)
         try:
@@ -418,7 +418,7 @@ class _Check:
     # -- comparing
 
     def _hear(self, worker: _Worker, outs: Outs) -> None:
-        """Compare what has come of streams with what it should have been."""
+        """Compare the parts of streams with those that they should have had."""
         for row, kind, value, raw in outs:
             stream = worker.streams[row.id]
             alone = self._alone[stream.at]

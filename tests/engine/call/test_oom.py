@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.engine.call.oom import is_out_of_memory, names_of, release_memory
+from carpool.engine.call.retry import is_out_of_memory, names_of, release_memory
 
 
 def error_class(name: str, module: str, base: type[Exception] = RuntimeError) -> type[Exception]:

@@ -394,6 +394,22 @@ def test_a_lot_is_taken_in_only_if_there_is_room_on_all_of_its_ways() -> None:
     assert [request.result for request in lot] == ["oneone", "twotwo"]
 
 
+@pytest.mark.parametrize(("room", "is_admitted"), [(3, True), (2, False)])
+def test_a_lot_counts_at_each_node_with_what_comes_there(room: int, is_admitted: bool) -> None:
+    """One of three requests goes through a fork, and all three need room at the stage that follows it."""
+    once, after = stage("once", 4, 1), stage("after", 4, room)
+    world = World(once, after, serves=[[Switch({"fork": Fork([once, []]), "direct": []}, lambda x: x), after]])
+    world.compute = lambda stage, item: item
+    lot = [Listed(item, inf) for item in ("direct", "fork", "direct")]
+    world.core.flow.submit(0.0, together(lot))
+    assert [isinstance(request.error, Overloaded) for request in lot] == [not is_admitted] * 3
+    world.poll()
+    world.run()
+    if is_admitted:
+        assert [request.result for request in lot] == ["direct", ("fork", "fork"), "direct"]
+    world.check_empty()
+
+
 def test_a_fork_waits_for_room_in_all_of_its_branches_and_behind_their_join() -> None:
     """Else each of several forks could have what another one needs."""
     a, b, after = stage("a", 4), stage("b", 1, 1), stage("after", 1, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carpool.engine.core.recycling import Recycling
+from carpool.engine.core.roster import Recycling
 
 
 def test_by_calls() -> None:

@@ -19,6 +19,7 @@ from carpool.engine.core.core import Core
 from carpool.engine.core.flow import Flow
 from carpool.engine.core.graph import Door, Graph, Node, needs_of, with_room
 from carpool.engine.core.lobby import Lobby
+from carpool.engine.core.places import Places
 from carpool.engine.core.transit import Transit
 from tests.engine.core.schedules import a_graph, a_lending_line, a_line, a_tight_graph, throw
 
@@ -82,7 +83,7 @@ MUTANTS: dict[str, list[Change]] = {
         Change(with_room, "if all(left[node] >= 1 for node in needs):", "if True:")
     ],
     "who begins in the midst of a graph takes no account of those on their way there": [
-        Change(Door.has_room, "node.places() < n", "node.crew.queue.max_size - node.queued < n")
+        Change(Door.has_room, "node.places() < here", "node.crew.queue.max_size - node.queued < here")
     ],
     "nobody waits for those at the door of a list": [
         Change(Node.room, "if each.door.queue.count:", "if False:"),
@@ -120,14 +121,10 @@ MUTANTS: dict[str, list[Change]] = {
     "a worker is lent while another is": [Change(Batcher.lend, "or self.lent ", "")],
     "a worker is lent while something waits": [Change(Batcher.lend, "or self.queue.count ", "")],
     "what waits does without the worker that is lent": [
-        Change(Batcher.wanted_back.fget, "if self.queue.count and not self._idle:", "if False:")  # type: ignore[attr-defined]
+        Change(Core.poll, " or (batcher.queue.count and not places.idle)", "")
     ],
-    "a worker that is to go stays lent": [
-        Change(Batcher.wanted_back.fget, "self.lent & self.leaving", "()")  # type: ignore[attr-defined]
-    ],
-    "a worker stays lent when the service closes": [
-        Change(Core.poll, "batcher.lent if self._has_closed else batcher.wanted_back", "batcher.wanted_back")
-    ],
+    "a worker that is to go stays lent": [Change(Core.poll, "places.lent & places.leaving", "()")],
+    "a worker stays lent when the service closes": [Change(Core.poll, "self._has_closed or ", "")],
     "a worker is drained while it is lent": [Change(Batcher.take_drained, " | self.lent", "")],
     "a worker that was lent and is to go is idle again": [
         Change(Batcher.take_back, "if place not in self.leaving:", "if True:")
@@ -135,7 +132,7 @@ MUTANTS: dict[str, list[Change]] = {
     "a worker that is lent is not there": [
         Change(Batcher.has_worker.fget, " or self.lent", "")  # type: ignore[attr-defined]
     ],
-    "a worker that has gone stays lent": [Change(Batcher.worker_gone, "self.lent.discard(place)", "pass")],
+    "a worker that has gone stays lent": [Change(Places.gone, "self.lent.discard(place)", "pass")],
     "the call of a worker that is taken back is in no batch": [
         Change(Batcher.take_back, "batch = self.in_flight[place] =", "batch =")
     ],

@@ -12,7 +12,7 @@ import carpool
 from carpool import Service, Stage, Static
 from carpool.engine.core import ahead
 from carpool.engine.core.batch import Batch
-from carpool.engine.drive.batches import BatchPool
+from carpool.engine.drive.pools import BatchPool
 from carpool.engine.wire import frame
 from carpool.service.handle import AsyncHandle
 from tests.engine.drive.sleeper import LONG, Slow

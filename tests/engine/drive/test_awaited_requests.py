@@ -41,7 +41,7 @@ class FutureRequest(AwaitedRequest):
 class FutureDriver(Driver):
     """The slow path: the futures are told one by one."""
 
-    def _tell(self, requests: Sequence[Request]) -> None:
+    def _deliver(self, requests: Sequence[Request]) -> None:
         for request in requests:
             future = getattr(request, "future", None)
             if future is not None and not future.done():

@@ -19,7 +19,7 @@ from carpool.engine.core.core import Core
 from carpool.engine.core.roster import Roster, Starts
 from carpool.engine.drive import worker_pool
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.batches import BatchPool
+from carpool.engine.drive.pools import BatchPool
 from carpool.engine.observe.stats import Stats
 from carpool.engine.request import DONE, Request
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind

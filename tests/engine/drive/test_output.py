@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from carpool.engine.drive import output
-from carpool.engine.drive.output import OutputLines
+from carpool.engine.drive import process
+from carpool.engine.drive.process import OutputLines
 from tests.support.output import Output
 
 
@@ -59,5 +59,5 @@ def test_what_is_left_when_the_worker_ends_is_passed_on() -> None:
     assert printed(b"\r 10%", b"\r 20%") == [" 20%"]
     assert printed(b" 10%\r", b" 20%\r") == [" 20%"]
     assert printed(b"no newline") == ["no newline"]
-    assert [len(line) for line in printed(b"x" * (output._LONGEST_LINE + 1), b"y")] == [output._LONGEST_LINE + 1, 1]
+    assert [len(line) for line in printed(b"x" * (process._LONGEST_LINE + 1), b"y")] == [process._LONGEST_LINE + 1, 1]
     assert printed(b"\r\n\n\r\r\n") == ["", "", ""]

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from carpool.engine.drive.work_meter import OwnWork
+from carpool.engine.drive.loop_thread import OwnWork
 
 
 def learned(request_s: float, batch_s: float, sizes: list[float], noise: float = 0.0) -> OwnWork:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, Unavailable
 from carpool.engine.drive.callers import PAUSE_BYTES
-from carpool.engine.drive.steps import _parts_of
+from carpool.engine.drive.pools import _parts_of
 from carpool.engine.wire import order as wire
 from carpool.engine.wire.frame import Frame, FrameKind
 from carpool.engine.worker import step_loop

@@ -16,8 +16,8 @@ from carpool.engine.core.core import Core
 from carpool.engine.core.roster import Roster, Starts
 from carpool.engine.drive import worker_pool
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.batches import BatchPool
 from carpool.engine.drive.framesocket import FrameSocket
+from carpool.engine.drive.pools import BatchPool
 from carpool.engine.observe.stats import Stats
 from carpool.engine.request import DONE, Request
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind, encode
@@ -88,7 +88,7 @@ def ahead(made: BatchPool, driver: Driver) -> Batch:
     batcher = driver.core.batchers[0]
     batch = batcher._make(0.0, 1, "full", 0, ahead=True)
     batcher.ahead.setdefault(0, []).append(batch)
-    batcher._lying += 1
+    batcher._n_ahead += 1
     made.run(batch)
     return batch
 

@@ -13,9 +13,9 @@ from carpool import Service, Stage
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
 from carpool.engine.core.queue import Queue
-from carpool.engine.drive import work_meter
+from carpool.engine.drive import loop_thread
+from carpool.engine.drive.loop_thread import WorkMeter, worked_s
 from carpool.engine.drive.virtual import VirtualDriver
-from carpool.engine.drive.work_meter import WorkMeter, worked_s
 from carpool.engine.observe.stats import explained
 from carpool.engine.policy import Greedy, View
 from carpool.engine.policy.base import Decision
@@ -42,7 +42,7 @@ class Metered:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.worked_s = 5.0
-        monkeypatch.setattr(work_meter, "worked_s", lambda: self.worked_s)
+        monkeypatch.setattr(loop_thread, "worked_s", lambda: self.worked_s)
         self.core = Core([Batcher("stage", Greedy(64), Queue())])
         self.driver = VirtualDriver(self.core, [lambda n: 0.0])
         self.meter = WorkMeter(self.core)
@@ -108,7 +108,7 @@ def test_what_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     measure(2.7)
     serve(20, 7)
     with monkeypatch.context() as patch:
-        patch.setattr(work_meter, "worked_s", fails)
+        patch.setattr(loop_thread, "worked_s", fails)
         measure(2.8)
     serve(20, 7)
     metered.worked_s += 500.0
@@ -136,7 +136,7 @@ def test_a_thread_that_works_has_worked() -> None:
 @on_a_loop
 async def test_a_service_measures_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that has enough to do shows what its loop works, as its policy sees it."""
-    monkeypatch.setattr(work_meter, "_EVERY_S", 0.0)
+    monkeypatch.setattr(loop_thread, "_EVERY_S", 0.0)
     async with Service(Stage(scale, max_batch_size=64, policy="greedy", run_in="thread")).run_async() as service:
         shown: dict[str, Any] = {}
         while not shown.get("request_work_s"):

@@ -24,7 +24,7 @@ from carpool.engine.hints import schema
 from carpool.engine.type_hints import meant
 from carpool.http.protocols.rows import fields_of
 from carpool.model import traits_of
-from carpool.service.routes import routes_of
+from carpool.service.declaration import routes_of
 
 A, B = TypeVar("A"), TypeVar("B")
 

@@ -1,4 +1,4 @@
-"""What `carpool score` reads: rows of NDJSON, CSV and Parquet, one after the other.
+"""Reads for `carpool score` the rows of NDJSON, CSV and Parquet, one after the other.
 
 A column of a Parquet file gets a type that keeps each of its values as it is, or JSON text where
 none does. pyarrow would decide by the rows that it sees first, and make 1.0 of `true` among floats,
@@ -162,7 +162,7 @@ def _problem_of(fields: list[str], n: int) -> str | None:
 
 
 def candidates(row: InputRow, kind: Any) -> Iterator[Any]:
-    """Yield what a row of a table may be as an item, the likeliest first.
+    """Yield the items that a row of a table may stand for, the likeliest first.
 
     Args:
         row: Of a table, without a problem.
@@ -187,7 +187,7 @@ def candidates(row: InputRow, kind: Any) -> Iterator[Any]:
 
 
 def _guessed(text: str) -> Any:
-    """Return what a field of a CSV file seems to be: a number as JSON writes it, None if it is
+    """Return the likely value of a field of a CSV file: a number as JSON writes it, None if it is
     empty, else text, such as a code that begins with zeros.
     """
     if not text:
@@ -217,7 +217,7 @@ class ListOf(NamedTuple):
     """The kind of a list.
 
     Attributes:
-        kind: What its elements are.
+        kind: The type of its elements.
     """
 
     kind: Kind
@@ -227,7 +227,7 @@ class Fields(NamedTuple):
     """The kind of an object.
 
     Attributes:
-        fields: What each of them is, in the order of their names.
+        fields: The type of each of them, in the order of their names.
     """
 
     fields: tuple[tuple[str, Kind], ...]
@@ -272,7 +272,7 @@ def _kind_of_integers(values: Iterable[int]) -> Kind:
 
 
 def merged(kinds: Iterable[Kind]) -> Kind:
-    """Return what values of these kinds are together."""
+    """Return the common kind of values of these kinds."""
     together: Kind = NOTHING
     for kind in kinds:
         together = _merged(together, kind)

@@ -1,4 +1,4 @@
-"""What `carpool score` writes: an answer for each row, in their order, and how far it came."""
+"""Writes for `carpool score` an answer for each row, in their order, and how far it came."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_HELD: Final = 10_000
 
 
 class Answer(NamedTuple):
-    """What became of a row.
+    """The outcome of a row.
 
     Attributes:
         result: The result as JSON; the object with the error, if there is none.
@@ -79,7 +79,7 @@ class Output(Protocol):
         """Return answers with an error in the place of each that the file cannot hold."""
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Write the next answers; what is written of one in part, a later run does not take."""
+        """Write the next answers; one that is written in part is not taken by a later run."""
 
     def close(self, *, is_whole: bool) -> None:
         """Take note that there are no more answers.
@@ -153,7 +153,7 @@ class _Mended:
 
     Args:
         path: Of the file.
-        done: What is in it.
+        done: Its content.
     """
 
     def __init__(self, path: str, done: EarlierRun) -> None:
@@ -172,7 +172,7 @@ class _Mended:
         return not self._places
 
     def write(self, answer: bytes) -> None:
-        """Write the next new answer, and what is before it."""
+        """Write the next new answer, and the old ones before it."""
         place = self._places.popleft()
         self._copy(place.begin)
         self._new.write(answer)
@@ -211,7 +211,7 @@ class RowsFile:
     Args:
         path: Of the file; "-" for the standard output.
         rows: Makes the rows.
-        done: What is in it already, and stays.
+        done: Its content, which stays.
         is_retried: Whether the first answers take the places of errors that are in it.
     """
 
@@ -265,7 +265,7 @@ class LineRows:
         return [(answer.result if answer.is_error else entries.of_result(answer.result)) + b"\n" for answer in answers]
 
     def rest(self) -> list[bytes]:
-        """Return what was kept back: nothing."""
+        """Return the bytes that were kept back: none."""
         return []
 
 
@@ -321,8 +321,8 @@ class SheetRows:
         else:
             what = "is no object, and the CSV file has a column for each field"
         message = f"the answer {what}: NDJSON and Parquet have room for all answers"
-        told = {"code": "bad_result", "message": message, "status": 500, _RESULT: value}
-        return Answer(entries.of_error(told), True)
+        error = {"code": "bad_result", "message": message, "status": 500, _RESULT: value}
+        return Answer(entries.of_error(error), True)
 
     def written(self, answers: Sequence[Answer]) -> list[bytes]:
         """Return a row for each answer, the first one with the header; none while all have
@@ -359,7 +359,7 @@ class SheetRows:
         return text.removesuffix("\r\n").encode() + b"\n"
 
     def write(self, text: str) -> None:
-        """Take what the csv module writes."""
+        """Take the text that the csv module writes."""
         self._texts.append(text)
 
 
@@ -512,7 +512,8 @@ class Errors:
 
     Args:
         path: Of the file.
-        done: What was done before. Errors of later rows are dropped, since these are run again.
+        done: The work that was done before. Errors of later rows are dropped, since these are run
+            again.
         is_retried: Whether those of earlier rows are, too: they stay until `forget` is called.
     """
 

@@ -56,12 +56,12 @@ class Scorer(Protocol):
     """The names of the fields that answers may have, as far as they are known."""
 
     def answers(self, rows: Iterable[InputRow]) -> Iterator[list[Answer]]:
-        """Yield the answers to rows, in their order, in lists of what came together; an empty list
-        once it is ready.
+        """Yield the answers to rows, in their order, in lists of those that came together; an empty
+        list once it is ready.
         """
 
     def summary(self, seconds: float) -> list[str]:
-        """Return what is worth knowing in the end, in lines."""
+        """Return the summary for the end, in lines."""
 
 
 def failed(error: BaseException) -> Answer:
@@ -69,13 +69,13 @@ def failed(error: BaseException) -> Answer:
     if not isinstance(error, CarpoolError):
         error = CarpoolError(text_of(error))
     response = error_response(error, error.request_id, debug=True)
-    told = msgspec.json.decode(response.body)
+    shown = msgspec.json.decode(response.body)
     if isinstance(error, ModelError) and error.type_name:  # who scores a file may see it: it is their model
-        told["error"]["message"] = ": ".join(filter(None, (error.type_name, told["error"]["message"])))
-    told["error"]["status"] = response.status
-    if not told["error"]["request_id"]:
-        del told["error"]["request_id"]
-    return Answer(_encode(told), True)
+        shown["error"]["message"] = ": ".join(filter(None, (error.type_name, shown["error"]["message"])))
+    shown["error"]["status"] = response.status
+    if not shown["error"]["request_id"]:
+        del shown["error"]["request_id"]
+    return Answer(_encode(shown), True)
 
 
 class _Unfit:
@@ -339,7 +339,7 @@ def _output(job: Job, format: str, done: EarlierRun, fields: Sequence[str]) -> O
 
 
 def _shown(console: Console) -> Progress:
-    """Return what shows how far it is, every second; there is none where no person looks."""
+    """Return a progress display, renewed every second; there is none where no person looks."""
     columns = (
         *(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")),
         *(TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(compact=True)),

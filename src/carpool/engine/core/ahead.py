@@ -118,9 +118,9 @@ def next_to_end(
     found = None
     for batch in running:
         place = batch.place
-        lying = len(ahead[place]) if place in ahead else 0
-        if lying < most and not batch.given_up and times.usual_end(batch) - now >= -late_s and place not in leaving:
-            found, most = batch, lying
-            if not lying:
+        behind = len(ahead[place]) if place in ahead else 0
+        if behind < most and not batch.given_up and times.usual_end(batch) - now >= -late_s and place not in leaving:
+            found, most = batch, behind
+            if not behind:
                 break
     return found

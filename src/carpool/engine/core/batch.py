@@ -206,7 +206,7 @@ class Expiry(NamedTuple):
     Attributes:
         request: Is now done, and has no answer yet.
         started: When it was handed to a worker; None if it was not.
-        hint: What else to tell its caller.
+        hint: What else stands in the error.
     """
 
     request: Request

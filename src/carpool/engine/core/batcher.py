@@ -61,7 +61,7 @@ class Batcher:
             place and in their order; at least one for each place that is named.
         running: How many requests workers have been handed and have not answered.
         lent: The places of the workers that are lent to callers' threads.
-        places: Which of its workers are idle, and which are about to go.
+        places: Which of its workers are idle, lent, or about to go.
         leaving: The places of the workers that are about to go.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
@@ -92,13 +92,13 @@ class Batcher:
         self.times = Times(max_batch_time_s, patience_s, watches_gaps=self.runs_ahead)
         self.in_flight: dict[int, Batch] = {}
         self.ahead: dict[int, list[Batch]] = {}
-        self.lent: set[int] = set()
         self.running = 0
         self.stray_replies = 0
         self.late_results = 0
-        self._lying = 0  # how many batches are ahead
+        self._n_ahead = 0  # how many batches are ahead
         self._has_asked = False  # a batch was laid ahead a moment ago, in the same poll
         self.places = Places()
+        self.lent = self.places.lent
         self._knots = Knots(policy.max_batch_size or lobby.batch_limit)  # sizes, about which others are
         self._lone = LoneBatch(0, 0, 0, [], 1, "alone", 0.0)
         self._lone.n = 1
@@ -135,7 +135,7 @@ class Batcher:
         """Whether there is a worker, busy, idle or lent. Slots of a function count as there."""
         return bool(self._idle or self.in_flight or self.lent) or self.places.are_slots
 
-    def heed(self, now: float, request: Request) -> None:
+    def caller_changed(self, now: float, request: Request) -> None:
         """Do as the caller of a request wants which a worker has; see `Crew`."""
         if request.state == DONE:
             request.deadline = min(request.deadline, now)  # no caller waits for it from now on
@@ -144,7 +144,7 @@ class Batcher:
     # -- workers come and go
 
     def trained(self, now: float, n: int, size: int, busy_s: float, longest: int = 0) -> None:
-        """Tell the policy of a warm-up, unless requests have run already: those teach better."""
+        """Have the policy learn from a warm-up, unless requests have run: those teach better."""
         if not self._batch_ids:
             self._learn(now, WarmUpBatch(now, self.lobby.stage, n, size, longest, busy_s), 0)
 
@@ -164,7 +164,6 @@ class Batcher:
             blames: Whether one of its requests may be to blame.
         """
         self.places.gone(place)
-        self.lent.discard(place)
         if self.keyed is not None:
             self.keyed.lost(place)
         batch = self.in_flight.pop(place, None)
@@ -173,8 +172,8 @@ class Batcher:
         self.running -= len(batch)
         blamed = [request for request in batch.requests if blames and request.id not in unsent]
         untold = [r for r in batch.requests if r.state == RUNNING and (not blames or r.id in unsent)]
-        lying = [request for behind in self.ahead.pop(place, ()) for request in self._taken_back(behind)]
-        resting = [request for request in lying if request.state == RUNNING]
+        behind = [request for ahead in self.ahead.pop(place, ()) for request in self._taken_back(ahead)]
+        resting = [request for request in behind if request.state == RUNNING]
         gone = self.lobby.take_back(now, blamed, resting, untold, lambda _: self.lobby.idempotent, batch.given_up)
         return gone._replace(is_guilty=len(batch) == 1 and batch.requests[0].losses >= MOST_LOSSES)
 
@@ -184,7 +183,7 @@ class Batcher:
 
     def _taken_back(self, batch: Batch) -> list[Request]:
         """Note that a batch which lay ahead will not be run; return its requests."""
-        self._lying -= 1
+        self._n_ahead -= 1
         self.running -= len(batch)
         return batch.requests
 
@@ -290,12 +289,12 @@ class Batcher:
 
         They are strays, unless they say that a batch ahead has failed to reach the worker.
         """
-        lying = self.ahead.get(place, ())
-        batch = next((batch for batch in lying if batch.id == batch_id), None)
+        behind = self.ahead.get(place, ())
+        batch = next((batch for batch in behind if batch.id == batch_id), None)
         if batch is None or ids != batch.ids:
             self.stray_replies += len(ids)
             return [None] * len(ids)
-        rest = [other for other in lying if other is not batch]
+        rest = [other for other in behind if other is not batch]
         if rest:
             self.ahead[place] = rest
         else:
@@ -318,9 +317,9 @@ class Batcher:
         if self.keyed is not None:
             self.keyed.ended(batch.place)
         self.running -= len(batch.requests)
-        lying = self.ahead.get(batch.place) if self.ahead else None
-        if lying:
-            self._begin(now, lying)
+        behind = self.ahead.get(batch.place) if self.ahead else None
+        if behind:
+            self._begin(now, behind)
         elif not self.leaving or batch.place not in self.leaving:
             self._idle.append(batch.place)
 
@@ -358,12 +357,12 @@ class Batcher:
             return self.places.is_first(batch.place, (size, padded(longest, lengths) if lengths else level_of(longest)))
         return self.places.is_first(batch.place, size)
 
-    def _begin(self, now: float, lying: list[Batch]) -> None:
+    def _begin(self, now: float, behind: list[Batch]) -> None:
         """Note that the worker of batches ahead is done with the one before them."""
-        batch = lying.pop(0)
-        if not lying:
+        batch = behind.pop(0)
+        if not behind:
             del self.ahead[batch.place]
-        self._lying -= 1
+        self._n_ahead -= 1
         batch.started = batch.call_started = batch.heard = now
         self.lobby.look_at(now + self.times.least_s)
         self.in_flight[batch.place] = batch
@@ -397,15 +396,14 @@ class Batcher:
     def lets_go(self, now: float, deadline: float, slo_s: float) -> bool:
         """Report whether a lone request of size 1 that came now would be admitted and go at once.
 
-        The queue must be empty, and all workers idle. Nothing is changed. If it cannot be told
-        quickly, the answer is False.
+        The queue must be empty, and all workers idle. Nothing is changed. Where that takes long to
+        find out, the answer is False.
         """
         slack_s = self.lobby.lone_slack_s
         if slack_s == inf:
             return False
         due = deadline
-        # As in `longest_wait_s`; a policy's own prediction is not asked for while a worker is idle.
-        if deadline != inf and deadline - now < self.times.usual_s * (2 + 1 / self._limit):
+        if deadline != inf and deadline - now < self.times.usual_s:  # whether it may be admitted is judged elsewhere
             return False
         if now + slo_s < due:
             due = now + slo_s
@@ -439,7 +437,7 @@ class Batcher:
 
         While it is away, all is as with one worker less, and `lone_done` may be called at any time
         later. Once something waits that no other worker is free for, it should come back
-        (`wanted_back`).
+        (`Todo.recall`).
 
         Returns:
             The worker's place; None if a lone request would have to wait.
@@ -449,13 +447,6 @@ class Batcher:
         place = self._idle.pop()
         self.lent.add(place)
         return place
-
-    @property
-    def wanted_back(self) -> Collection[int]:
-        """The places of the lent workers that something waits for, or that are to go."""
-        if self.queue.count and not self._idle:
-            return self.lent
-        return self.lent & self.leaving
 
     def take_back(self, place: int, request: Request | None = None, began: float = 0.0) -> Batch | None:
         """Have a worker back that was lent; the call that it is at work on becomes a batch.
@@ -533,7 +524,7 @@ class Batcher:
                 break
         if self.runs_ahead and queue.count and not self._idle and not lobby.is_shared:
             running = len(self.in_flight)
-            if len(self.ahead) < running or (self._lying < MOST * running and is_deep(queue, running, self._limit)):
+            if len(self.ahead) < running or (self._n_ahead < MOST * running and is_deep(queue, running, self._limit)):
                 return self._next_ahead(now, room)
         return None
 
@@ -549,7 +540,7 @@ class Batcher:
         if self.keyed is not None:
             self._view.warm_keys = self.keyed.warm(self._idle)
         if self.limits_padded and self.safe_size.limit < inf:
-            self._tell_safe_padded()
+            self._set_safe_padded()
         decision = self._decide(now, view, free)
         if not decision.take and free and self.lobby.closing and len(view):
             decision = decision._replace(take=int(self.lobby.batch_limit), reason="closing")
@@ -605,8 +596,8 @@ class Batcher:
         """Whether the lengths of requests may say how many of them share a batch."""
         return self.queue.by_length and (self.queue.lengths_vary or self.lobby.policy.most_padded(self._view) < inf)
 
-    def _tell_safe_padded(self) -> None:
-        """Tell the policy how large a padded batch fits into memory, or is worth trying."""
+    def _set_safe_padded(self) -> None:
+        """Write into the view how large a padded batch fits into memory, or is worth trying."""
         safe, view, queue = self.safe_size, self._view, self.queue
         if any(self.memory_of(batch) > safe.limit for batch in self.handed_over):
             view.safe_padded_size = safe.limit  # whether that one fits is not known yet
@@ -702,10 +693,10 @@ class Batcher:
         before = next_to_end(now, self.in_flight.values(), self.ahead, self.leaving, times, lead_s, most)
         if before is None:
             return None
-        place, lying = before.place, self.ahead.get(before.place)
-        ends = times.usual_end(before) + (len(lying) * (times.ahead_s or times.usual_s) if lying else 0.0)
+        place, behind = before.place, self.ahead.get(before.place)
+        ends = times.usual_end(before) + (len(behind) * (times.ahead_s or times.usual_s) if behind else 0.0)
         opens_at = ends - lead_s
-        if lying and now < opens_at:
+        if behind and now < opens_at:
             return None  # it goes when something else happens, and no timer is set for it
         decision = self._decide(now, queue, 0, max(0.0, ends - now))
         n = decision.take
@@ -722,7 +713,7 @@ class Batcher:
             n = self._fitting(n, queue.peek(n))
         made = self._make(now, n, decision.reason, place, ahead=True)
         self.ahead.setdefault(place, []).append(made)
-        self._lying += 1
+        self._n_ahead += 1
         self._has_asked = True
         return made
 
@@ -732,32 +723,23 @@ class Batcher:
         """Return how long a request waits that has `units_before` units queued before it.
 
         It goes by what recent batches took, and is rather too short than too long: in a stage that
-        is not saturated, batches are smaller than they could be.
+        is not saturated, batches are smaller than they could be. It never falls as `units_before`
+        rises, unless the policy predicts waits itself.
         """
-        limit, usual_s, running = self._limit, self.times.usual_s, self.in_flight
-        if self._idle and units_before < limit:
+        limit, usual_s, running, n_idle = self._limit, self.times.usual_s, self.in_flight, len(self._idle)
+        if n_idle and units_before < limit:
             return 0.0
-        workers = max(1, len(self._idle) + len(running) + len(self.lent) - len(self.leaving))
-        wait_s = self.lobby.predicted_wait_s(int(units_before), workers) if self.lobby.predicts else None
-        if wait_s is None:
-            wait_s = (units_before // limit + self._lying) * usual_s / workers
-        elif self._lying:
-            wait_s += self._lying * usual_s / workers
-        if self._idle or not running:
+        workers = max(1, n_idle + len(running) + len(self.lent) - len(self.leaving))
+        wait_s = (units_before // limit + self._n_ahead) * usual_s / workers
+        if self.lobby.predicts:
+            predicted_s = self.lobby.predicted_wait_s(int(units_before), workers)
+            if predicted_s is not None:
+                wait_s = predicted_s + self._n_ahead * usual_s / workers
+        if n_idle or not running:
             return wait_s
         oldest = next(iter(running.values()))
         rest_s = oldest.started + usual_s - now
         return wait_s + rest_s if rest_s > 0.0 else wait_s
-
-    def longest_wait_s(self, more: int) -> float:
-        """Return a bound on a wait and the batch after it, if `more` units came now.
-
-        It is never less than `predicted_wait_s` and the fastest batch, see
-        tests/engine/core/test_fast_paths.py. Infinity where the policy makes its own predictions.
-        """
-        if self.lobby.predicts:
-            return inf
-        return self.times.usual_s * (2 + self._lying + (self.queue.size + more) / self._limit)
 
     @property
     def _limit(self) -> float:

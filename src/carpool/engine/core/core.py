@@ -216,7 +216,7 @@ class Core:
             return
         stream.is_paused = is_paused
         if request.state == RUNNING and type(node) is Node:
-            node.crew.heed(now, request)
+            node.crew.caller_changed(now, request)
         if self._journal is not None:
             self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.batchers[-1].name)
 
@@ -238,7 +238,7 @@ class Core:
             place: The worker's.
             request: What it is at work on; None if on nothing.
             began: When it began with that.
-            id: What the worker has been told that the ids of this request and of its batch are.
+            id: The id that the worker has for this request, and for its batch.
 
         Returns:
             The batch that the request is in, as if the worker had been given it when it began.
@@ -274,7 +274,7 @@ class Core:
             for request in batcher.owed:
                 if request.state == RUNNING:
                     request.state = DONE
-                    batcher.heed(now, request)
+                    batcher.caller_changed(now, request)
                     fail(now, request, copy.copy(error))
 
     # -- workers that answer
@@ -454,11 +454,13 @@ class Core:
                 todo.wake_at = lobby.attention_at
             if lobby.wake_at is not None and lobby.wake_at < todo.wake_at:
                 todo.wake_at = lobby.wake_at
-            if batcher.leaving:
+            places = batcher.places
+            if places.leaving:
                 todo.drained += [(lobby.stage, place) for place in batcher.take_drained()]
-            if batcher.lent:
-                places = batcher.lent if self._has_closed else batcher.wanted_back
-                todo.recall = [*todo.recall, *[(lobby.stage, place) for place in places]]
+            if places.lent:
+                are_needed = self._has_closed or (batcher.queue.count and not places.idle)
+                back = places.lent if are_needed else places.lent & places.leaving
+                todo.recall = [*todo.recall, *[(lobby.stage, place) for place in back]]
         for door in self.doors:
             if door.queue.count:
                 todo.wake_at = min(todo.wake_at, door.queue.earliest_deadline)

@@ -8,13 +8,14 @@ for each place at which the graph may begin. A request of a higher priority may 
 full queue: they are refused after all, or go back to the door.
 
 Deadlines of arrivals are judged one by one (`_admit_at_once`) only where the earliest deadline of a
-turn's arrivals is nearer than a quick bound of the predicted wait.
+turn's arrivals is nearer than the wait behind all of them and a usual batch, or where the policy
+predicts waits itself.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from carpool.engine.core.content import Content, Plain
@@ -156,11 +157,11 @@ class Flow:
             return False
         latest = now + self.slo_s
         one, nbytes = requests[0], 0
-        soonest, in_order, is_apart = one.deadline, True, False
+        soonest, in_order, dues_differ = one.deadline, True, False
         id = before = transit.last_id
         if alike:
             due = min(one.due, soonest, inf if one.bulk else latest)
-            is_apart = due != soonest
+            dues_differ = due != soonest
             nbytes = sum([request.nbytes for request in requests])
             for id, request in enumerate(requests, before + 1):
                 request.id = id
@@ -182,11 +183,11 @@ class Flow:
                 deadline = request.deadline
                 due = request.due
                 if due != deadline:
-                    is_apart = True
+                    dues_differ = True
                     if deadline < due:
                         request.due = due = deadline
                 if latest < due and not request.bulk:
-                    is_apart = True
+                    dues_differ = True
                     request.due = due = latest
                 if deadline < last_deadline:
                     in_order = False
@@ -199,14 +200,16 @@ class Flow:
                 nbytes += request.nbytes
         is_hurried = False
         if soonest != inf:
-            units = n if in_order else sum([request.size for request in requests])
-            is_hurried = soonest - now < first.longest_wait_s(units) + first.lobby.view.onward_s
+            units = queue.size + (n if in_order else sum([request.size for request in requests]))
+            is_hurried = first.lobby.predicts or (
+                soonest - now < first.predicted_wait_s(now, units) + first.times.usual_s + first.lobby.view.onward_s
+            )
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
             _clear_ids(requests[: id - before])
             return False
         transit.last_id = id
         self.admitted += n
-        first.enter(now, requests, soonest, nbytes if in_order else None, is_apart)
+        first.enter(now, requests, soonest, nbytes if in_order else None, dues_differ)
         return True
 
     def _admit(self, now: float, lot: Sequence[Request]) -> None:
@@ -220,16 +223,21 @@ class Flow:
         by_door: dict[Door, Sequence[Request]] = {self.doors[0]: lot}
         has_room, give_way = True, NOBODY
         if refusal is None and isinstance(self.graph.start, Switch):
-            by_door, refusal = self._by_door(lot, self.graph.start)
+            try:
+                by_door = self._by_door(lot, self.graph.start)
+            except CarpoolError as error:
+                refusal = error.with_traceback(None)
         if refusal is None:
             door = next(iter(by_door))
             if is_single and not door.has_room(one.nbytes):
                 has_room = False
                 give_way = self._in_the_way(one)
-            for door in by_door:  # what comes in by another one may need the same room
-                near = [part for other, part in by_door.items() if other is door or other.shares_room(door)]
-                part = near[0] if len(near) == 1 else [request for part in near for request in part]
-                refusal = refusal or self._refusal(now, part, door, give_way)
+            for door, part in by_door.items():  # what comes in by another one may need the same room
+                beside: dict[Node, list[Request]] = {}
+                for there in by_door if len(by_door) > 1 else ():
+                    for node in there.needs if there is not door else ():
+                        beside.setdefault(node, []).extend(by_door[there])
+                refusal = refusal or self._refusal(now, part, door, give_way, beside)
         if refusal is not None:
             is_own = is_single and refusal is not self.closed_because
             for request in lot:
@@ -272,21 +280,17 @@ class Flow:
         if not ok:
             self.failed += 1
 
-    def _by_door(
-        self, lot: Sequence[Request], start: Switch
-    ) -> tuple[dict[Door, Sequence[Request]], CarpoolError | None]:
-        """Return the requests of a lot by their doors, or why one of them has no way to go."""
+    def _by_door(self, lot: Sequence[Request], start: Switch) -> dict[Door, Sequence[Request]]:
+        """Return the requests of a lot by their doors. Raises what `way_of` does."""
         found: dict[Door, list[Request]] = {}
         refuses = False
         for request in lot:
-            way, error = way_of(start, request.item, request.format, self.content)
-            if error is not None:
-                return {}, error
+            way = way_of(start, request.item, request.format, self.content)
             refuses = refuses or way.refuses
             found.setdefault(next(door for door in self.doors if door.start is way.after), []).append(request)
         for request in lot if refuses else ():
             request.patient = False  # all of them, as they come in as one
-        return {**found}, None
+        return {**found}
 
     def _in_the_way(self, request: Request) -> Sequence[Request]:
         """Return the requests that must give up their places to a new one."""
@@ -312,20 +316,27 @@ class Flow:
         self._transit.refuse(request, error)
 
     def _refusal(
-        self, now: float, lot: Sequence[Request], door: Door, give_way: Sequence[Request]
+        self,
+        now: float,
+        part: Sequence[Request],
+        door: Door,
+        give_way: Sequence[Request],
+        beside: Mapping[Node, Sequence[Request]],
     ) -> CarpoolError | None:
-        """Return why a lot must not come in, or wait for room; None if it may.
+        """Return why the part of a lot that comes to a door must not come in, or wait for room
+        there; None if it may.
 
         Args:
             now: The time.
-            lot: The newcomers.
+            part: The newcomers.
             door: Where they would wait.
             give_way: The requests that would leave the queue for them.
+            beside: By node, the rest of the lot that needs room there.
         """
-        if lot[0].patient:  # it is refused only where it could never fit
+        if part[0].patient:  # it is refused only where it could never fit
             for node in door.heads:
                 refusal = self._admissions[node].refusal(
-                    now, lot, queued=0, queued_bytes=0, busy=0, wait_s=0.0, fastest_s=0.0
+                    now, [*part, *beside.get(node, ())], queued=0, queued_bytes=0, busy=0, wait_s=0.0, fastest_s=0.0
                 )
                 if refusal is not None:
                     return refusal
@@ -335,10 +346,10 @@ class Flow:
             outside = -len(give_way)
             outside_bytes = -sum([other.nbytes for other in give_way])
         fastest = fastest_s(door.start)
-        last = lot[-1]
-        more = max(0, outside) + (sum([request.size for request in lot]) - last.size if len(lot) > 1 else 0)
         for node in door.heads:
-            crew = node.crew
+            crew, lot = node.crew, [*part, *beside.get(node, ())]
+            last = lot[-1]
+            more = max(0, outside) + (sum([request.size for request in lot]) - last.size if len(lot) > 1 else 0)
             queue = crew.queue
             units_before: float = queue.ahead_of(last, now)
             if queue.weighted:
@@ -358,11 +369,11 @@ class Flow:
                 return refusal
         if self._first is not None:
             return None
-        if not door.queue.count and door.has_room(sum([request.nbytes for request in lot]), len(lot)):
+        if not door.queue.count and door.has_room(sum([request.nbytes for request in part]), len(part), beside):
             return None
         if self.is_held:
-            n = door.queue.count + len(lot)
-            if all(n <= node.crew.queue.max_size for node in door.heads):
+            n = door.queue.count + len(part)
+            if all(n + len(beside.get(node, ())) <= node.crew.queue.max_size for node in door.heads):
                 return None
         return Overloaded(FULL, retry_after_s=self.retry_after_s(now), reason="queue_full")
 
@@ -433,7 +444,7 @@ class Flow:
     # -- those that are dropped
 
     def drop(self, now: float, dropped: Sequence[tuple[Request, str]]) -> None:
-        """End requests unserved that were admitted before, and tell their callers why."""
+        """End requests unserved that were admitted before, each with the reason."""
         again_s = self.retry_after_s(now)
         for request, why in dropped:
             error = overloaded(request, why)

@@ -102,7 +102,7 @@ class Node:
         ahead_s: Expected seconds from the arrival here to the answer.
         onward_s: The same from when a result is there.
         ends: Whether results are answers, or parts of them.
-        spot: The number by which the stage's workers know what becomes of results here.
+        spot: The number that the stage's workers have for what becomes of results here.
         ways: All ways on, where a switch follows; else empty.
         unserved_since: Since when no request can come from here to its answer, as a stage on every
             way has had no worker; infinity if one can.
@@ -235,11 +235,12 @@ class Door:
     Attributes:
         queue: They.
         heads: The nodes at which those come to wait first that begin here.
+        needs: The nodes at which there must be room for those that go on.
         behind: The queue behind it, if it is the only way into that, and there is no other; else
             None.
     """
 
-    __slots__ = ("_lists", "_needs", "begins", "behind", "flow", "heads", "queue", "start")
+    __slots__ = ("_lists", "begins", "behind", "flow", "heads", "needs", "queue", "start")
     name = "the door"
 
     def __init__(self, flow: Any, start: After, begins: bool) -> None:
@@ -249,10 +250,16 @@ class Door:
         self.begins = begins
         self.heads = heads(start, every=False) if begins else []
         self.behind: Queue | None = None
-        self._needs, self._lists = needs_of(start)
+        self.needs, self._lists = needs_of(start)
 
-    def has_room(self, nbytes: int = 0, n: int = 1) -> bool:
-        """Report whether `n` requests, of `nbytes` in all, may go on."""
+    def has_room(self, nbytes: int = 0, n: int = 1, beside: Mapping[Node, Sequence[Request]] | None = None) -> bool:
+        """Report whether `n` requests, of `nbytes` in all, may go on.
+
+        Args:
+            nbytes: How many bytes they hold.
+            n: How many they are.
+            beside: By node, what else needs room there, as it comes by other doors.
+        """
         if self.behind is not None:
             return self.behind.has_room(nbytes, n)
         if self.begins and self.flow.is_held:
@@ -260,17 +267,16 @@ class Door:
         for each in self._lists:
             if each.door.queue.count:
                 return False
-        for node in self._needs:
+        for node in self.needs:
+            others = beside.get(node, ()) if beside else ()
+            here = n + len(others)
             if node in self.heads:  # what comes to it is known
-                if node.places() < n or node.nbytes + nbytes > node.crew.queue.max_bytes:
+                here_bytes = nbytes + sum([request.nbytes for request in others])
+                if node.places() < here or node.nbytes + here_bytes > node.crew.queue.max_bytes:
                     return False
-            elif node.vacancy() < n:
+            elif node.vacancy() < here:
                 return False
         return True
-
-    def shares_room(self, other: Door) -> bool:
-        """Report whether those that go on from here and from there need room at the same node."""
-        return not set(self._needs).isdisjoint(other._needs)
 
 
 class OnTheWay:

@@ -43,13 +43,12 @@ class LaneQueue:
         levels: The requests that wait by their lengths; None where lengths do not matter.
         more: The sum of the sizes of those that wait, less one for each.
         is_watched: Whether `note` must be called for each request that is put in.
-        latest_deadline: The latest of the deadlines that `watch_deadline` was told; of requests
-            whose due and deadline are the same it is told only where they expire before that.
+        latest_deadline: The latest of the deadlines given to `watch_deadline`; of requests whose
+            due and deadline are the same it gets only those that expire before that.
     """
 
     __slots__ = (
-        "_by_arrival",
-        "_by_deadline",
+        "_earliest",
         "_node",
         "ages_from",
         "dead",
@@ -81,8 +80,7 @@ class LaneQueue:
         self.latest_deadline = -inf
         self.is_watched = False
         self._node: object = None  # of those that wait here, once they are watched
-        self._by_arrival: Earliest[Request] | None = None
-        self._by_deadline: Earliest[Request] | None = None
+        self._earliest: tuple[Earliest[Request], ...] = ()  # by arrival, and by deadline, once they are watched
 
     def reset(self) -> None:
         """Forget what has left; no request waits."""
@@ -91,14 +89,12 @@ class LaneQueue:
         self.head_is_oldest = self.head_expires_first = True
         self.latest_deadline = -inf
         self.is_watched = False
-        self._by_arrival = self._by_deadline = None
+        self._earliest = ()
 
     def note(self, request: Request) -> None:
         """Note a request that has been put in, for those that ask for the earliest."""
-        if self._by_arrival is not None:
-            self._by_arrival.note(request)
-        if self._by_deadline is not None:
-            self._by_deadline.note(request)
+        for earliest in self._earliest:
+            earliest.note(request)
 
     def insert(self, request: Request) -> None:
         """Put in a request that is due earlier than the last one."""
@@ -165,7 +161,7 @@ class LaneQueue:
     def expired(self, now: float) -> list[Request]:
         """Return the requests whose deadline has passed; they stay in the lane."""
         if not self.head_expires_first:
-            return list(self._deadlines.until(now, self.__iter__, self.live))
+            return list(self._watch()[1].until(now, self.__iter__, self.live))
         self.skip_dead()
         found = []
         for request in self:
@@ -191,10 +187,7 @@ class LaneQueue:
         if self.head_is_oldest:
             self.skip_dead()
             return self.entries[self.head].arrived
-        if self._by_arrival is None:
-            self._by_arrival = Earliest(self._arrived)
-            self._watch()
-        return self._by_arrival.least(self.__iter__, self.live)
+        return self._watch()[0].least(self.__iter__, self.live)
 
     @property
     def earliest_deadline(self) -> float:
@@ -204,18 +197,15 @@ class LaneQueue:
         if self.head_expires_first:
             self.skip_dead()
             return self.entries[self.head].deadline
-        return self._deadlines.least(self.__iter__, self.live)
+        return self._watch()[1].least(self.__iter__, self.live)
 
-    @property
-    def _deadlines(self) -> Earliest[Request]:
-        if self._by_deadline is None:
-            self._by_deadline = Earliest(self._expires)
-            self._watch()
-        return self._by_deadline
-
-    def _watch(self) -> None:
-        self.is_watched = True
-        self._node = next(iter(self)).node
+    def _watch(self) -> Sequence[Earliest[Request]]:
+        """Return what has the earliest arrival, and the earliest deadline; some request waits."""
+        if not self.is_watched:
+            self.is_watched = True
+            self._node = next(iter(self)).node
+            self._earliest = Earliest(self._arrived), Earliest(self._expires)
+        return self._earliest
 
     def _holds(self, request: Request) -> bool:
         """Report whether a request that has been put in waits here still, and nowhere else."""

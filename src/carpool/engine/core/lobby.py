@@ -103,12 +103,12 @@ class Lobby:
         self.attention_at = inf
         self._substitute = substitute
         self._unserved_since = inf
-        self._know(policy)
+        self._note_calls_of(policy)
 
     # -- the policy
 
-    def _know(self, policy: Policy) -> None:
-        """Note what a policy has to be told."""
+    def _note_calls_of(self, policy: Policy) -> None:
+        """Note which of its calls a policy has made its own."""
         kind = type(policy)
         self._listens = kind.arrived is not Policy.arrived
         self.learns = kind.learn is not Policy.learn
@@ -125,7 +125,7 @@ class Lobby:
         policy.allowed_batch_sizes, policy.allowed_lengths = former.allowed_batch_sizes, former.allowed_lengths
         policy.max_padded_size = former.max_padded_size
         self.policy = policy
-        self._know(policy)
+        self._note_calls_of(policy)
 
     def guarded(self, call: Callable[..., Any], *about: object) -> Any:
         """Make a call of the policy, and return what it returns; None if it raises."""
@@ -232,7 +232,7 @@ class Lobby:
         requests: Sequence[Request],
         soonest: float | None = None,
         nbytes: int | None = None,
-        is_apart: bool = True,
+        dues_differ: bool = True,
     ) -> None:
         """Put requests in the queue; their `node` and `arrived` must be set already.
 
@@ -241,7 +241,7 @@ class Lobby:
             requests: At least one.
             soonest: The earliest of their deadlines, if it is known.
             nbytes: How many bytes they hold, if they are in order (see `Queue.push_in_order`).
-            is_apart: Likewise.
+            dues_differ: Likewise.
         """
         if soonest is None:
             soonest = min([request.deadline for request in requests])
@@ -251,22 +251,22 @@ class Lobby:
         if nbytes is None:
             self.queue.push(requests)
         else:
-            self.queue.push_in_order(requests, nbytes, is_apart)
+            self.queue.push_in_order(requests, nbytes, dues_differ)
         if self._listens:
             self.guarded(self.policy.arrived, now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
-        known = [request for request in requests if not request.losses]  # the policy is not told of those in quarantine
-        if known:
-            self.guarded(self.policy.arrived, now, known)
+        free = [request for request in requests if not request.losses]  # for policies there is no quarantine
+        if free:
+            self.guarded(self.policy.arrived, now, free)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
         """Let requests wait again, each to be run alone, as one of them may have killed its worker.
 
-        They wait in their old places. The policy is not told, neither now nor when they have run:
-        they do not arrive, and it does not decide on them.
+        They wait in their old places. For the policy they do not arrive, and it neither decides on
+        them nor learns from them.
         """
         for request in requests:
             request.lane = request.lane._replace(key=Suspect(request.lane.key))

@@ -23,14 +23,16 @@ class Places:
         idle: The places of those that could take a batch now; the one that was busy last comes
             last.
         leaving: The places of those that take no batch any more, until they are reported.
+        lent: The places of those that are lent to callers' threads.
         are_slots: Whether they are slots of one function, so that all of them make its calls.
     """
 
-    __slots__ = ("_made", "are_slots", "idle", "leaving")
+    __slots__ = ("_made", "are_slots", "idle", "leaving", "lent")
 
     def __init__(self) -> None:
         self.idle: list[int] = []
         self.leaving: set[int] = set()
+        self.lent: set[int] = set()
         self.are_slots = False
         self._made: dict[int, set[Hashable]] = {}  # by place, the kinds of calls that it has made
 
@@ -57,6 +59,7 @@ class Places:
         if place in self.idle:
             self.idle.remove(place)
         self.leaving.discard(place)
+        self.lent.discard(place)
         if not self.are_slots:
             self._made.pop(place, None)
 

@@ -9,7 +9,7 @@ than `ageing_s` a level. All lanes age alike, so their order changes only when o
 opened, and can be kept instead of worked out for each question. (Ageing is that of operating
 systems' schedulers, see Silberschatz et al., "Operating System Concepts", on priority scheduling.)
 
-The requests of one lane are in `core/lane_queue.py`. Nothing here knows policies, workers or
+The requests of one lane are in `core/lane_queue.py`. Nothing here uses policies, workers or
 clocks.
 """
 
@@ -198,7 +198,7 @@ class Queue:
         if self.by_length:
             self._sort_in(requests)
 
-    def push_in_order(self, requests: Sequence[Request], nbytes: int, is_apart: bool) -> None:
+    def push_in_order(self, requests: Sequence[Request], nbytes: int, dues_differ: bool) -> None:
         """Put requests of one lane in their places, each of size 1, whose dues and deadlines rise.
 
         A part of the fast path `admit_at_once`: the same outcome as that of `push`, for a sixth of
@@ -207,7 +207,7 @@ class Queue:
         Args:
             requests: At least one.
             nbytes: How many bytes they hold.
-            is_apart: Whether some are due before their deadlines.
+            dues_differ: Whether some are due before their deadlines.
         """
         one, n = requests[0], len(requests)
         lane_queue = self._lanes.get(one.lane) or self._open(one.lane, one.arrived)
@@ -218,7 +218,7 @@ class Queue:
         elif one.due < entries[-1].due:
             self.push(requests)
             return
-        if is_apart or one.deadline < lane_queue.latest_deadline:
+        if dues_differ or one.deadline < lane_queue.latest_deadline:
             lane_queue.watch_deadline(one.deadline)
             lane_queue.watch_deadline(requests[-1].deadline)
             self.deadlines.note(lane_queue)
@@ -343,7 +343,7 @@ class Queue:
         """
         by_lane: dict[Lane, list[Request]] = {}
         for request in requests:
-            request.state = RUNNING  # a lane tells by it which of its entries are gone
+            request.state = RUNNING  # by which a lane finds the entries that are gone
             by_lane.setdefault(request.lane, []).append(request)
         for lane, of_lane in by_lane.items():
             self._lanes[lane].cut_out_taken(of_lane)

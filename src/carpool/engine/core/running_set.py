@@ -1,6 +1,6 @@
-"""What one worker of a stage of steps runs, and what it and the coordinator tell each other.
+"""The running set of a worker of a stage of steps, and the messages between it and the coordinator.
 
-The words between them are an `Order`, which takes effect between two steps, and a `SetReport`,
+These are an `Order`, which takes effect between two steps, and a `SetReport`,
 which follows each step. `core/stepper.py` says who writes them when.
 """
 
@@ -129,21 +129,21 @@ class RunningSet:
         ask: What the last order asked for.
         starting: The sum of the lengths of those that have joined since the last order that the
             worker has followed.
-        resting: How many members it has been told not to step.
+        resting: How many members it has the order not to step.
         steps: How many steps the worker has reported.
         unfollowed: The orders by which streams join, rest or go on, and which the worker has not
             followed yet.
-        to_join: Requests that the next order tells the worker of.
+        to_join: Requests that join by the next order.
         to_leave: Ids that the next order sends away.
         gone: For each stream that an order sends away, the number of this order, until the worker
             has followed it.
-        is_restless: Whether pauses have changed since the last order.
-        is_clearing: Whether all members are to rest, so that a suspect can join.
+        pauses_changed: Whether pauses have changed since the last order.
+        is_quiescing: Whether all members are to rest, so that a suspect can join.
         suspect: The member that runs alone on probation, while the others rest.
         suspected_by: The number of the order by which it joined.
         untested: The size that the set has grown to beyond the limit, to see whether it fits; else
             0.
-        heard: When the worker last said something, or got something to do.
+        heard: When a report of the worker last came, or it got something to do.
         unwanted_since: Since when no caller waits for the call under way, as all streams that had
             joined before it have gone; infinity while one is there. Those that have joined since do
             not count: they wait for the call's end, whatever it makes.
@@ -155,11 +155,11 @@ class RunningSet:
         "given_up",
         "gone",
         "heard",
-        "is_clearing",
-        "is_restless",
+        "is_quiescing",
         "is_stopped",
         "members",
         "number",
+        "pauses_changed",
         "place",
         "resting",
         "seen",
@@ -185,7 +185,7 @@ class RunningSet:
         self.to_join: list[Request] = []
         self.to_leave: list[int] = []
         self.gone: dict[int, int] = {}
-        self.is_restless = self.is_clearing = False
+        self.pauses_changed = self.is_quiescing = False
         self.suspect: Request | None = None
         self.suspected_by = 0
         self.heard = -inf
@@ -220,7 +220,7 @@ class RunningSet:
 
     @property
     def owes_report(self) -> bool:
-        """Whether the worker should say something without being told more."""
+        """Whether the worker owes a report without a further order."""
         return self.seen < self.number or not self.is_stopped
 
     @property
@@ -228,8 +228,8 @@ class RunningSet:
         """Whether a member waits for the call under way, having joined before it."""
         return any(stream_of(request).joined <= self.heard for request in self.members.values())
 
-    def hear(self, now: float) -> None:
-        """Note that the worker has said something: from now on its call is for all members."""
+    def note_report(self, now: float) -> None:
+        """Note that a report has come: from now on the worker's call is for all members."""
         self.heard = now
         if self.members:
             self.unwanted_since = inf
@@ -258,7 +258,7 @@ class RunningSet:
     def note_loss(self, stream: Stream) -> None:
         """Note what a stream has lost with its worker, and for how long it is to run on probation.
 
-        Where parts tell how far it was, it comes to the step that may have killed its worker at
+        Where parts show how far it was, it comes to the step that may have killed its worker at
         once. Where they do not, as it is collected or had no part for a while, it comes there only
         after some steps, and may kill another worker in company. If that is lost in the same step
         of the stream as the first one, give or take one, it makes all of these steps alone. If
@@ -288,10 +288,10 @@ class RunningSet:
             pause: The ids of those that are to rest and did not are appended here.
             resume: The same of those that did and are not to.
         """
-        self.is_restless = False
+        self.pauses_changed = False
         for request in self.members.values():
             stream = stream_of(request)
-            rests = stream.is_paused if self.suspect is None and not self.is_clearing else request is not self.suspect
+            rests = stream.is_paused if self.suspect is None and not self.is_quiescing else request is not self.suspect
             if rests != stream.is_resting:
                 stream.is_resting = rests
                 self.resting += 1 if rests else -1

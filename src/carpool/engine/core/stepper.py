@@ -20,7 +20,7 @@ The calls, which `core/core.py` makes for drivers (events first, then what to do
             max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
             measure=None)
     enter(now, requests)                          # Flow.submit(now, requests)
-    heed(now, request)                            # Core.cancel(now, request), Core.pause(…)
+    caller_changed(now, request)                  # Core.cancel(now, request), Core.pause(…)
     reported(now, report) -> (parts, ended)       # Core.reported(now, report)
     worker_ready(place)                           # Core.worker_ready(stage, place)
     worker_gone(now, place, unsent) -> Gone       # Core.worker_lost, Core.worker_left
@@ -45,8 +45,8 @@ When memory runs out, a worker stops the newest half of its streams (where it ca
 without parts first) and says `BACK` of each; a stream that runs out alone fails instead.
 
 A stream with `is_collected` hands on no parts: its worker keeps them and sends the whole answer as
-its `LAST` value. If its worker is lost it starts again, as nothing of it has
-been told.
+its `LAST` value. If its worker is lost it starts again, as its caller has had
+nothing of it.
 
 Orders take effect at boundaries and name only changes, since an order a step would cost more than
 many steps take. A report of a stream that has left meanwhile is dropped; a report of a stream that
@@ -107,7 +107,7 @@ class Stepper:
 
     A stream whose worker was lost runs again on probation: alone, for its start and one step, while
     all others of the set rest. So only that stream is to blame if a second worker is lost. If it
-    has to make steps again of which no part tells, and a second worker is lost with it in company
+    has to make steps again that no part came from, and a second worker is lost with it in company
     as it has just made them, it makes all of them alone (`RunningSet.note_loss`), unless another
     stream is found guilty meanwhile.
 
@@ -150,10 +150,8 @@ class Stepper:
     """
 
     in_flight: Final[Mapping[int, Batch]] = {}
-    """There are no batches, and no worker is lent."""
+    """There are no batches."""
 
-    lent: Final[Collection[int]] = ()
-    wanted_back: Final[Collection[int]] = ()
     made: Final = None
     """It makes no batches, but running sets, whose steps are not counted here."""
 
@@ -249,7 +247,7 @@ class Stepper:
                 self._longest = stream.length
         self.lobby.enter(now, requests)
 
-    def heed(self, now: float, request: Request) -> None:
+    def caller_changed(self, now: float, request: Request) -> None:
         """Do as the caller of a request wants which a worker has; see `Crew`.
 
         The next order sends a stream away that is done, unless it has ended, or its worker has
@@ -266,14 +264,14 @@ class Stepper:
         stream.next_due = inf
         request.deadline = stream.until if stream.is_paused else min(stream.until, now + self._silence_s)
         self.lobby.look_at(request.deadline)
-        running.is_restless = True
+        running.pauses_changed = True
 
     def _may_run_again(self, request: Request) -> bool:
         """Report whether a stream may be started once more, or can go on from its parts."""
         return self.lobby.idempotent and (self.resumable or not stream_of(request).parts)
 
     def _send_away(self, now: float, running: RunningSet, request: Request) -> None:
-        """Have the next order tell a worker that a stream has left."""
+        """Have a stream leave its worker's set by the next order."""
         if request in running.to_join:
             running.to_join.remove(request)
         else:
@@ -298,7 +296,7 @@ class Stepper:
         self._ends += 1
         if running.suspect is request:
             running.suspect = None
-            running.is_restless = True
+            running.pauses_changed = True
         if running.unwanted_since == inf and not running.is_wanted:
             running.unwanted_since = now
         stay_s = now - stream.joined
@@ -354,7 +352,7 @@ class Stepper:
         Args:
             now: The time.
             place: The position of the worker.
-            unsent: Streams of which the worker had not been told yet.
+            unsent: Streams that had not been sent to the worker yet.
             blames: Whether one of its streams may be to blame. Only those may be that it may have
                 been stepping or starting.
         """
@@ -402,7 +400,7 @@ class Stepper:
         """Count the time of a worker anew; see `Crew`."""
         running = self.sets.get(place)
         if running is not None and (batch_id is None or not running.given_up):
-            running.hear(now)
+            running.note_report(now)
             running.given_up = ""
             self.lobby.look_at(now + self.times.least_s)
 
@@ -444,10 +442,6 @@ class Stepper:
         if units_before < free:
             return 0.0
         return (units_before - free + 1) * self._stay_s / (most * max(1, len(self.sets)))
-
-    def longest_wait_s(self, more: int) -> float:
-        """Return a bound on a wait and the first part after it, if `more` units came now."""
-        return self.predicted_wait_s(0.0, self.queue.size + more) + self.times.usual_s
 
     # -- what workers report
 
@@ -624,7 +618,7 @@ class Stepper:
         """Note which orders a worker has followed, and what follows from a step without a fault."""
         if self.times.learns and report.rows:
             self.times.learn_most(report.rows, now - running.heard)
-        running.hear(now)
+        running.note_report(now)
         running.seen = report.seen
         running.note_step(report)
         is_up_to_date = report.seen == running.number
@@ -646,7 +640,7 @@ class Stepper:
         if stream_of(suspect).probation <= 0:
             acquit(suspect)
             running.suspect = None
-            running.is_restless = True
+            running.pauses_changed = True
 
     # -- what to do
 
@@ -666,9 +660,9 @@ class Stepper:
             due = self.queue.earliest_due
             self.lobby.wake_at = due if now < due < inf else None
         for running in self.sets.values():
-            if running.is_clearing and not self._has_suspect_waiting:
-                running.is_clearing = False
-                running.is_restless = True
+            if running.is_quiescing and not self._has_suspect_waiting:
+                running.is_quiescing = False
+                running.pauses_changed = True
             self._write_order(now, running, todo)
 
     def _refuse_late(self, now: float, refuse: list[tuple[Request, str]]) -> None:
@@ -723,7 +717,7 @@ class Stepper:
                 break
             if self._has_suspect_waiting:
                 self._try_suspect(now, running)
-            elif not running.is_clearing and not (may_wait and running.owes_report):
+            elif not running.is_quiescing and not (may_wait and running.owes_report):
                 self._join(now, running, self._ask_policy(now, running))
 
     def _ask_policy(self, now: float, running: RunningSet) -> int:
@@ -780,15 +774,15 @@ class Stepper:
             size = running.size + suspect.size
             is_full = len(members) >= self.rows or size > min(self.limit, self.safe_size.limit)
             if is_full or not _may_share(running, suspect.lane):
-                running.is_restless = running.is_restless or running.is_clearing
-                running.is_clearing = False
+                running.pauses_changed = running.pauses_changed or running.is_quiescing
+                running.is_quiescing = False
                 return
         if running.owes_report:
-            running.is_restless = running.is_restless or not running.is_clearing
-            running.is_clearing = True
+            running.pauses_changed = running.pauses_changed or not running.is_quiescing
+            running.is_quiescing = True
             return
-        running.is_clearing = False
-        running.is_restless = True
+        running.is_quiescing = False
+        running.pauses_changed = True
         self._join(now, running, 1)
         running.suspect = suspect
         running.suspected_by = running.number + 1
@@ -811,7 +805,7 @@ class Stepper:
             if stream.kept:
                 self.resumed += 1
             if stream.is_paused:
-                running.is_restless = True
+                running.pauses_changed = True
                 request.deadline = stream.until
         self.running += n
         if not running.owes_report:
@@ -820,10 +814,10 @@ class Stepper:
             running.untested = running.size
 
     def _write_order(self, now: float, running: RunningSet, todo: Todo) -> None:
-        """Write the order to a worker, if there is something to tell it."""
+        """Write the order to a worker, if something has changed for it."""
         pause: list[int] = []
         resume: list[int] = []
-        if running.is_restless:
+        if running.pauses_changed:
             running.change_rests(pause, resume)
         ask = self._ask_for(running)
         has_news = running.to_join or running.to_leave or pause or resume
@@ -863,7 +857,7 @@ def _by_room(running: RunningSet) -> tuple[bool, int, int, bool]:
     Of equally empty sets those come first of which no step is under way: one that a stream has just
     left may be busy for long with a step for nobody.
     """
-    return not running.is_clearing, running.size, len(running), running.owes_report
+    return not running.is_quiescing, running.size, len(running), running.owes_report
 
 
 def _fitting(running: RunningSet, heads: Sequence[Request], limit: float) -> int:
@@ -887,12 +881,14 @@ Crew: TypeAlias = Batcher | Stepper
 """Who serves one lobby. The core makes the same calls of both, and does not ask which one it is:
 
 * `enter` takes in requests. All else about what waits is asked of `lobby` and `queue`;
-* `heed` applies a change by the caller of a running request: it has left, or its stream pauses or
-  goes on (`stream.is_paused`);
+* `caller_changed` applies a change by the caller of a running request: it has left, or its stream
+  pauses or goes on (`stream.is_paused`);
 * `worker_ready`, `take_drained`, `worker_gone` and `restart_hang_timer` are about workers. The last
   one counts a worker's time anew: the worker has begun another call of a batch, or, without a
   batch, it seemed to hang and does not. A worker that is taken to hang stays so;
 * `completed` and `reported` take replies of workers, and refuse those that cannot be right;
 * `attend` and `poll` return actions;
-* `predicted_wait_s` and `longest_wait_s` predict times.
+* `predicted_wait_s` predicts times.
+
+Whether workers are idle, lent or about to go is asked of `places`.
 """

@@ -187,7 +187,7 @@ class Times:
         return until, self.why(started, unwanted_since, size) if until <= now else ""
 
     def hint(self, ran_s: float) -> str:
-        """Return what else to tell a caller whose time is up while the call goes on.
+        """Return what else to say to a caller whose time is up while the call goes on.
 
         Args:
             ran_s: How long the call has run.

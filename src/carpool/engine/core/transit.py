@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from carpool.engine.core import trail
 from carpool.engine.core.batch import DONE_EARLY, Reply
 from carpool.engine.core.content import Content
 from carpool.engine.core.graph import JOIN, After, Door, Each, Fork, Node, Onward, Switch, needs_of
-from carpool.engine.core.journal import Journal, parts_so_far
+from carpool.engine.core.journal import Journal, extend_trails, format_expiry, parts_so_far
 from carpool.engine.core.lobby import acquit
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.policy.base import FULL
@@ -135,9 +134,9 @@ class Transit:
             now: The time.
             request: Knows where it is, or was last.
             started: When it was handed to its present worker; None if it is not running.
-            hint: What else to tell its caller.
+            hint: What else stands in the error.
         """
-        error = DeadlineExceeded(trail.format_expiry(now, request, started) + hint)
+        error = DeadlineExceeded(format_expiry(now, request, started) + hint)
         error.worker_lost = request.losses > 0
         self.fail(now, request, error)
 
@@ -159,7 +158,7 @@ class Transit:
                 node.crew.lobby.leave(now, request)
             else:
                 request.state = DONE
-                node.crew.heed(now, request)
+                node.crew.caller_changed(now, request)
         elif type(node) is Door and request.state == QUEUED:
             node.queue.remove(request)
         else:
@@ -241,7 +240,7 @@ class Transit:
             if request.state != RUNNING:
                 crew.late_results += 1
             elif errors is not None and i in errors:
-                if isinstance(errors[i], DeadlineExceeded):  # the worker does not know where the time went
+                if isinstance(errors[i], DeadlineExceeded):  # the worker has not seen where the time went
                     self.expire(now, request, began)
                 else:
                     self.fail(now, request, errors[i])
@@ -292,7 +291,7 @@ class Transit:
                 request.lane = request.lane._replace(source=None)
             if self.journal is not None:
                 self.journal.record(now, "passed", request.id, node.name)
-            trail.extend([request], node, began, now)
+            extend_trails([request], node, began, now)
             request.node = node.flow.on_the_way
             self._go_on(now, request, node.after, result, turn, moves, is_encoded=True)
 
@@ -308,7 +307,7 @@ class Transit:
 
     def _pass_on(self, now: float, node: Node, following: Node, requests: Sequence[Request], began: float) -> None:
         """Have requests come to the one node that follows, where they wait with their results."""
-        trail.extend(requests, node, began, now)
+        extend_trails(requests, node, began, now)
         for request in requests:
             request.node = following
             request.arrived = now
@@ -392,75 +391,62 @@ class Transit:
             is_encoded: Whether it is as the caller wants it, if it is the answer or a part of it.
         """
         content = request.node.flow.content
+        results: Sequence[object] | None = None  # of the block `after`, if its children are done, or it has none
         while True:
-            if isinstance(after, Switch):
-                format = 0 if is_new else request.format
-                found, error = (turn, None) if type(turn) is Onward else way_of(after, item, format, content, turn)
-                if error is not None:
-                    self.fail(now, request, error)
-                    return
-                if found.refuses and not _has_room(found.after, moves):
-                    again_s = request.node.flow.retry_after_s(now)
-                    self.fail(now, request, Overloaded(FULL, retry_after_s=again_s, reason="queue_full"))
-                    return
-                after, turn = found.after, None
-            elif turn is not None:
-                text = f"a result names {turn!r} as its branch, and no Route follows"
-                self.fail(now, request, ModelError(text, code="bad_result"))
+            format = 0 if is_new else request.format
+            items: list[Any] = []
+            try:
+                if results is not None:
+                    item = content.joined(after, results, request.accept if after.ends else 0)  # type: ignore[union-attr]
+                    is_new, is_encoded, after, results = True, after.ends, after.then, None  # type: ignore[union-attr]
+                if isinstance(after, Switch):
+                    found = turn if type(turn) is Onward else way_of(after, item, format, content, turn)
+                    if found.refuses and not _has_room(found.after, moves):
+                        again_s = request.node.flow.retry_after_s(now)
+                        raise Overloaded(FULL, retry_after_s=again_s, reason="queue_full")
+                    after, turn = found.after, None
+                elif turn is not None:
+                    text = f"a result names {turn!r} as its branch, and no Route follows"
+                    raise ModelError(text, code="bad_result")
+                if isinstance(after, Fork):
+                    items = [item] * len(after.branches)
+                elif isinstance(after, Each):
+                    items = content.items(item, 0 if is_new else request.format, after.most)
+                elif not isinstance(after, Node):
+                    ends = after is None or request.caller.block.ends  # type: ignore[union-attr] # of a child it is a family
+                    if not (is_encoded if ends else is_new):
+                        item = content.handed_on(item, 0 if is_new else request.format, request.accept if ends else 0)
+            except CarpoolError as error:
+                self.fail(now, request, error.with_traceback(None))  # else it and the request would hold each other
                 return
-            elif isinstance(after, Node):
+            if isinstance(after, Node):
                 if self._come_to(now, request, after, item, is_new):
                     moves.setdefault(after, []).append(request)
                 return
-            elif isinstance(after, Fork | Each):
-                try:
-                    items = (
-                        [item] * len(after.branches)
-                        if isinstance(after, Fork)
-                        else content.items(item, 0 if is_new else request.format, after.most)
-                    )
-                    if not items:
-                        item, is_new = content.joined(after, (), request.accept if after.ends else 0), True
-                except CarpoolError as error:
-                    self.fail(now, request, error)
-                    return
+            if isinstance(after, Fork | Each):
                 if items:
                     self._split(now, request, after, items, moves, is_new)
                     return
-                is_encoded, after = after.ends, after.then
-            else:
-                family = request.caller
-                ends = after is None or family.block.ends  # type: ignore[union-attr] # of a child it is a family
-                if not (is_encoded if ends else is_new):
-                    format, is_new, is_encoded = 0 if is_new else request.format, True, True
-                    try:
-                        item = content.handed_on(item, format, request.accept if ends else 0)
-                    except CarpoolError as error:
-                        self.fail(now, request, error)
-                        return
-                if after is None:
-                    request.result = item
-                    self.answer(now, request)
-                    return
-                assert after is JOIN and type(family) is Siblings
-                request.state = DONE
-                family.results[request] = item
-                if len(family.results) < len(family.children):
-                    return
-                family.parent.trail = request.trail  # of the child that was waited for longest
-                request, joined = family.parent, family.block
-                del self.families[request]
-                joined.running -= 1
-                results = [family.results[child] for child in family.children]
-                family.let_go()
-                try:
-                    item = content.joined(joined, results, request.accept if ends else 0)
-                except CarpoolError as error:
-                    self.fail(now, request, error)
-                    return
-                is_new, is_encoded, after = True, ends, joined.then
-                if self.journal is not None:
-                    self.journal.record(now, "is joined", request.id)
+                results = ()
+                continue
+            if after is None:
+                request.result = item
+                self.answer(now, request)
+                return
+            family = request.caller
+            assert after is JOIN and type(family) is Siblings
+            request.state = DONE
+            family.results[request] = item
+            if len(family.results) < len(family.children):
+                return
+            family.parent.trail = request.trail  # of the child that was waited for longest
+            request, after = family.parent, family.block
+            del self.families[request]
+            after.running -= 1
+            results = [family.results[child] for child in family.children]
+            family.let_go()
+            if self.journal is not None:
+                self.journal.record(now, "is joined", request.id)
 
     def _split(
         self, now: float, request: Request, block: Fork | Each, items: list[Any], moves: Moves, is_new: bool
@@ -525,10 +511,8 @@ class Transit:
         return False
 
 
-def way_of(
-    switch: Switch, item: object, format: int, content: Content, turn: object = None
-) -> tuple[Onward, CarpoolError | None]:
-    """Return what follows a switch for an item, or why nothing does.
+def way_of(switch: Switch, item: object, format: int, content: Content, turn: object = None) -> Onward:
+    """Return what follows a switch for an item.
 
     Args:
         switch: The switch.
@@ -536,6 +520,9 @@ def way_of(
         format: How it is encoded.
         content: Opens it.
         turn: The name of the way, if the item's maker has given it.
+
+    Raises:
+        CarpoolError: There is no such way, or `choose` raises.
     """
     after: After = switch
     refuses = False
@@ -546,20 +533,14 @@ def way_of(
         if name is None:
             if after.choose is None:
                 text = f"no branch was named, and Route has no choose=; there are {known}"
-                return _NO_WAY, ModelError(text, code="bad_result")
-            try:
-                name = content.choose(after.choose, item, format, known)
-            except CarpoolError as error:
-                return _NO_WAY, error
+                raise ModelError(text, code="bad_result")
+            name = content.choose(after.choose, item, format, known)
         ways: Mapping[Any, After] = after.ways
         try:
             after, turn = ways[name], None
         except (KeyError, TypeError):
-            return _NO_WAY, ModelError(f"there is no branch {name!r:.80}; there are {known}", code="bad_result")
-    return Onward(after, refuses), None
-
-
-_NO_WAY = Onward(None, False)
+            raise ModelError(f"there is no branch {name!r:.80}; there are {known}", code="bad_result") from None
+    return Onward(after, refuses)
 
 
 def _has_room(after: After, moves: Moves) -> bool:

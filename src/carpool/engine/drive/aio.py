@@ -27,7 +27,7 @@ from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
 from carpool.engine.core.running_set import Order, SetReport
 from carpool.engine.drive.failures import FAILED_FOR_S, RefusalLog, learn, learn_from_warm_up
-from carpool.engine.drive.work_meter import WorkMeter
+from carpool.engine.drive.loop_thread import WorkMeter
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import text_of
 from carpool.engine.logger import logger
@@ -170,7 +170,7 @@ class Driver:
         await asyncio.gather(*[executor.stop(grace_s) for executor in self.executors])
         if self._timer is not None:
             self._timer.cancel()
-        self._refusal_log.tell_all()
+        self._refusal_log.log_all()
 
     def abort(self) -> None:
         """Fail all requests inside, and refuse all that come."""
@@ -252,7 +252,7 @@ class Driver:
         self._poll_soon()
 
     def suffice(self, request: Request) -> None:
-        """End a stream of which the caller has all that it wants; it is told, as of any end."""
+        """End a stream of which the caller has all that it wants; it gets this end as any other."""
         self.core.suffice(self.clock(), request)
         self._poll_soon()
 
@@ -267,7 +267,7 @@ class Driver:
         """Take note of a request that was refused before it was submitted."""
         self.stats.refused(error)
         if self.stats.refusals.is_due:
-            self._refusal_log.tell()
+            self._refusal_log.log_due()
 
     # -- workers
 
@@ -285,7 +285,7 @@ class Driver:
         self.poll()
 
     def drain(self, stage: int, place: int) -> None:
-        """Let a worker get nothing more; its executor is told once it has nothing left."""
+        """Let a worker get nothing more; its executor ends it once it has nothing left."""
         self.core.drain(stage, place)
         self.poll()
 
@@ -366,7 +366,7 @@ class Driver:
         if self._drained is not None and not self._drained.done() and not self.core.unanswered:
             self._drained.set_result(None)
         if self._awaited:
-            self._tell_awaited()
+            self._deliver_awaited()
         if self.lender is not None and not self._is_poll_due:
             self.lender.polled(todo)
 
@@ -387,7 +387,7 @@ class Driver:
         if todo.orders:
             self.stats.ordered(todo.orders, self.clock())
             if self.stats.refusals.is_due:
-                self._refusal_log.tell()
+                self._refusal_log.log_due()
         if todo.parts:
             self.stats.handed_on(todo.parts)
         for request, part in todo.parts:  # before the answers, as parts come before the end
@@ -395,19 +395,19 @@ class Driver:
                 request.tell_part(part)
             except BaseException:  # the other callers have their parts all the same
                 logger.exception("a part of the answer of %r could not be delivered to its caller", request)
-        for stage, place in todo.kill:  # after the parts, as what this worker still says is told at once
+        for stage, place in todo.kill:  # after the parts, as what this worker still sends is handed on at once
             self._give_up(stage, place, late_s)
         for stage, place in todo.drained:
             cast(DrainingExecutor, self.executors[stage]).drained(place)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:
-                self._refusal_log.tell()
-            self._tell(todo.answer)
+                self._refusal_log.log_due()
+            self._deliver(todo.answer)
         if todo.recall:
             self.recall()
 
-    def _tell(self, requests: Sequence[Request]) -> None:
+    def _deliver(self, requests: Sequence[Request]) -> None:
         """Deliver answers to their callers."""
         for request in requests:
             try:
@@ -434,7 +434,7 @@ class Driver:
         self.core.restart_hang_timer(self.clock(), stage, place)
         self._poll_soon()
 
-    def _tell_awaited(self) -> None:
+    def _deliver_awaited(self) -> None:
         """Wake those that wait for something to become true of the core."""
         for condition, future in self._awaited:
             if not future.done() and condition():
@@ -539,7 +539,7 @@ class Driver:
             self.lender.recall()
 
     def _settle(self) -> None:
-        """Have the core know of the calls that are done before it learns of what came later."""
+        """Have the core account for the calls that are done before it learns of what came later."""
         if self.loan is not None:
             assert self.lender is not None
             self.lender.settle()

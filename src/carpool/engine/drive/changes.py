@@ -18,8 +18,7 @@ from math import inf
 from typing import Any, NamedTuple, cast
 
 from carpool.engine.core.batcher import Batcher
-from carpool.engine.core.recycling import Recycling
-from carpool.engine.core.roster import PlaceState
+from carpool.engine.core.roster import PlaceState, Recycling
 from carpool.engine.core.scaler import EVERY_S, Scaler
 from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.worker import Newcomer
@@ -366,7 +365,7 @@ class StageUpkeep:
         self._coming: set[asyncio.Task[None]] = set()  # which each add a worker
         self._going: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
-        self._is_limit_told = False
+        self._is_limit_logged = False
         self._resume_at = -inf  # when workers may be added again, after one that could not load
         self._pause_s = _FIRST_PAUSE_S
         if recycling is not None:
@@ -438,7 +437,7 @@ class StageUpkeep:
             await self._changes.add_one(self._pool.stage)
         except CarpoolError as error:
             now = self._driver.clock()
-            if now < self._resume_at or self._changes.is_changing:  # of several that came together one is told
+            if now < self._resume_at or self._changes.is_changing:  # of several that came together one is logged
                 return
             self._resume_at = now + self._pause_s
             text = "stage %s: a worker could not be added, and none is for %.0f s: %s"
@@ -485,13 +484,13 @@ class StageUpkeep:
                     "worker %s holds %.0f MiB when it has just loaded: max_memory_mb is too low for stage %s, and no"
                     " worker of it is replaced for %.0f s"
                 )
-                level = logging.INFO if self._is_limit_told else logging.WARNING
-                self._is_limit_told = True
+                level = logging.INFO if self._is_limit_logged else logging.WARNING
+                self._is_limit_logged = True
                 logger.log(level, text, about["worker"], memory_mb, self._pool.name, pause_s, extra=about)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._driver.loop.create_task(work)
-        task.add_done_callback(_tell_failure)
+        task.add_done_callback(_log_failure)
         return task
 
 
@@ -538,7 +537,7 @@ def _resident_mb(pid: int) -> float:
     return 0.0
 
 
-def _tell_failure(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     """Log what a task has raised that nothing waits for."""
     error = None if task.cancelled() else task.exception()
     if error is not None:

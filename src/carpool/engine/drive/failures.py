@@ -190,14 +190,14 @@ class RefusalLog:
         self._timer: asyncio.TimerHandle | None = None  # for the next line
         self.has_stopped = False
 
-    def tell(self) -> None:
+    def log_due(self) -> None:
         """Log the messages that are due, and set a timer for the others."""
         self._log()
         wake_at = self._refusals.wake_at
         if wake_at < inf and not self.has_stopped and not self._loop.is_closed():
-            self._timer = self._loop.call_later(max(0.0, wake_at - self._clock()), self.tell)
+            self._timer = self._loop.call_later(max(0.0, wake_at - self._clock()), self.log_due)
 
-    def tell_all(self) -> None:
+    def log_all(self) -> None:
         """Log all that has been counted, also what is not due yet."""
         self._log(everything=True)
 

@@ -8,7 +8,7 @@ There are two state machines here:
    until the socket is writable (`_is_watching_writable`), and later frames wait behind it. A large
    frame may wait for the worker to begin to answer (`_behind_reply`), and later ones behind that.
 
-Once the connection has ended (`is_open`), nothing is sent or heard any more.
+Once the connection has ended (`is_open`), nothing is sent or received any more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FrameSocket:
 
     Attributes:
         sock: The socket.
-        is_open: Whether frames are sent and heard.
+        is_open: Whether frames are sent and received.
         on_frame: Called with each frame that comes.
     """
 
@@ -139,7 +139,7 @@ class FrameSocket:
     def has_unread_frame(self) -> bool:
         """Whether the worker has not begun to read the frame that was sent last.
 
-        While the connection is open, only a local socket can tell: on a network the kernel shows
+        While the connection is open, only a local socket shows it: on a network the kernel shows
         what the other machine has not acknowledged, and not what the process has not read.
         """
         if self.is_open:
@@ -176,7 +176,7 @@ class FrameSocket:
         """Take the lent socket back, and read from it again.
 
         Args:
-            unread: What was read from it meanwhile, and is still to be heard.
+            unread: What was read from it meanwhile, and is still to be handled.
         """
         self._recall = None
         if not self.is_open or self._loop.is_closed():
@@ -195,7 +195,7 @@ class FrameSocket:
         try:
             n = self.sock.recv_into(self._reader.get_buffer()) if not self._unread else self._read_again()
             if n == 0:
-                self.close("it closed its connection", self._broken)  # whoever asks first is told of an error
+                self.close("it closed its connection", self._broken)  # whoever asks first gets the error
                 return False
             self._is_delivering = True
             frames = self._reader.received(n)
@@ -222,12 +222,12 @@ class FrameSocket:
         """Read what has come already, and report whether there was anything.
 
         While frames are being delivered the answer is yes, and nothing is read: later frames must
-        not be heard before these.
+        not be handled before these.
         """
         return self._is_delivering or self.read()
 
     def close(self, why: str, error: Exception | None = None) -> None:
-        """End the connection and tell `on_end`, unless that has been done.
+        """End the connection and call `on_end`, unless that has been done.
 
         Args:
             why: What has happened, for the log.
@@ -239,11 +239,11 @@ class FrameSocket:
             on_end(why, error)
 
     def abandon(self) -> None:
-        """End the connection and tell nobody; the loop may have ended."""
+        """End the connection without a call; the loop may have ended."""
         if not self.is_open:
             return
         self.is_open = False
-        self._on_end = _tell_nobody  # which would keep this and the worker alive for each other
+        self._on_end = _ignore_end  # which would keep this and the worker alive for each other
         if not self._loop.is_closed():
             self._loop.remove_reader(self.sock.fileno())
             self._loop.remove_writer(self.sock.fileno())
@@ -307,7 +307,7 @@ class FrameSocket:
         return n
 
 
-def _tell_nobody(why: str, error: Exception | None) -> None:
+def _ignore_end(why: str, error: Exception | None) -> None:
     """Stand in for `on_end` once the connection has ended."""
 
 

@@ -111,9 +111,9 @@ that the process may have.
 MOST_PER_S: Final = 1000
 """How many may be let in in a second while others have to go for them."""
 
-_BACKLOG: Final = 4096  # first come, first served; the kernel takes less where it is told to
+_BACKLOG: Final = 4096  # first come, first served; the kernel takes less where it is set to
 _NO_ROOM_S: Final = 1.0  # until connections are taken again after the system had no descriptor for one
-_TELL_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Gate:
         most = MOST_STRANGERS if descriptors == resource.RLIM_INFINITY else min(MOST_STRANGERS, descriptors // 4)
         self._proving: Strangers[asyncio.Task[None]] = Strangers(most, most / MOST_PER_S)
         self._is_full = False
-        self._told_at = 0.0
+        self._logged_at = 0.0
 
     def listen(self, address: JoinAddress) -> JoinAddress:
         """Listen at an address, and return it with the port that was taken.
@@ -289,8 +289,8 @@ class Gate:
         """Count a stranger, and log the first one of each minute."""
         self.strangers += 1
         now = self._loop.time()
-        if self.strangers == 1 or now - self._told_at >= _TELL_EVERY_S:
-            self._told_at = now
+        if self.strangers == 1 or now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
             text = "a connection from %s to the gate for workers was closed: %s (%d so far)"
             logger.warning(text, peer, why, self.strangers, extra=self._about)
 
@@ -414,7 +414,7 @@ class JoinedWorker:
 
     Attributes:
         broke_protocol: Whether it has sent what it must not send.
-        fell_silent: Whether it was lost since nothing was heard of its machine.
+        fell_silent: Whether it was lost since nothing came from its machine.
         send: Sends it a frame.
         send_ahead: Sends it a large frame while it is busy, once it begins to answer; None if
             `send` may do that at once. On a network what it does not read must fit into its socket:

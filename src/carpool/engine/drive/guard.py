@@ -1,7 +1,7 @@
 """A service's guard: a small process that ends the workers' process groups if this process dies.
 
 It gets the number of a group when its worker has been started, and drops it before the worker is
-reaped: so no number that it knows can have become another group's. If it dies itself, the workers
+reaped: so no number that it has can have become another group's. If it dies itself, the workers
 go on, and another one is started.
 """
 
@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from carpool.engine.drive.output import fill_standard
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import fill_standard
 from carpool.engine.worker import guard
 
 _PROGRAM = str(Path(guard.__file__).resolve())

@@ -55,7 +55,7 @@ from typing import Final
 from carpool.engine.clock import Clock, monotonic
 from carpool.engine.core.batch import Todo
 from carpool.engine.drive.aio import Driver
-from carpool.engine.drive.batches import BatchPool
+from carpool.engine.drive.pools import BatchPool
 from carpool.engine.drive.process import WorkerProcess
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.request import DONE, Request
@@ -92,7 +92,7 @@ class LentCall:
 
     Attributes:
         request: What is asked; its caller is woken by the loop where that takes the call over.
-        id: What the worker is told as the id of the request, and of its batch; 0 until then.
+        id: The id that the worker gets for the request, and for its batch; 0 until then.
         began: When it was begun.
         ended: When its answer was there.
         busy_s: How long the worker spent on it.

@@ -23,9 +23,9 @@ import msgspec
 
 from carpool.engine.call.results import run_now
 from carpool.engine.clock import monotonic
-from carpool.engine.drive.output import LineSink
 from carpool.engine.drive.worker import Launch
 from carpool.engine.foreign import text_of
+from carpool.engine.observe.log import LineSink
 from carpool.engine.wire.frame import Frame, FrameError
 from carpool.engine.wire.payload import Memory, detached
 from carpool.engine.worker.generators import Beside
@@ -109,7 +109,7 @@ class _LocalWorker:
         """Have nothing more to do with it."""
         self._loop.call_soon(self._end, why or "it was given up")
 
-    def _hear(self, frame: Frame) -> None:
+    def _hand_over(self, frame: Frame) -> None:
         if self._gone.done() or self.broke_protocol:  # a stream would miss the part that was not read
             return
         try:
@@ -168,7 +168,7 @@ class ThreadWorker(_LocalWorker):
         try:
             pin(self._setup.cores)
             enter_context(self._setup.place)
-            link = _ThreadLink(self._loop, self._inbox, self._hear)
+            link = _ThreadLink(self._loop, self._inbox, self._hand_over)
             run_now(serve(link, self._setup, lambda: self._model, same_process=True))
             why = "it ended"
         except BaseException as error:
@@ -184,11 +184,11 @@ class _ThreadLink:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, inbox: SimpleQueue[Frame | None], hear: Callable[[Frame], None]
+        self, loop: asyncio.AbstractEventLoop, inbox: SimpleQueue[Frame | None], hand_over: Callable[[Frame], None]
     ) -> None:
         self._loop = loop
         self._inbox = inbox
-        self._hear = hear
+        self._hand_over = hand_over
         self._memory = Memory()
         self.heard_at = 0.0
 
@@ -202,7 +202,7 @@ class _ThreadLink:
 
     def send(self, frame: Frame) -> None:
         frame.payloads = detached(frame.payloads, self._memory)
-        _call_soon(self._loop, self._hear, frame)
+        _call_soon(self._loop, self._hand_over, frame)
 
 
 class LoopWorker(_LocalWorker):
@@ -254,7 +254,7 @@ class LoopWorker(_LocalWorker):
             except RuntimeError:  # no loop is running
                 return True
 
-        link = _LoopLink(self._inbox, self._news, self._hear)
+        link = _LoopLink(self._inbox, self._news, self._hand_over)
         fatal_errors = (GeneratorExit, asyncio.CancelledError)
         beside = Beside(link.news)
         try:
@@ -288,10 +288,10 @@ class _LoopLink:
         heard_at: When it received its last frame.
     """
 
-    def __init__(self, inbox: deque[Frame | None], news: asyncio.Event, hear: Callable[[Frame], None]) -> None:
+    def __init__(self, inbox: deque[Frame | None], news: asyncio.Event, hand_over: Callable[[Frame], None]) -> None:
         self._inbox = inbox
         self._news = news
-        self._hear = hear
+        self._hand_over = hand_over
         self._memory = Memory()
         self.heard_at = 0.0
 
@@ -312,7 +312,7 @@ class _LoopLink:
 
     def send(self, frame: Frame) -> None:
         frame.payloads = detached(frame.payloads, self._memory)
-        self._hear(frame)
+        self._hand_over(frame)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argument: object) -> None:

@@ -17,6 +17,10 @@ lowered, since a worker would stay slow once it serves. Other ways were weighed.
 the same permission. SCHED_BATCH needs none, but leaves a process that computes its whole share. A
 lower priority of the loading thread alone would be that of all threads which libraries start
 meanwhile, and could not be taken from them.
+
+The lines that it prints are passed on, each with its name. Of a line that is written over and over
+(a carriage return and no newline: a progress bar), the last state is passed on, and one every ten
+seconds while it goes on.
 """
 
 from __future__ import annotations
@@ -33,12 +37,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import IO
 
 import msgspec
 
 from carpool.engine.drive.framesocket import BUFFER_BYTES, FrameSocket
-from carpool.engine.drive.output import LineSink, OutputLines, fill_standard
 from carpool.engine.drive.worker import Launch
+from carpool.engine.observe.log import LineSink, fill_standard
 from carpool.engine.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind
 from carpool.engine.worker.program import DUMP_SIGNAL, process_name
 from carpool.errors import StartupError
@@ -113,10 +118,10 @@ class _Life(enum.Enum):
     """Where a worker process is in its life."""
 
     CONNECTED = enum.auto()
-    """Its socket is open: frames are sent and heard."""
+    """Its socket is open: frames are sent and received."""
 
     DISCONNECTED = enum.auto()
-    """Nothing is sent or heard any more; it is dead, or will be soon."""
+    """Nothing is sent or received any more; it is dead, or will be soon."""
 
     REAPED = enum.auto()
     """It is dead, and its process id may be another's by now."""
@@ -354,7 +359,7 @@ class WorkerProcess:
 
 
 def _setup_frame(launch: Launch, index: int) -> Frame:
-    """Return the frame that tells a worker what to load and which worker it is.
+    """Return the frame that says what a worker is to load and which worker it is.
 
     Raises:
         StartupError: It is too large, which only the model's kwargs can be the reason for.
@@ -396,3 +401,85 @@ def _cause(code: int | None, why: str) -> str:
         hint = "; was it out of memory?" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
     return f"exited with code {code}" if code else why
+
+
+_READ_BYTES = 64 * 1024
+_LONGEST_LINE = 16 * 1024  # a longer one is passed on in pieces
+_STATE_EVERY_S = 10.0  # of a line that is written over
+
+
+class OutputLines:
+    """Reads one output stream of a worker without ever blocking.
+
+    Args:
+        stream: The worker's stdout or stderr.
+        worker: Its name.
+        is_error: Whether it is stderr.
+        sink: Gets the lines.
+    """
+
+    def __init__(self, stream: IO[bytes], worker: str, is_error: bool, sink: LineSink) -> None:
+        self._stream = stream
+        self._worker = worker
+        self._is_error = is_error
+        self._sink = sink
+        self._rest = b""
+        self._loop = asyncio.get_running_loop()
+        self._state_at: float | None = None  # when a state of the present line may be passed on
+        os.set_blocking(stream.fileno(), False)
+        self._loop.add_reader(stream.fileno(), self._readable)
+
+    def close(self) -> None:
+        """Pass on what has been written so far and let go of the stream."""
+        while self._readable():
+            pass
+        if not self._stream.closed:  # a child of the worker still holds it
+            self._loop.remove_reader(self._stream.fileno())
+            self._stream.close()
+            if self._rest:
+                self._pass_on(self._rest)
+
+    def _readable(self) -> bool:
+        """Read once, and report whether something came."""
+        if self._stream.closed:
+            return False
+        try:
+            data = os.read(self._stream.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._stream.fileno())
+            self._stream.close()
+            if self._rest:
+                self._pass_on(self._rest)
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._pass_on(line)
+            self._state_at = None
+        if b"\r" in self._rest:
+            self._overwrite()
+        if len(self._rest) > _LONGEST_LINE:
+            self._pass_on(self._rest)
+            self._rest = b""
+        return True
+
+    def _overwrite(self) -> None:
+        """Forget the states of the present line that have been written over."""
+        *states, present = self._rest.split(b"\r")
+        latest = next((state for state in reversed(states) if state), b"")
+        self._rest = present or latest + b"\r"  # with nothing after it, it is what is seen
+        now = self._loop.time()
+        if self._state_at is None:
+            self._state_at = now + _STATE_EVERY_S
+        elif latest and now >= self._state_at:
+            self._state_at = now + _STATE_EVERY_S
+            self._pass_on(latest)
+
+    def _pass_on(self, line: bytes) -> None:
+        self._sink(self._worker, self._is_error, _last_state(line).decode("utf-8", "replace"))
+
+
+def _last_state(line: bytes) -> bytes:
+    """Return what is seen in the end of a line that is written over."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]

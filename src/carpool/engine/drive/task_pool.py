@@ -218,7 +218,7 @@ class TaskDriver(Driver):
         self._done = self.loop.create_future()  # what tasks that are woken take for what they have waited for
         self._done.set_result(None)
 
-    def _tell(self, requests: Sequence[Request]) -> None:
+    def _deliver(self, requests: Sequence[Request]) -> None:
         """Wake the tasks that wait for these requests, in the next turn of the loop."""
         try:
             self.loop.call_soon(self._wake_tasks, iter(requests))  # type: ignore[arg-type] # no others come

@@ -96,7 +96,7 @@ class LineDriver:
         # held, the queue of wake-ups filled with it and emptied without
         self._line = Line(batcher, slots, slo_s)
         self._counts = CallCounts()
-        self._lock = threading.RLock()  # which knows its owner; it is never taken twice
+        self._lock = threading.RLock()  # which has an owner; it is never taken twice
         self._wake_queue = WakeQueue()
 
     # -- what it has done
@@ -188,7 +188,7 @@ class LineDriver:
         try:
             with self._lock:
                 self._line.join(now, requests)
-                woken = self._to_wake()
+                woken = self._queue_wakeups()
             wake_queue.wake(woken)
         except BaseException as error:
             if not self._has_failed(error):  # the thread was interrupted
@@ -361,7 +361,7 @@ class LineDriver:
                 sleep = self._prepare_sleep(now, waiter, until)
             elif slot == LEADS:
                 raise self._called_in_between()
-            woken = self._to_wake()
+            woken = self._queue_wakeups()
         self._wake_queue.wake(woken)
         if sleep is not None:
             self._sleep(sleep)
@@ -382,7 +382,7 @@ class LineDriver:
                 batch = line.take_batch(now, slot)
                 if batch is None:
                     sleep = self._prepare_sleep(now, waiter, until)
-                woken = self._to_wake()
+                woken = self._queue_wakeups()
             self._wake_queue.wake(woken)
             if batch is not None:
                 outcome = self._call([request.item for request in batch.requests], run)
@@ -450,7 +450,7 @@ class LineDriver:
             counts.compute_s += outcome.busy_s
             line.finished(now, batch, outcome.results, outcome.errors, outcome.busy_s)
             counts.answered(requests, now)
-            woken = self._to_wake()
+            woken = self._queue_wakeups()
         self._wake_queue.wake(min(woken, 1))
 
     def _finish_alone(self, line: Line, lone: LoneCall, outcome: BatchOutcome) -> None:
@@ -470,7 +470,7 @@ class LineDriver:
                 if errors is not None:
                     self._counts.alone_failed_s += now - lone.began
                 if self._fault is not None:
-                    self._to_wake()
+                    self._queue_wakeups()
                 return
         if lone.batch is not None:
             self._finish(line, lone.batch, outcome)
@@ -520,7 +520,7 @@ class LineDriver:
         """Call a method of the line with its lock held, and wake whom it wants to be woken."""
         with self._lock:
             change(*arguments)
-            woken = self._to_wake()
+            woken = self._queue_wakeups()
         self._wake_queue.wake(woken)
 
     def _leave(self, waiter: ThreadWaiter | LoneCall, error: Exception, thread: int | None) -> bool:
@@ -531,7 +531,7 @@ class LineDriver:
                 request.error = error
             waiter.pending = 0
             self._line.wake.append(waiter)  # other threads may wait for it too
-            self._to_wake()
+            self._queue_wakeups()
         self._wake_queue.wake_everybody()  # it might have been this thread's turn to wake the next one
         return bool(unanswered)
 
@@ -539,7 +539,7 @@ class LineDriver:
         with self._lock:
             self._line.close(error)
             self._line.wait_for_end(waiter)
-            woken = self._to_wake()
+            woken = self._queue_wakeups()
         self._wake_queue.wake(woken)
 
     # -- what goes wrong
@@ -550,8 +550,8 @@ class LineDriver:
             raise error
         self._fault = error
 
-    def _to_wake(self) -> int:
-        """Take over whom the line wants to be woken, and return how many; its lock is held.
+    def _queue_wakeups(self) -> int:
+        """Queue the waiters that the line wakes, and return how many; its lock is held.
 
         Raises:
             PolicyRaised: The policy has raised meanwhile, and the line has failed for it.

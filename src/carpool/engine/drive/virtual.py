@@ -379,7 +379,7 @@ class VirtualDriver:
         self._notice()
 
     def _has_come(self, stage: int, place: int) -> None:
-        """Make a worker that was added ready, unless it has been told to go in the meantime."""
+        """Make a worker that was added ready, unless it is to go in the meantime."""
         if (stage, place) in self._coming:
             self._coming.remove((stage, place))
             self._make_ready(stage, place)
@@ -496,8 +496,8 @@ class VirtualDriver:
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s, turns=self._turns(batch))
         self.completed(batch, busy_s)
         self.core.completed(self.clock.now, reply)
-        if lying := self._ahead.get((batch.stage, batch.place)):
-            following = lying.pop(0)  # it lay with the worker before the reply left
+        if behind := self._ahead.get((batch.stage, batch.place)):
+            following = behind.pop(0)  # it lay with the worker before the reply left
             self._run(self.clock.now, following, 0.5 * self._hop_item_s * following.size)
         self._replied(self.core.batchers[batch.stage])
 

@@ -264,34 +264,34 @@ class _OfLoop:
                     return
                 mine = self._awaited.popleft()
             while not self._is_done(mine):
-                self._tell_others()
+                self._complete_others()
 
     def _is_done(self, mine: _Awaited) -> bool:
         """Wait a moment for a ticket, and report whether it has ended."""
         try:
             if not mine.wait(mine.waiter, _LOOK_S):
                 return False
-            self._tell(mine, None)
+            self._complete(mine, None)
         except Exception as error:
-            self._tell(mine, error)
+            self._complete(mine, error)
         except BaseException as error:  # the function's own, as no signal comes to this thread
-            self._tell(mine, as_model_error(error, "a batch function that a task awaits"))
+            self._complete(mine, as_model_error(error, "a batch function that a task awaits"))
         return True
 
-    def _tell_others(self) -> None:
+    def _complete_others(self) -> None:
         """Tell the tasks whose tickets were served before the thread's own."""
         with self._lock:
             served = [each for each in self._awaited if not each.waiter.pending]
             for each in served:
                 self._awaited.remove(each)
         for each in served:
-            self._tell(each, None)
+            self._complete(each, None)
 
-    def _tell(self, awaited: _Awaited, error: Exception | None) -> None:
+    def _complete(self, awaited: _Awaited, error: Exception | None) -> None:
         loop = self._loop()
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_tell_task, awaited.future, error)
+                loop.call_soon_threadsafe(_complete_future, awaited.future, error)
 
 
 class AwaitedTickets:
@@ -316,7 +316,7 @@ class AwaitedTickets:
         await future
 
 
-def _tell_task(future: asyncio.Future[None], error: Exception | None) -> None:
+def _complete_future(future: asyncio.Future[None], error: Exception | None) -> None:
     if future.done():  # its task was cancelled
         return
     if error is None:

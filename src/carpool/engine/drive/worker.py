@@ -25,9 +25,9 @@ from carpool.engine.drive.guard import Guard
 from carpool.engine.logger import logger
 from carpool.engine.wire.frame import Frame
 from carpool.engine.wire.handshake import Hello
+from carpool.engine.worker.own import Spot
 from carpool.engine.worker.place import INDEX_VARIABLE, Cores
 from carpool.engine.worker.program import Setup
-from carpool.engine.worker.ways import Spot
 from carpool.errors import CarpoolError, StartupError
 from carpool.model import Adapter, AnyModel
 
@@ -37,7 +37,7 @@ class Worker(Protocol):
 
     Attributes:
         broke_protocol: Whether it has sent what it must not send; it is ended for that.
-        fell_silent: Whether it was lost since nothing was heard of its machine.
+        fell_silent: Whether it was lost since nothing came from its machine.
         hello: What it has said of itself, if it has come from somewhere else.
     """
 
@@ -192,7 +192,7 @@ class Launch:
         return self.env[index % len(self.env)]
 
 
-_TEARDOWN_S = 5.0  # for a worker that has been told to end
+_TEARDOWN_S = 5.0  # for a worker that was asked to end
 
 
 class Newcomer(NamedTuple):
@@ -213,7 +213,7 @@ class Turnover:
     Args:
         stage: The position of the stage in the core.
         roster: The stage's.
-        driver: Is told which workers can take batches, and which get no more.
+        driver: Notes which workers can take batches, and which get no more.
         workers: Those of the stage that live, by place.
         start: Starts the workers that are due.
         about: Returns the fields of a log line about the worker in a place.
@@ -236,7 +236,7 @@ class Turnover:
         self._about = about
         self._newcomers: dict[int, asyncio.Future[None]] = {}  # until they are admitted or taken back
         self._going: dict[int, asyncio.Future[None]] = {}  # done when the worker has ended
-        self._ending: dict[int, asyncio.TimerHandle] = {}  # of those that were told to end
+        self._ending: dict[int, asyncio.TimerHandle] = {}  # of those that were asked to end
 
     # -- newcomers
 
@@ -268,7 +268,7 @@ class Turnover:
             self._leave(place)
 
     def take_all_back(self) -> None:
-        """End all newcomers: those who wait for one are told."""
+        """End all newcomers: those who wait for one get an error."""
         for place, future in list(self._newcomers.items()):
             if not future.done():
                 _fail(future, StartupError(f"worker {self._about(place)['worker']} was not wanted any more"))
@@ -328,7 +328,7 @@ class Turnover:
         return record.is_new or record.is_leaving
 
     def is_ending(self, place: int) -> bool:
-        """Report whether a worker has been told to end since it had nothing left to do."""
+        """Report whether a worker was asked to end since it had nothing left to do."""
         return place in self._ending
 
     def gone(self, place: int, cause: str) -> None:

@@ -2,9 +2,9 @@
 
 Whether a worker is a process (`process.py`), a thread or a task (`local_workers.py`), or has come
 by itself from somewhere else (`gate.py`), makes hardly any difference here: frames go out and
-come in. Which frames these are depends on what a stage answers: `batches.py` has the pool of a
-stage that answers in batches, and `steps.py` that of one that answers in parts. The roster
-(`core/roster.py`) decides when to replace a worker and when to give up.
+come in. Which frames these are depends on what a stage answers: `pools.py` has the pool of a stage
+that answers in batches, and that of one that answers in parts. The roster (`core/roster.py`)
+decides when to replace a worker and when to give up.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from carpool.engine.drive.aio import Driver
 from carpool.engine.drive.failures import FAILED_FOR_S
 from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.drive.local_workers import LoopWorker, ThreadWorker
-from carpool.engine.drive.output import LineSink, guarded
 from carpool.engine.drive.process import LowPriority, WorkerProcess
 from carpool.engine.drive.worker import Launch, Loss, Turnover, Work, Worker
 from carpool.engine.logger import logger
+from carpool.engine.observe.log import LineSink, guarded
 from carpool.engine.request import DONE, Request
 from carpool.engine.wire import outcome
 from carpool.engine.wire.frame import Frame, FrameError, FrameKind
@@ -159,7 +159,7 @@ class WorkerPool:
         now = self._driver.clock()
         for place in self.roster.due(now, self._starts.room_for(now, self.roster)):
             self._start(place)
-        self._tell_who_waits(len(self.roster.waiting(now)))
+        self._log_waiting(len(self.roster.waiting(now)))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -167,7 +167,7 @@ class WorkerPool:
         if now < when < inf:  # one that is due already is started as soon as another has loaded
             self._timer = self._loop.call_later(when - now, self._driver.start_workers)
 
-    def _tell_who_waits(self, waiting: int) -> None:
+    def _log_waiting(self, waiting: int) -> None:
         """Say once in the log that workers wait until others have loaded."""
         if waiting and not self._has_waiting:
             what = "1 worker" if waiting == 1 else f"{waiting} workers"
@@ -300,7 +300,7 @@ class WorkerPool:
             self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
         self._hurry_if_unserved()
-        worker.close_input()  # what it has not read by now it never begins: it may wake up to tell where it hangs
+        worker.close_input()  # what it has not read by now it never begins: it may wake up to write down where it hangs
         has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
         if not self._hand_back(place, has_unread_batch) and slow:
@@ -410,7 +410,7 @@ class WorkerPool:
         self._driver.start_workers()
 
     def _lost_newcomer(self, loss: Loss) -> None:
-        """Take note of the end of a worker that was not admitted yet, and tell who waits for it."""
+        """Take note of the end of a worker that was not admitted yet, for who waits for it."""
         about = self._about(loss.place)
         logger.error("worker %s is lost before it had anything to do: %s", loss.label, loss.cause, extra=about)
         text = loss.failure or self._died(loss.place, "while loading", loss.why)

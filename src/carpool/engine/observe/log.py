@@ -1,6 +1,8 @@
-"""The log lines of `carpool serve`, as text for people or as one JSON object a line.
+"""Lines to stdout and stderr: the log of `carpool serve`, as text for people or as one JSON object
+a line, and the lines that workers print.
 
-Text from outside is escaped and cut.
+Text from outside is escaped and cut. A program may be started without some of its standard
+descriptors: then `fill_standard` opens them.
 
 A pipe that nobody reads must not stop the loop. So a thread writes the lines (`Outlet`). Lines for
 which there is no room are dropped and counted, and the count is written as soon as there is room
@@ -22,9 +24,15 @@ from io import TextIOWrapper
 from queue import SimpleQueue
 from typing import Any, TextIO
 
-from carpool.engine.logger import GuardedLogger
+from carpool.engine.foreign import traceback_of
+from carpool.engine.logger import GuardedLogger, logger
+
+LineSink = Callable[[str, bool, str], None]
+"""Takes the worker's name, whether the line came from stderr, and the line."""
 
 _LONGEST_LINE = 16 * 1024
+_MOST_COMPLAINTS = 10
+_LAST_STANDARD = 2
 _FIELDS = (
     *("model", "stage", "worker", "node", "actor", "device"),
     *("request_id", "code", "requests", "address", "serves"),
@@ -58,8 +66,8 @@ def _keep(handler: logging.Handler, level: int) -> None:
 
     What it says of them by name, with handlers, is left as it is.
     """
-    for logger in (_OURS, _WORKERS, _ACCESS):
-        logger.disabled = False
+    for ours in (_OURS, _WORKERS, _ACCESS):
+        ours.disabled = False
     root = logging.getLogger()
     if handler in root.handlers or _OURS.handlers:
         return
@@ -241,3 +249,44 @@ def _print(line: str, stream: TextIO) -> None:
     rest = f"{line}\n".encode(stream.encoding or "utf-8", "replace")
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+# -- lines that workers print
+
+_STDOUT = Outlet(lambda: sys.stdout)
+_STDERR = Outlet(lambda: sys.stderr)
+
+
+def print_line(worker: str, is_error: bool, line: str) -> None:
+    """Print a worker's line to this process's stdout or stderr, as the default sink."""
+    (_STDERR if is_error else _STDOUT).write(f"[{worker}] {line}")
+
+
+def guarded(sink: LineSink) -> LineSink:
+    """Return a sink that drops lines with which `sink` raises, and logs each kind once."""
+    logged: set[str] = set()
+
+    def pass_on(worker: str, is_error: bool, line: str) -> None:
+        try:
+            sink(worker, is_error, line)
+        except BaseException as error:
+            kind = type(error).__name__
+            if kind not in logged and len(logged) < _MOST_COMPLAINTS:
+                logged.add(kind)
+                text = "output= raised %s for a line of worker %s; such lines are dropped, and this is logged once\n%s"
+                about = {"worker": worker, "stage": worker.rpartition("/")[0]}
+                logger.error(text, kind, worker, traceback_of(error).rstrip(), extra=about)
+
+    return pass_on
+
+
+def fill_standard() -> None:
+    """Open /dev/null in place of each of the descriptors 0, 1 and 2 that is closed.
+
+    Otherwise a socket or a loop's own descriptor would get such a number. Code that prints or reads
+    input would then use it, a worker would inherit it as its standard stream, and libuv aborts the
+    program rather than close it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -15,7 +15,7 @@ batch or a reply form a block of one buffer (`payload.py`). In a report on a ste
 says what was done and has a buffer of its own; scalars behind it form a block of a second one.
 
 A whole batch is one frame, and thus one write and one read each way. The reader hands out the
-memory to receive into (`get_buffer`) and is told how many bytes came (`received`), as in
+memory to receive into (`get_buffer`) and takes the number of bytes that came (`received`), as in
 `asyncio.BufferedProtocol`; a blocking socket can use it as well. Buffers of `LARGE` bytes or more
 are received straight into memory of their own; the small ones of a frame are copied out once.
 Nothing is allocated before the header has been checked against the limits.

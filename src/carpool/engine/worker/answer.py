@@ -45,9 +45,8 @@ from carpool.engine.wire.payload import (
     as_scalars,
     without_adapter,
 )
-from carpool.engine.worker.own import Expired, FailureReports, outcome_of, own
+from carpool.engine.worker.own import ANSWER, ON, SPOTS, Expired, FailureReports, Goes, Spot, outcome_of, own
 from carpool.engine.worker.program import MainProgram, unpack_type
-from carpool.engine.worker.ways import ANSWER, ON, SPOTS, Goes, Spot
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.model import Adapter, types_of
 

@@ -88,7 +88,7 @@ class _Group:
         self.has_begun = False
 
     @property
-    def told(self) -> frozenset[int] | None:
+    def sent(self) -> frozenset[int] | None:
         """What its present `yield` returns."""
         return frozenset(self.alive) if self.has_begun else None
 
@@ -132,11 +132,11 @@ class BatchGenerators:
         something.
 
         Raises:
-            BaseException: A generator raised it, so nobody knows what it still holds.
+            BaseException: A generator raised it, so what it still holds is not defined.
         """
         groups = list({id(member.group): member.group for member in members if not member.kept}.values())
         if self._beside is not None and not any(member.kept for member in members):
-            await self._beside.first_of([(group.generator, group.told) for group in groups])
+            await self._beside.first_of([(group.generator, group.sent) for group in groups])
         for group in groups:
             await self._advance(group)
         return [member.kept.popleft() if member.kept else None for member in members]
@@ -157,7 +157,7 @@ class BatchGenerators:
             if yielded is None:
                 return
         else:
-            yielded = await next_of(group.generator, group.told)
+            yielded = await next_of(group.generator, group.sent)
         group.has_begun = True
         parts = [END] * n if yielded is END else as_results(yielded, n, OF_A_YIELD)
         for place in group.alive:
@@ -166,20 +166,20 @@ class BatchGenerators:
                 kept.append(self._own(parts[place]))
 
 
-async def next_of(generator: Any, told: Any) -> Any:
+async def next_of(generator: Any, sent: Any) -> Any:
     """Return what a generator yields next, or `END`.
 
     Args:
         generator: May be asynchronous.
-        told: What its present `yield` returns.
+        sent: What its present `yield` returns.
     """
     if hasattr(generator, "asend"):
         try:
-            return await generator.asend(told)
+            return await generator.asend(sent)
         except StopAsyncIteration:
             return END
     try:
-        return generator.send(told)
+        return generator.send(sent)
     except StopIteration:
         return END
 
@@ -226,12 +226,12 @@ class Beside:
             asked: Each with what its present `yield` returns; others than those of `apart` are left
                 out.
         """
-        apart = [(each, told) for each, told in asked if type(each) is Apart]
+        apart = [(each, sent) for each, sent in asked if type(each) is Apart]
         if not apart:
             return
         import asyncio
 
-        coming = [each.ask(told) for each, told in apart]
+        coming = [each.ask(sent) for each, sent in apart]
         watching = asyncio.ensure_future(self._news())
         try:
             await asyncio.wait((*coming, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -254,23 +254,23 @@ class Apart:
         self._generator = generator
         self._own = own
         self._tasks = tasks
-        self._told: Any = None
+        self._sent: Any = None
         self._asked = asyncio.Event()
         self._coming: asyncio.Future[Any] | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None  # of its end
 
-    def ask(self, told: Any) -> asyncio.Future[Any]:
+    def ask(self, sent: Any) -> asyncio.Future[Any]:
         """Return what will have a result once there is something to `take`.
 
         Args:
-            told: What its present `yield` returns, unless it goes on already.
+            sent: What its present `yield` returns, unless it goes on already.
         """
         if self._coming is None:
             import asyncio
 
             loop = asyncio.get_running_loop()
-            self._coming, self._told = loop.create_future(), told
+            self._coming, self._sent = loop.create_future(), sent
             if self._task is None:
                 self._task = loop.create_task(self._live())
                 self._tasks.add(self._task)
@@ -315,7 +315,7 @@ class Apart:
                 part: Any = None
                 failure: BaseException | None = None
                 try:
-                    part = self._own(await next_of(self._generator, self._told))
+                    part = self._own(await next_of(self._generator, self._sent))
                 except BaseException as error:
                     failure = error
                 if self._coming is not None:

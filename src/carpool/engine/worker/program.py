@@ -4,7 +4,7 @@ all that must be the same there for it to be found.
 A model travels as a reference (pickle: module and name), so the worker needs the parent's import
 path, and for models of `__main__` the parent's main file. The worker runs that file under the name
 `__mp_main__`, as multiprocessing does, so that the code under `if __name__ == "__main__":` is
-skipped; both sides know the module by both names.
+skipped; on both sides the module has both names.
 
 A main program without a file that can be run again (a notebook, a prompt, `python -c`, standard
 input) cannot be looked into by a worker. What is defined there goes to it by value, written by
@@ -30,8 +30,8 @@ import msgspec
 
 from carpool.engine.foreign import as_model_error
 from carpool.engine.wire.payload import Buffer
+from carpool.engine.worker.own import Spot, choosers
 from carpool.engine.worker.place import Cores
-from carpool.engine.worker.ways import Spot, choosers
 from carpool.errors import ModelError, StartupError
 from carpool.model import Adapter, AnyModel, name_of
 

@@ -57,7 +57,7 @@ class Way:
 
     Attributes:
         address: Where its gate listens.
-        token: What both sides know.
+        token: The secret of both sides.
         tls: The files for TLS; None for a plain connection.
         source: The address of this machine to connect from; empty for any.
     """
@@ -362,7 +362,7 @@ class ClockOffset:
 
         Args:
             sent: When it was made, by the clock of the service.
-            now: When it was heard, by the clock of this machine.
+            now: When it came, by the clock of this machine.
         """
         seen_s = now - sent
         if self.offset_s is None:

@@ -46,11 +46,10 @@ from carpool.engine.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.engine.worker import program, step_loop
 from carpool.engine.worker.answer import BatchAnswerer, ExampleError
 from carpool.engine.worker.generators import Beside
-from carpool.engine.worker.own import FailureReports, clear_own_frames, describe, own
+from carpool.engine.worker.own import FailureReports, Spot, clear_own_frames, describe, own
 from carpool.engine.worker.own_metrics import metrics_in_file
 from carpool.engine.worker.program import Setup
 from carpool.engine.worker.step_loop import CallAnnouncer, Link, StepAnswerer
-from carpool.engine.worker.ways import Spot
 from carpool.model import Adapter, AnyModel, traits_of
 
 FindModel = Callable[[], tuple[AnyModel, Mapping[str, Any], Sequence[Adapter], Sequence[Spot]]]

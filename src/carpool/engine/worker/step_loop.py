@@ -11,7 +11,7 @@
 One report follows each order and each step. It says which order was the last one that was followed,
 and whether the worker waits for another. What it says of times leaves nothing out but waiting: a
 step has taken all that lies between it and the one before, but for starting those who have joined.
-So policies know how far apart parts really come.
+So policies learn how far apart parts really come.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ them.
 Each method of the user's is called here, and guarded. What it raises ends as few streams as it can:
 
 * `start` and `resume`: the streams are started again in halves, until the guilty ones are alone;
-* `step`: nobody knows what the states hold then, so all that were stepped are stopped, and begin
+* `step`: what the states hold then is not defined, so all that were stepped are stopped, and begin
   again in halves, each of which makes one step at once. A stream that has had parts can do so only
-  by `resume`. One that has lost steps by it, since no part tells of them, comes to the step that
+  by `resume`. One that has lost steps by it, since no part shows them, comes to the step that
   has raised only after some others; until then its half is stepped in calls of its own;
 * a result of the wrong length fails all that were in the call;
 * out of memory is no stream's fault: the newest half is given back to the coordinator;
@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-from carpool.engine.call.oom import release_memory
 from carpool.engine.call.results import OF_RESUME, OF_START, OF_STEP, Failed, as_results, is_bad_result
-from carpool.engine.call.retry import Retrier
+from carpool.engine.call.retry import Retrier, release_memory
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import traceback_of
 from carpool.engine.logger import logger

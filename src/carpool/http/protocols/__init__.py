@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from carpool.http.protocols.base import HttpProtocol
-from carpool.http.protocols.kserve_v1 import KServeV1
+from carpool.http.protocols.instances import KServeV1, Vertex
 from carpool.http.protocols.oip import OpenInference
 from carpool.http.protocols.openai_api import OpenAI
 from carpool.http.protocols.rerank import Rerank
 from carpool.http.protocols.sagemaker import SageMaker
-from carpool.http.protocols.vertex import Vertex
 
 BUILT_IN: Final[dict[str, type[HttpProtocol]]] = {
     kind.name: kind for kind in (Vertex, OpenInference, KServeV1, SageMaker, OpenAI, Rerank)

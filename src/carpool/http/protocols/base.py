@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from carpool.model import Traits
     from carpool.service.declaration import Declaration
 
-
 _LONGEST_NAMES = 200
 
 
@@ -64,10 +63,10 @@ class ModelOfApp(Protocol):
         """Why the service could not answer now; None if it could."""
 
     def allowance(self, nbytes: int) -> Allowance:
-        """Return what may be made of a body of so many bytes; whoever reads one counts first."""
+        """Return the limits of a body of so many bytes; whoever reads one counts first."""
 
     def snapshot(self) -> ServiceSnapshot | None:
-        """Return what the service has done so far; None while it is not running."""
+        """Return the figures of the service so far; None while it is not running."""
 
 
 class ProtocolRequest(NamedTuple):
@@ -118,8 +117,8 @@ _read_error = msgspec.json.Decoder(_Error).decode
 
 def shown_in(response: HttpResponse) -> ShownError:
     """Return the error of a response of the app, as docs/http.md describes it."""
-    told = _read_error(response.body).error
-    return ShownError(response.status, told.code, told.message, told.request_id)
+    found = _read_error(response.body).error
+    return ShownError(response.status, found.code, found.message, found.request_id)
 
 
 class PartsWriter(Protocol):
@@ -130,25 +129,25 @@ class PartsWriter(Protocol):
 
         Args:
             index: The position of the item in its submission.
-            part: What the model gave; of a model that returns whole answers, the answer.
+            part: The part that the model gave; of a model that returns whole answers, the answer.
         """
 
     def is_over(self, index: int) -> bool:
         """Report whether an item's answer needs no further parts, so that they need not be made."""
 
     def end(self, index: int) -> bytes:
-        """Return what follows the last part of an item's answer."""
+        """Return the end of an item's answer, behind its last part."""
 
     def close(self) -> bytes:
-        """Return what follows the answers of all items."""
+        """Return the end of the whole, behind the answers of all items."""
 
     def error(self, error: ShownError) -> bytes:
-        """Return what stands in the place of the rest after a failure; nothing follows it."""
+        """Return the error in the place of the rest after a failure; nothing follows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Items for a model, and what becomes of their results.
+    """Items for a model, and the use of their results.
 
     Attributes:
         model: Gets the items.
@@ -195,7 +194,7 @@ class ProtocolRoute(NamedTuple):
         answer: Called for each request. It raises a `CarpoolError` for what it cannot take.
         model: The model that is asked, if the path says it.
         replaces: Whether it stands in the place of an address that every app has.
-        summary: What it does, for the OpenAPI document.
+        summary: Its purpose, for the OpenAPI document.
         reads: The content types of bodies that it takes, for the document.
         writes: The content types of good answers, for the document.
         is_alias: Whether another address does the same, so that lists of addresses leave it out.
@@ -220,6 +219,18 @@ class ProtocolRoute(NamedTuple):
     wanted_as: int = OBJECT
 
 
+class ShownRoute(NamedTuple):
+    """An address that is listed.
+
+    Attributes:
+        protocol: The name of its protocol.
+        route: The address.
+    """
+
+    protocol: str
+    route: ProtocolRoute
+
+
 class HttpProtocol:
     """Base class of protocols. A subclass has a name and `routes`, mostly an `error` too.
 
@@ -231,7 +242,7 @@ class HttpProtocol:
     """How `--protocol` and `App(protocols=)` call it."""
 
     prefixes: ClassVar[Sequence[str]] = ()
-    """What paths begin with at which this protocol also says that there is nothing."""
+    """The beginnings of paths at which this protocol also says that there is nothing."""
 
     headers: ClassVar[Sequence[str]] = ()
     """The names of further headers that it reads, in lower case."""
@@ -289,7 +300,7 @@ def first_of(models: Sequence[ModelOfApp]) -> ModelOfApp | None:
 
 
 def nobody_is_first(models: Sequence[ModelOfApp]) -> Answering:
-    """Return what answers where the first model did, after that has been removed: 404."""
+    """Return the answer at the address of a first model that has been removed: 404."""
 
     def refuse(request: ProtocolRequest) -> HttpResponse:
         text = f"the first service, which answered here, was removed; there is {_names(models)}"

@@ -3,14 +3,19 @@ MLflow and SageMaker share this form.
 
 An instance is an item, as JSON. It goes to the worker as it was written, which checks it; bytes may
 come as `{"b64": ...}` in it.
+
+Two protocols stand here that are little more: `KServeV1`, the REST protocol of TF Serving, and
+`Vertex`, the container contract of Vertex AI, which names port and paths in variables of the
+environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,8 +23,27 @@ from carpool.engine.allowance import Allowance
 from carpool.engine.wire.payload import JSON
 from carpool.errors import InvalidRequest
 from carpool.http.exchange import HttpResponse
-from carpool.http.protocols.base import ModelOfApp, Submission
-from carpool.http.protocols.wording import as_item, as_response, listed_in, members_of, value_in
+from carpool.http.protocols.base import (
+    HttpProtocol,
+    ModelOfApp,
+    ProtocolRequest,
+    ProtocolRoute,
+    ShownError,
+    Submission,
+    first_of,
+    nobody_is_first,
+)
+from carpool.http.protocols.wording import (
+    as_item,
+    as_response,
+    listed_in,
+    members_of,
+    routes_of_list,
+    value_in,
+    versions_of,
+    without_details,
+)
+from carpool.service.settings import UsualNumber, UsualText
 
 _WRONG_INPUTS = "inputs must be a list of items, or an object with a list for each field of them"
 _encode = as_item
@@ -32,7 +56,7 @@ def of_instances(model: ModelOfApp, instances: bytes, key: str = "predictions") 
     Args:
         model: Gets the items.
         instances: The list.
-        key: What the answer calls the list of results.
+        key: The name of the list of results in the answer.
 
     Raises:
         InvalidRequest: It is no list.
@@ -41,7 +65,7 @@ def of_instances(model: ModelOfApp, instances: bytes, key: str = "predictions") 
 
 
 def allowance_of(model: ModelOfApp, body: bytes | bytearray) -> Allowance:
-    """Return what may be made of a body that lists items: of a model of tables they are the rows of
+    """Return the limits of a body that lists items: of a model of tables they are the rows of
     one table, which is one item.
     """
     allowance = model.allowance(len(body))
@@ -78,7 +102,7 @@ def of_inputs(
     Args:
         model: Gets the items.
         inputs: The list or object.
-        key: What the answer calls the list of results.
+        key: The name of the list of results in the answer.
         respond: Makes the response of the results of columns; None for a list of them.
 
     Raises:
@@ -105,7 +129,7 @@ def records_of(names: Sequence[str], rows: Sequence[Sequence[Any]], allowance: A
     Args:
         names: Of the fields.
         rows: The values of each, in the order of the names.
-        allowance: What may be made of the body in which each name stands once.
+        allowance: The limits of the body in which each name stands once.
 
     Raises:
         InvalidRequest: The objects would be out of proportion to the body (413).
@@ -147,3 +171,131 @@ def _unwrapped(value: Any) -> Any:
     if value.keys() == {"b64"} and isinstance(value["b64"], str):
         return value["b64"]
     return {name: _unwrapped(each) for name, each in value.items()}
+
+
+_SIGNATURE = b'"serving_default"'
+
+
+class KServeV1(HttpProtocol):
+    """`POST /v1/models/NAME:predict`, with instances or with columns of inputs."""
+
+    name = "kserve-v1"
+    prefixes = ("/v1/models",)
+
+    def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+        yield from routes_of_list(models)
+        for model in models:
+            answer = _KServePredict(model).answer
+            predict = partial(ProtocolRoute, "POST", answer=answer, model=model, sent_as=JSON, wanted_as=JSON)
+            for i, name in enumerate(versions_of(model.name)):
+                summary = f"Ask {model.name} for predictions of instances"
+                yield predict(path=f"/v1/models/{name}:predict", summary=summary, is_alias=i > 0)
+                yield predict(path=f"/v1/models/{name}/versions/1:predict", is_alias=True)
+
+    def error(self, error: ShownError) -> HttpResponse:
+        return without_details(error)
+
+
+class _KServePredict:
+    """The route of one model."""
+
+    def __init__(self, model: ModelOfApp) -> None:
+        self._model = model
+
+    def answer(self, request: ProtocolRequest) -> Submission:
+        members = members_of(request.body)
+        if members.get("signature_name", _SIGNATURE) not in (_SIGNATURE, b'""'):
+            raise InvalidRequest('the model has no such signature: "signature_name" is "serving_default", or left out')
+        if ("instances" in members) == ("inputs" in members):
+            raise InvalidRequest('the body must be an object with either "instances" or "inputs"')
+        if "instances" in members:
+            return of_instances(self._model, members["instances"])
+        return of_inputs(self._model, members["inputs"], "outputs", as_columns)
+
+
+HEALTH_ROUTE: Final = "AIP_HEALTH_ROUTE"
+PREDICT_ROUTE: Final = "AIP_PREDICT_ROUTE"
+HTTP_PORT: Final = "AIP_HTTP_PORT"
+DEFAULT_PORT: Final = 8080
+_DEFAULTS = {HEALTH_ROUTE: "/health", PREDICT_ROUTE: "/predict"}
+
+
+class Vertex(HttpProtocol):
+    """Answers at the paths that Vertex AI has chosen, if it has; the model is the first one.
+
+    Args:
+        environ: The variables; those of the process by default.
+        always: Whether it answers at the usual paths where no variable names them.
+    """
+
+    name = "vertex"
+
+    def __init__(self, environ: Mapping[str, str] | None = None, *, always: bool = False) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._always = always
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is anything to answer at."""
+        return self._always or PREDICT_ROUTE in self._environ
+
+    @staticmethod
+    def address(host: str, port: int) -> tuple[str, int]:
+        """Return where a container of Vertex AI listens, unless the user says otherwise.
+
+        Args:
+            host: As the user gives it, or the usual one.
+            port: As the user gives it, or the usual one.
+
+        Raises:
+            ValueError: The variable holds no port.
+        """
+        given = os.environ.get(HTTP_PORT) or str(DEFAULT_PORT)
+        if not given.isdigit():
+            raise ValueError(f"{HTTP_PORT} is {given!r}, which is no port")
+        return (
+            "0.0.0.0" if isinstance(host, UsualText) else host,
+            int(given) if isinstance(port, UsualNumber) else port,
+        )
+
+    def routes(self, models: Sequence[ModelOfApp]) -> Iterator[ProtocolRoute]:
+        if not self.is_wanted:
+            return
+        paths = {name: self._environ.get(name) or default for name, default in _DEFAULTS.items()}
+        yield ProtocolRoute("GET", paths[HEALTH_ROUTE], _health, replaces=True, summary="Readiness")
+        model = first_of(models)
+        yield ProtocolRoute(
+            "POST",
+            paths[PREDICT_ROUTE],
+            nobody_is_first(models) if model is None else _VertexPredict(model).answer,
+            model,
+            replaces=True,
+            summary="" if model is None else f"Ask {model.name} for predictions of instances",
+            sent_as=JSON,
+            wanted_as=JSON,
+            fits=lambda: model is not None,
+        )
+
+    def error(self, error: ShownError) -> HttpResponse:
+        return without_details(error)
+
+
+def _health(request: ProtocolRequest) -> HttpResponse:
+    if request.problem is not None:
+        return as_response({"error": request.problem}, status=503)
+    return as_response({"status": "Healthy"})
+
+
+class _VertexPredict:
+    """The route of the model."""
+
+    def __init__(self, model: ModelOfApp) -> None:
+        self._model = model
+
+    def answer(self, request: ProtocolRequest) -> Submission:
+        members = members_of(request.body)
+        if "instances" not in members:
+            raise InvalidRequest('the body must be an object with "instances", a list of items')
+        if members.get("parameters", b"{}") != b"{}":
+            raise InvalidRequest('the model takes no "parameters": put what it needs into the instances')
+        return of_instances(self._model, members["instances"])

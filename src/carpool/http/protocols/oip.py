@@ -191,18 +191,18 @@ class _ServedTables:
         return self._inputs is not None and self._model.formats.holds(OBJECT, ARRAYS)
 
     def ready(self, request: ProtocolRequest) -> HttpResponse:
-        """Tell whether the model can answer."""
+        """Answer whether the model is ready."""
         problem = request.problem or self._model.problem
         if problem is not None:
             return as_response({"name": self._model.name, "ready": False, "error": problem}, status=503)
         return as_response({"name": self._model.name, "ready": True})
 
     def stats(self, request: ProtocolRequest) -> HttpResponse:
-        """Tell what the model has done so far."""
+        """Answer with the counts of the model's work so far."""
         return as_response(_statistics_of([self._model]))
 
     def metadata(self, request: ProtocolRequest) -> HttpResponse:
-        """Tell the names, types and shapes of the tensors."""
+        """Answer with the names, types and shapes of the tensors."""
         inputs, outputs = self._tables()
         return as_response(
             {
@@ -215,7 +215,7 @@ class _ServedTables:
         )
 
     def config(self, request: ProtocolRequest) -> HttpResponse:
-        """Tell the same, and how large batches may be, as Triton does."""
+        """Answer with the same, and with the largest batch, as Triton does."""
         inputs, outputs = self._tables()
         most = self._model.service.stages[0].max_batch_size
         return as_response(
@@ -281,7 +281,7 @@ def _configured(column: TensorColumn) -> dict[str, Any]:
 
 
 def _parts_of(request: ProtocolRequest, inputs: TensorTable) -> tuple[_Infer, memoryview]:
-    """Return the JSON of a request and what follows it. Raises `InvalidRequest`."""
+    """Return the JSON of a request and the bytes behind it. Raises `InvalidRequest`."""
     body = request.body if isinstance(request.body, bytearray) else bytearray(request.body)  # rows may be written to
     given = request.headers.get(HEADER_LENGTH)
     if given is None:
@@ -297,7 +297,7 @@ def _parts_of(request: ProtocolRequest, inputs: TensorTable) -> tuple[_Infer, me
 
 
 def _raw(inputs: TensorTable, nbytes: int) -> _Infer:
-    """Return what a request means that is nothing but one tensor of one row."""
+    """Return the submission of a request that is nothing but one tensor of one row."""
     if inputs.is_record and len(inputs.columns) > 1:
         raise InvalidRequest("a body without JSON is one tensor, and the model has several inputs")
     (column,) = inputs.columns

@@ -93,9 +93,9 @@ class OpenAI(HttpProtocol):
     def error(self, error: ShownError) -> HttpResponse:
         """Return an error as OpenAI has them; with a header that says whether to try again."""
         status = 400 if error.status == UNPROCESSABLE else error.status
-        told = {"message": error.message, "type": _type_of(status), "param": None, "code": error.code}
+        shown = {"message": error.message, "type": _type_of(status), "param": None, "code": error.code}
         should_retry = b"true" if status in _RETRIED else b"false"
-        return as_response({"error": told}, status)._replace(headers=((b"x-should-retry", should_retry),))
+        return as_response({"error": shown}, status)._replace(headers=((b"x-should-retry", should_retry),))
 
 
 def _type_of(status: int) -> str:
@@ -230,8 +230,8 @@ def _vector(result: Any, asked: _Embeddings) -> msgspec.Raw | str:
 
 
 def counter_of(model: ModelOfApp) -> CountTokens | None:
-    """Return what counts the tokens of a text, a static method `count_tokens` of the model; None if
-    it has none.
+    """Return the counter of the tokens of a text, a static method `count_tokens` of the model; None
+    if it has none.
     """
     for stage in model.service.stages:
         count: CountTokens | None = getattr(stage.model, "count_tokens", None)
@@ -260,7 +260,7 @@ def _is_taken(form: TextForm, model: ModelOfApp) -> bool:
 
 
 def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolRequest) -> Submission:
-    """Submit what is to be completed."""
+    """Submit the texts that are to be completed."""
     members = members_of(request.body)
     model = model_asked(models, name_in(members), partial(_is_asked, form), must_be_named=True)
     kind = model.takes.input_type

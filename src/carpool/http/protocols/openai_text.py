@@ -58,12 +58,12 @@ def count_tokens(counter: CountTokens | None, value: Any) -> int:
 
 
 class TextForm:
-    """What completions and chats do differently.
+    """The differences between completions and chats.
 
     Attributes:
         item: The class of the items.
-        kind: What OpenAI calls a whole answer.
-        chunk_kind: What it calls a piece of a stream.
+        kind: OpenAI's name of a whole answer.
+        chunk_kind: Its name of a piece of a stream.
         prefix: Of the ids of answers.
     """
 
@@ -176,13 +176,13 @@ def submission_of(
     created: int,
     nbytes: int,
 ) -> Submission:
-    """Return what a request asks of a model.
+    """Return the submission of a request.
 
     Args:
         model: The model.
         form: Whether it is a completion or a chat.
         kind: The class of the model's items.
-        wishes: What the request says besides.
+        wishes: The further wishes of the request.
         parameters: All else in its body.
         counter: Counts the tokens of a text; None if the model cannot.
         created: The time, in seconds since 1970.
@@ -193,8 +193,8 @@ def submission_of(
     """
     prompts = form.prompts(parameters)
     _check_size(model.allowance(nbytes), parameters, len(prompts) or 1, wishes.n, nbytes)
-    told = ({**parameters, "prompt": each} for each in prompts) if prompts else [parameters]
-    items = [item for each in told for item in _items_of(kind, each, wishes.n)]
+    of_prompts = ({**parameters, "prompt": each} for each in prompts) if prompts else [parameters]
+    items = [item for each in of_prompts for item in _items_of(kind, each, wishes.n)]
     about = About(form, form.prefix + secrets.token_hex(12), created, model.name)
     n = sum(form.prompt_tokens(item, partial(count_tokens, counter)) for item in items[:: wishes.n])
     terms = ChoiceTerms(items[0].stop, items[0].max_tokens, counter) if items else ChoiceTerms([], None, None)
@@ -253,7 +253,7 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What every piece of an answer repeats.
+    """The fields that every piece of an answer repeats.
 
     Attributes:
         form: Whether it is a completion or a chat.
@@ -267,7 +267,7 @@ class About:
     created: int
     model: str
 
-    def told(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def as_object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """Return an answer, or a piece of it."""
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices, **more}
@@ -287,11 +287,11 @@ def _respond(about: About, prompt_tokens: int, terms: ChoiceTerms, results: list
         text = "".join([*map(choice.add, result if is_yielded else [result]), choice.end()])
         n += choice.tokens
         choices.append({"index": index, **about.form.choice(text), "finish_reason": choice.finish_reason})
-    return as_response(about.told(about.form.kind, choices, usage=_usage(prompt_tokens, n)))
+    return as_response(about.as_object(about.form.kind, choices, usage=_usage(prompt_tokens, n)))
 
 
 def delta_of(part: Any) -> Delta:
-    """Return what a model has yielded as a `Delta`. Raises `ModelError` if it is no text."""
+    """Return a part of a model as a `Delta`. Raises `ModelError` if it is no text."""
     if isinstance(part, Delta):
         return part
     if isinstance(part, str):
@@ -397,7 +397,7 @@ class Choice:
         return max(begun, default=0)
 
     def end(self) -> str:
-        """Take note that the answer has ended, and return what was kept back."""
+        """Take note that the answer has ended, and return the text that was kept back."""
         held, self._held = self._held, ""
         if self._uncounted:
             text = "".join(self._uncounted)
@@ -420,7 +420,7 @@ class Chunks:
     """Writes answers as a stream of chunks.
 
     Args:
-        about: What every chunk repeats.
+        about: The fields that every chunk repeats.
         n: How many choices there are.
         prompt_tokens: How many tokens the prompts have.
         terms: Where an answer ends, and how it is counted.
@@ -436,7 +436,7 @@ class Chunks:
             terms = replace(terms, count=None)  # nobody asks, and an endless text would be kept
         self._choices = [Choice(terms, is_yielded) for _ in range(n)]
         self._prompt_tokens = prompt_tokens
-        self._tells_usage = tells_usage
+        self._sends_usage = tells_usage
 
     def part(self, index: int, part: Any) -> bytes:
         """Return a part of a choice as a chunk."""
@@ -452,31 +452,31 @@ class Chunks:
         return bool(self._choices[index].finish_reason)
 
     def end(self, index: int) -> bytes:
-        """Return what is left of a choice, and why it has ended."""
+        """Return the rest of a choice, and why it has ended."""
         choice = self._choices[index]
         rest = choice.end()
         first = self._chunk(index, rest) if rest else b""
         return first + self._chunk(index, "", choice.finish_reason)
 
     def close(self) -> bytes:
-        """Return what says that the answer is whole."""
+        """Return the sign that the answer is whole."""
         usage = b""
-        if self._tells_usage:
+        if self._sends_usage:
             n = sum(choice.tokens for choice in self._choices)
-            told = self._about.told(self._about.form.chunk_kind, [], usage=_usage(self._prompt_tokens, n))
-            usage = b"data: %b\n\n" % _encode(told)
+            last = self._about.as_object(self._about.form.chunk_kind, [], usage=_usage(self._prompt_tokens, n))
+            usage = b"data: %b\n\n" % _encode(last)
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: ShownError) -> bytes:
-        """Return what a broken answer ends with; no `[DONE]` follows."""
+        """Return the end of a broken answer; no `[DONE]` follows."""
         kind = "rate_limit_error" if error.status == 429 else "server_error"
-        told = {"message": error.message, "type": kind, "param": None, "code": error.code}
-        return b"data: %b\n\n" % _encode({"error": {**told, "request_id": error.request_id}})
+        shown = {"message": error.message, "type": kind, "param": None, "code": error.code}
+        return b"data: %b\n\n" % _encode({"error": {**shown, "request_id": error.request_id}})
 
     def _chunk(self, index: int, text: str, finish_reason: str | None = None) -> bytes:
         choice, form = self._choices[index], self._about.form
         content = form.delta(text, is_first=not choice.has_begun)
         choice.has_begun = True
-        usage = {"usage": None} if self._tells_usage else {}
-        told = {"index": index, **content, "finish_reason": finish_reason}
-        return b"data: %b\n\n" % _encode(self._about.told(form.chunk_kind, [told], **usage))
+        usage = {"usage": None} if self._sends_usage else {}
+        of_choice = {"index": index, **content, "finish_reason": finish_reason}
+        return b"data: %b\n\n" % _encode(self._about.as_object(form.chunk_kind, [of_choice], **usage))

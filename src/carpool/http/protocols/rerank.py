@@ -95,7 +95,7 @@ def _reranks(model: ModelOfApp) -> bool:
 
 
 def pair_maker(kind: Any) -> MakePair | None:
-    """Return what makes an item of a query and a document; None if a type holds no two texts."""
+    """Return the maker of an item of a query and a document; None if a type holds no two texts."""
     fields = fields_of(kind)
     if fields is not None:
         names = [name for name, (hint, _) in fields.items() if hint is str]

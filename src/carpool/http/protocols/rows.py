@@ -74,11 +74,11 @@ class TensorTable(NamedTuple):
 
 
 def table_of(kind: Any, name: str, examples: Sequence[Any] = (), *, is_whole: bool = False) -> TensorTable:
-    """Return what tensors make items of a type.
+    """Return the tensors that make items of a type.
 
     Args:
         kind: The type hint of an item.
-        name: What the tensor is called if there is one.
+        name: The name of the tensor if there is one.
         examples: Of items.
         is_whole: Whether the hint is that of an array of all rows, and not of one.
 
@@ -135,7 +135,7 @@ def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
 
 
 def _column(name: str, kind: Any, example: Any) -> TensorColumn:
-    """Return what the tensor of a type must be. Raises ValueError."""
+    """Return the demands on the tensor of a type. Raises ValueError."""
     import numpy as np
 
     shape: tuple[int, ...] = () if example is None else (-1,) * np.ndim(example)
@@ -257,7 +257,7 @@ def items_of(table: TensorTable, tensors: Sequence[Tensor]) -> Items:
 
 
 def _sent(values: list[Any], kind: Any, has_arrays: bool) -> Items:
-    """Return items as they are sent: what the worker need not check as objects."""
+    """Return items as they are sent: as objects where the worker need not check them."""
     if has_arrays or kind in _SCALARS or kind is Any:
         return Items(values, OBJECT)
     return Items([_pack(value) for value in values], MSGPACK)
@@ -317,7 +317,7 @@ def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
     """Return the tensors whose rows are results.
 
     Args:
-        table: What the results are by their hint; None if that does not say.
+        table: The form of the results by their hint; None if that does not say.
         results: One for each row; records are dicts.
 
     Raises:

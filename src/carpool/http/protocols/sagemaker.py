@@ -55,7 +55,7 @@ _encode = as_item
 
 
 class SageMaker(HttpProtocol):
-    """What SageMaker and MLflow ask of a container; the model is the first one."""
+    """The protocol of containers of SageMaker and MLflow; the model is the first one."""
 
     name = "sagemaker"
     prefixes = ("/invocations", "/ping")
@@ -107,7 +107,7 @@ class _Invocations:
         self._fields = {} if fields is None else {name: kind for name, (kind, _) in fields.items()}
 
     def answer(self, request: ProtocolRequest) -> Submission:
-        """Submit what is in a body: rows in one of MLflow's forms, or else one item."""
+        """Submit the content of a body: rows in one of MLflow's forms, or else one item."""
         kind, _, parameters = request.headers.get(b"content-type", JSON_TYPE).partition(b";")
         kind = kind.strip().lower()
         if kind == _CSV and b"text/csv" not in self._accepts and self._takes_rows:

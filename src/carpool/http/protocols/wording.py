@@ -43,7 +43,7 @@ def _written(value: object) -> bytes:
 
 
 def as_item(value: object) -> bytes:
-    """Return what a client has sent as an item in JSON. Raises `InvalidRequest` if it holds NaN or
+    """Return the value of a client as an item in JSON. Raises `InvalidRequest` if it holds NaN or
     an infinity.
     """
     try:
@@ -72,7 +72,7 @@ def as_written(values: Any) -> msgspec.Raw:
 
 
 def read(decode: Callable[[Any], T], body: bytes | bytearray) -> T:
-    """Return what a decoder of JSON reads. Raises `InvalidRequest` if it cannot."""
+    """Return the value that a decoder of JSON reads. Raises `InvalidRequest` if it cannot."""
     try:
         result: T = nesting.bounded(decode, nesting.is_deep_json)(body)
         return result
@@ -123,7 +123,7 @@ def listed_in(body: bytes, allowance: Allowance) -> list[bytes]:
 
 
 def value_in(body: bytes | bytearray) -> Any:
-    """Return what a piece of JSON says, in builtins. Raises `InvalidRequest`."""
+    """Return the value of a piece of JSON, in builtins. Raises `InvalidRequest`."""
     return read(_read_value, body)
 
 

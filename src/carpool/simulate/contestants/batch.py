@@ -77,7 +77,7 @@ def queued_within(slo_s: float, seconds: float) -> int | None:
 
     Args:
         slo_s: The SLO in seconds; infinity for none.
-        seconds: What one of these batches takes.
+        seconds: The time of one of these batches.
     """
     return None if slo_s == inf else max(1, int(slo_s / seconds - _ROUNDING) - 1)
 

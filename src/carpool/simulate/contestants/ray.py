@@ -61,7 +61,7 @@ class RayReplica:
             self._close()
 
     def update(self, node: object) -> None:
-        """Look at what has become of the batch that was offered last, and of the one that ran."""
+        """Look at the fate of the batch that was offered last, and of the one that ran."""
         self.running = in_state(self.running, RUNNING, node)
         while self.sealed:
             batch = self.sealed[0]

@@ -34,5 +34,5 @@ def together(requests: Sequence[Request], policy: Policy) -> list[Request]:
 
 
 def size_of(requests: Sequence[Request], limit: int) -> int:
-    """Return what a batch of the requests takes, which is the limit if one is larger by itself."""
+    """Return the size of a batch of the requests, which is the limit if one is larger by itself."""
     return min(limit, sum([request.size for request in requests]))

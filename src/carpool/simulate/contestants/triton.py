@@ -26,7 +26,7 @@ class TritonPayload:
     """A batch that is ready, or becomes so.
 
     Attributes:
-        requests: What it has.
+        requests: Its requests.
         is_saturated: Whether it grows no more.
         is_ready: Whether an instance may take it.
     """
@@ -83,7 +83,7 @@ class Triton(Policy):
         return Decision(wake_at=wake_at)
 
     def _form(self, now: float, instances: int) -> float:
-        """Do what the batcher's thread does now; return when it wants to be woken."""
+        """Do the work of the batcher's thread; return when it wants to be woken."""
         while self._new:
             current = self._current
             if current.is_saturated or (current.is_ready and current not in self._ready):
@@ -130,7 +130,7 @@ class Triton(Policy):
         return 0, max(self._delay_s - age_s, _SOON_S)
 
     def _merged(self, now: float) -> list[Request]:
-        """Return what goes to the instance that takes the first payload."""
+        """Return the requests for the instance that takes the first payload."""
         first, *others = self._ready
         batch = list(first.requests)
         if not self._delay_s or first.is_saturated:

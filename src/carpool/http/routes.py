@@ -1,27 +1,33 @@
-"""Judges requests by their heads, before their bodies are read, and notes what answers them.
+"""The routes of an app: which function answers a request, by its head, and how models answer.
+
+`HeadAdmission` judges requests by their heads, before their bodies are read. It looks up in the
+table of routes which function answers at a path with a method, and reads off the head what is
+asked of which model (`Ask`). `PredictRoutes` has the functions at the addresses of models. They are
+called once the body has been received, and make of it requests to the model's driver.
 
 Where a model's `decode` asks for the whole request, the head is packed when it is admitted, so a
 known head brings its packed form along. Requests of other models cost nothing more.
-
-The table of routes says which function answers at a path with a method.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from carpool.engine.request import DEFAULT_LANE, Lane
+from carpool.engine.drive.streams import StreamWindow
+from carpool.engine.request import DEFAULT_LANE, Lane, Stream
 from carpool.engine.wire.payload import CUSTOM, OBJECT
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.access import Access
-from carpool.http.bulk import BULK_PRIORITY
+from carpool.http.bulk import BULK_PRIORITY, BulkItems, feed_bulk
 from carpool.http.codec import (
     TYPES_OF_ENTRIES,
+    NotReady,
     allow,
     as_routes_are,
     content_length,
@@ -31,16 +37,112 @@ from carpool.http.codec import (
     too_large,
 )
 from carpool.http.compression import check_coding, expanded
+from carpool.http.converted import submission_of
 from carpool.http.endpoint import Address, Endpoint
-from carpool.http.exchange import JSON_TYPE, Ask, Exchange, Head, HttpResponse, ServedModel
-from carpool.http.predict_routes import AdmittingApp, PredictRoutes
+from carpool.http.exchange import JSON_TYPE, Ask, ErrorResponder, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.items import ItemList, split
+from carpool.http.observer import Observer
 from carpool.http.protocol_routes import ProtocolRoutes
-from carpool.http.streaming import BULK
+from carpool.http.protocols.base import ShownRoute
+from carpool.http.shares import ConnectionShares
+from carpool.http.streaming import BULK, Delivery
 from carpool.service.checks import LARGEST_PRIORITY
+from carpool.service.weigh import Weigher
+
+if TYPE_CHECKING:
+    from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
+    from carpool.engine.observe.stats import Stats
+    from carpool.service.service import Service
 
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _USUALLY_EXPANDED = 16  # times its size a body becomes at most, but for those that are made to
 _BULK_LANE = Lane(BULK_PRIORITY, None, 0)
+_LINES_INSIDE = 1024
+
+T = TypeVar("T")
+
+
+class AppView(ErrorResponder, Protocol):
+    """The app as the modules on which it builds see it; there is one kind, `App`, which explains
+    these attributes.
+    """
+
+    endpoints: list[Endpoint]
+    coming: list[Endpoint]
+    routes: Routes
+    max_body_bytes: int
+    accepts_compressed: bool
+    wants_heads: bool
+    wanted_headers: frozenset[bytes]
+    root_path: str
+    is_tls: bool
+    access: Access | None
+    observer: Observer | None
+    own_metrics: OwnMetricsOfWorkers | None
+    connection_shares: ConnectionShares | None
+    refusing: CarpoolError | None
+
+    # -- fronts call these
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the app was started on another event loop than the running one."""
+
+    async def ensure_started(self, *, anew: bool = False) -> None:
+        """Start the app unless it has been started."""
+
+    async def stop(self, drain: bool = True) -> None:
+        """Stop the app."""
+
+    def admit(self, head: Head) -> HttpResponse | None:
+        """Judge a head: return a refusal, or None if the body is to be read."""
+
+    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
+        """Return the response to a request that is broken off after its admission, and count it."""
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an admitted exchange whose body has been read."""
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Give up an exchange whose client has left."""
+
+    def pause(self, exchange: Exchange, is_paused: bool) -> None:
+        """Have no more parts made for a client that does not take them, or go on."""
+
+    # -- routes and pages call these
+
+    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
+        """Return why a request to a model is refused now; None if it is not."""
+
+    @property
+    def served(self) -> list[Endpoint]:
+        """The services that take requests."""
+
+    def problems(self) -> dict[str, str]:
+        """Return the reasons why services do not answer now, by their names."""
+
+    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
+        """Return why no request should be sent to the app now; None if one service would answer."""
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside the requests, until the app stops."""
+
+    def running_stats(self) -> list[Stats]:
+        """Return the statistics of the services that run."""
+
+    def protocol_routes(self) -> Sequence[ShownRoute]:
+        """Return the addresses of protocols that fit the models."""
+
+    # -- orders to add and remove services call these
+
+    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
+        """Make an endpoint of a service. Raises ValueError if the app cannot serve it."""
+
+    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None:
+        """Raise ValueError if two of these services have one address."""
+
+    def serve_at(self, endpoints: Sequence[Endpoint]) -> None:
+        """Answer at the addresses of these services from now on, and of no others."""
 
 
 class HeadAdmission:
@@ -49,14 +151,14 @@ class HeadAdmission:
     Args:
         app: The app whose addresses they are.
         models: Answers at the addresses of models.
-        routes: What answers, by path and method.
+        routes: The functions that answer, by path and method.
         access: Who may ask; None if everybody may.
         protocols: Has further addresses; None where there are none.
     """
 
     def __init__(
         self,
-        app: AdmittingApp,
+        app: AppView,
         models: PredictRoutes,
         routes: Routes,
         access: Access | None,
@@ -131,7 +233,7 @@ class HeadAdmission:
         """Raise `CarpoolError` if no request to a model is taken now."""
         refusal = self._app.refusal_of(endpoint)
         if refusal is not None:
-            raise copy.copy(refusal)  # each raise adds its frames to the traceback of what it raises
+            raise copy.copy(refusal)  # each raise adds its frames to the traceback of its error
 
     def _check_coding(self, headers: Mapping[bytes, bytes], *, is_bulk: bool = False) -> None:
         """Raise `CarpoolError` if a body in this coding is not read."""
@@ -164,7 +266,7 @@ class HeadAdmission:
         )
 
     def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
-        """Read what is asked of a model off a request's headers."""
+        """Read the wish of a request for a model off its headers."""
         headers, formats = head.headers, address.formats
         self._check_taken(endpoint)
         self._check_coding(headers, is_bulk=is_bulk)
@@ -236,9 +338,9 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 Handler = Callable[[Exchange], None]
 """Answers an exchange, now or later."""
 Target = tuple[Handler, Endpoint | None, Address | None]
-"""What answers at an address; at the address of a model also the model and the `Address`."""
+"""The function at an address; at the address of a model also the model and the `Address`."""
 Routes = dict[bytes, dict[bytes, Target]]
-"""By path and method, what answers."""
+"""The functions that answer, by path and method."""
 
 
 def of_pages(pages: Mapping[bytes, Handler]) -> Routes:
@@ -247,7 +349,7 @@ def of_pages(pages: Mapping[bytes, Handler]) -> Routes:
 
 
 def of_orders(orders: Mapping[bytes, Handler]) -> Routes:
-    """Return the entries of what changes the server."""
+    """Return the entries of the orders that change the server."""
     return {path: {b"POST": (order, None, None)} for path, order in orders.items()}
 
 
@@ -257,8 +359,8 @@ def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Handler, 
     Args:
         routes: The table.
         endpoints: The models.
-        predict: What answers where a body is an item.
-        predict_list: What answers where a body is a list of items.
+        predict: Answers where a body is an item.
+        predict_list: Answers where a body is a list of items.
 
     Raises:
         ValueError: Something else answers at one of the addresses.
@@ -279,7 +381,7 @@ def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
     Args:
         routes: The table, of addresses for clients.
         for_operators: Those for the ones who run the server, which are added.
-        root_path: What a proxy puts before each path; empty for nothing.
+        root_path: The path that a proxy puts before each address; empty for nothing.
     """
     if root_path:
         routes.update({root_path.encode() + path: methods for path, methods in routes.items()})
@@ -303,7 +405,7 @@ class WhatIsThere(NamedTuple):
     """The answer to a client that asked at an address where nothing is.
 
     Attributes:
-        owner: What has other addresses, with the verb.
+        owner: The owner of other addresses, with the verb.
         paths: These addresses.
         more: How the sentence goes on.
     """
@@ -319,7 +421,7 @@ def what_is_there(routes: Routes, root_path: str) -> WhatIsThere:
 
     Args:
         routes: The table.
-        root_path: What a proxy puts before each path.
+        root_path: The path that a proxy puts before each address.
     """
     targets = [target for methods in routes.values() for target in methods.values()]
     paths = dict.fromkeys(address.path for _, _, address in targets if address is not None and not address.is_list)
@@ -330,7 +432,132 @@ def what_is_there(routes: Routes, root_path: str) -> WhatIsThere:
 
 
 def check_root_path(path: str) -> str:
-    """Return what a proxy puts before each path, without a slash at its end. Raises ValueError."""
+    """Return the path that a proxy puts before each address, without a slash at its end.
+
+    Raises ValueError.
+    """
     if path and (not _ROOT_PATH.fullmatch(path) or path == "/"):
         raise ValueError(f"root_path must begin with a slash, such as /api, not {path!r}")
     return path.rstrip("/")
+
+
+class PredictRoutes:
+    """The routes of an app's models.
+
+    Args:
+        app: Words refusals, and counts them.
+        protocols: Runs the items of bodies that are converted here.
+        is_patient: Whether requests wait while the queue is full.
+    """
+
+    def __init__(self, app: AppView, protocols: ProtocolRoutes, is_patient: bool) -> None:
+        self._app = app
+        self._protocols = protocols
+        self._is_patient = is_patient
+
+    def predict(self, exchange: Exchange, is_weighed: bool = False) -> None:
+        """Hand a request to its model's driver, once its size is noted on it.
+
+        Only the deadline is set here. By when the SLO wants it answered, the core says.
+        """
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, weigher = ask.endpoint.driver, ask.endpoint.weigher
+        assert driver is not None
+        if not is_weighed:
+            exchange.format = ask.format
+            exchange.accept = ask.accept
+            exchange.lane = ask.lane
+            if weigher is not None:
+                self._weigh(weigher, exchange)
+                return
+        exchange.deadline = driver.clock() + ask.timeout_s
+        exchange.patient = self._is_patient
+        if ask.framing is not None:
+            _ask_for_parts(exchange, ask, driver.clock())
+        driver.submit(exchange)
+
+    def _weigh(self, weigher: Weigher, exchange: Exchange) -> None:
+        """Note the size of an item on it, and hand it over then."""
+        body = exchange.body
+        self._with(
+            exchange,
+            lambda: weigher.weigh_encoded(exchange, body, exchange.format),
+            lambda _: self.predict(exchange, is_weighed=True),
+        )
+
+    def predict_whole_request(self, exchange: Exchange) -> None:
+        """Hand over a request to a model whose `decode` asks for the head beside the body."""
+        ask = exchange.head.ask
+        assert ask is not None
+        exchange.item = [ask.packed, exchange.body]
+        exchange.nbytes += len(ask.packed)
+        self.predict(exchange)
+
+    def predict_converted(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        """Convert the body of a request, and hand its items to the model's driver."""
+        headers, body = exchange.head.headers, exchange.body
+        sent, wanted = headers.get(b"content-type"), headers.get(b"accept")
+        self._with(
+            exchange,
+            lambda: submission_of(endpoint, body, sent, wanted),
+            lambda submission: self._protocols.submit(exchange, submission),
+        )
+
+    def predict_list(self, exchange: Exchange) -> None:
+        """Hand the items of a list to their model's driver."""
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, weigher, body = ask.endpoint.driver, ask.endpoint.weigher, exchange.body
+        assert driver is not None
+        format = format_of_entries(exchange.head.headers.get(b"content-type"))
+
+        def listed() -> ItemList:
+            bodies = split(body, format, ask.endpoint.allowance(len(body)))
+            whole = ItemList(exchange, ask, bodies, driver.clock() + ask.timeout_s, self._is_patient)
+            if weigher is not None:
+                for item, own in zip(whole.items, bodies, strict=True):
+                    try:
+                        weigher.weigh_encoded(item, own, format)
+                    except CarpoolError as error:
+                        item.error = error
+            return whole
+
+        def submit(whole: ItemList) -> None:
+            for item in whole.items:
+                if isinstance(item.error, CarpoolError):
+                    driver.refused(item.error)
+            exchange.item = whole  # for `cancel`
+            driver.submit_all(whole.begin())
+
+        self._with(exchange, listed, submit)
+
+    def _with(self, exchange: Exchange, read: Callable[[], T], then: Callable[[T], object]) -> None:
+        """Go on with the content of a body, or refuse the request."""
+        head = exchange.head
+        exchange.read_beside(self._app, exchange.nbytes, read, then, lambda error: self._app.refuse(head, error))
+
+    def predict_bulk(self, exchange: Exchange) -> None:
+        """Have the lines of a body taken as they come, each as an item."""
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, handle = ask.endpoint.driver, ask.endpoint.handle
+        assert driver is not None
+        exchange.fix_id(ask.responder.request_ids)
+        window = StreamWindow(_LINES_INSIDE, _LINES_INSIDE) if handle is None else handle.window(None)
+        soon = asyncio.get_running_loop().call_soon
+        unfed = exchange.item if type(exchange.item) is list else []
+        exchange.item = BulkItems(exchange, ask, driver, window, self._app.max_body_bytes, soon)
+        for piece in unfed:
+            feed_bulk(exchange, piece)
+
+
+def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
+    """Have an answer sent in parts; that of a model which makes none is a single one."""
+    exchange.fix_id(ask.responder.request_ids)
+    exchange.stream = Stream(until=now + ask.stream_s)
+    exchange.delivery = Delivery(now)
+    exchange.watch_silence()
+    service = ask.endpoint.service
+    if service.gives.in_parts:
+        exchange.deadline = now + service.timeout_s
