@@ -27,12 +27,12 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 282,
-    "lines of code": 46_380,
-    "bases with a single subclass": 19,
-    "protocol classes": 58,
+    "files": 274,
+    "lines of code": 46_280,
+    "bases with a single subclass": 18,
+    "protocol classes": 57,
     "words of the glossary": 50,
-    "words of the docs": 87_100,
+    "words of the docs": 87_040,
 }
 
 

@@ -3,6 +3,7 @@
     python -m bench.policies.ablation                         the four sets, three seeds, in an hour
     python -m bench.policies.ablation --sets usual --seeds 1 --quick --parts gather,edge
     python -m bench.policies.ablation --each --workloads knee   what each workload says, too
+    python -m bench.policies.ablation --constants --seeds 1   each constant halved and doubled
 
 A row counts the workloads whose goodput falls, and rises, by 2 % without the mechanism, those in
 which it falls by 5 %, and those whose penalised mean grows, and shrinks, by 2 %; then come the
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import fmean
 from sys import maxsize
 from typing import NamedTuple
@@ -26,9 +28,21 @@ from bench.policies.workloads import DURATION_S, Workload
 from bench.tools import options
 from bench.tools.docs import write
 from bench.tools.figures import commit, table
-from carpool.engine.policy import Adaptive, Decision
+from carpool.engine.policy import (
+    Adaptive,
+    Decision,
+    adaptive,
+    adaptive_learning,
+    by_length,
+    clients,
+    compose,
+    cost,
+    length_cost,
+    size,
+)
 from carpool.simulate import run
 
+MODULES = (adaptive, adaptive_learning, by_length, clients, compose, cost, length_cost, size)
 QUICK = 0.5  # of each duration
 MOVES, MUCH = 0.02, 0.05
 OWN = (
@@ -58,7 +72,7 @@ OWN = (
 
 def without_gather(policy: Adaptive) -> None:
     """Never wait for clients to come back."""
-    policy._worth_waiting_until = lambda *_: None  # type: ignore[method-assign]
+    policy.back_until = lambda *_: None  # type: ignore[method-assign]
 
 
 def without_plan(policy: Adaptive) -> None:
@@ -157,13 +171,13 @@ def without_way(policy: Adaptive) -> None:
 
 def without_steady_rate(policy: Adaptive) -> None:
     """Shares go by the last 256 arrivals."""
-    arrivals = policy._arrivals
+    arrivals = policy.arrivals
     arrivals.steady_rate = arrivals.long_rate  # type: ignore[method-assign]
 
 
 def without_groups(policy: Adaptive) -> None:
     """Whether all clients are inside is never known."""
-    policy._inside.are_all = lambda inside: False  # type: ignore[method-assign]
+    policy.inside.are_all = lambda inside: False  # type: ignore[method-assign]
 
 
 class _Everything(set[int]):
@@ -196,13 +210,14 @@ def main() -> int:
     parser.add_argument("--sets", default="usual,busy,rivals,ahead", metavar="NAMES", help="default: %(default)s")
     parser.add_argument("--workloads", default="", metavar="REGEX", help="those whose names match; default: all")
     options.add_names(parser, "--parts", PARTS, "the mechanisms")
+    parser.add_argument("--constants", action="store_true", help="half and twice of each constant in their place")
     parser.add_argument("--each", action="store_true", help="print each workload that a mechanism moves")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/")
     add_jobs(parser)
     given = parser.parse_args()
     workloads = [*OWN, *(workload for each in named(given.sets, given.workloads).values() for workload in each)]
     workloads = [workload.shortened(QUICK if given.quick else 1.0) for workload in workloads]
-    parts = ["", *given.parts]
+    parts = ["", *(constants() if given.constants else given.parts)]
     cases = [(workload, part, seed) for part in parts for workload in workloads for seed in range(given.seeds)]
     found = iter(figures_of(cases, given.jobs))
     by_part = {part: [fmeans([next(found) for _ in range(given.seeds)]) for _ in workloads] for part in parts}
@@ -240,12 +255,52 @@ def simulate(case: tuple[Workload, str, int]) -> Figures:
 
     def policy() -> Adaptive:
         made = Adaptive(workload.settings["max_batch_size"])
-        if part:
+        if part in PARTS:
             PARTS[part](made)
         return made
 
-    report = run(policy=policy, seed=seed, **workload.settings)
+    with changed(part):
+        report = run(policy=policy, seed=seed, **workload.settings)
     return Figures(report.goodput, report.penalised_mean_s)
+
+
+def constants() -> list[str]:
+    """All constants of the policy that are one number, each as ` half` and ` twice`."""
+    found = {}
+    for module in MODULES:
+        for name, value in vars(module).items():
+            if name.strip("_").isupper() and type(value) in (int, float):
+                found.setdefault((name, value), f"{module.__name__.rpartition('.')[2]}.{name}")
+    return [f"{name} {times}" for name in found.values() for times in ("half", "twice")]
+
+
+@contextmanager
+def changed(part: str) -> Iterator[None]:
+    """Change a constant meanwhile, in all modules that have it; does nothing for a mechanism.
+
+    Of a value close to 1 the distance from 1 is changed: half of a memory is half as long.
+    """
+    place, _, times = part.partition(" ")
+    name, factor = place.rpartition(".")[2], {"half": 0.5, "twice": 2.0}.get(times)
+    if factor is None:
+        yield
+        return
+    having = [module for module in MODULES if name in vars(module)]
+    value = next(vars(module)[name] for module in having if module.__name__.endswith(place.partition(".")[0]))
+    having = [module for module in having if vars(module)[name] == value]
+    if 0.9 < value < 1.0:
+        new = 1.0 - (1.0 - value) / factor
+    elif 1.0 < value < 1.1:
+        new = 1.0 + (value - 1.0) * factor
+    else:
+        new = type(value)(value * factor)
+    for module in having:
+        setattr(module, name, new)
+    try:
+        yield
+    finally:
+        for module in having:
+            setattr(module, name, value)
 
 
 def fmeans(figures: Sequence[Figures]) -> Figures:
@@ -265,7 +320,7 @@ def row(part: str, workloads: Sequence[Workload], whole: Sequence[Figures], with
         sum(ratio < 1.0 - MOVES for ratio in longer),
     ]
     worst = min(range(len(goodput)), key=goodput.__getitem__)
-    meaning = (PARTS[part].__doc__ or "").partition(".")[0]
+    meaning = (PARTS[part].__doc__ or "").partition(".")[0] if part in PARTS else ""
     return [part, *map(str, counts), f"{goodput[worst]:.3f}", workloads[worst].name, meaning]
 
 

@@ -528,7 +528,7 @@ def test_a_smaller_batch_goes_where_its_worker_would_lose_more_by_being_idle(
     batcher = core.batchers[0]
     assert isinstance(batcher.lobby.policy, Adaptive)
     for _ in range(40):
-        batcher.lobby.policy._inside.note(4 + n, 1)
+        batcher.lobby.policy.inside.note(4 + n, 1)
     core.flow.submit(0, asks("abcd"))
     assert [len(batch) for batch in runs(core, 0)] == [4]
     core.flow.submit(0, asks("efg"[:n]))
@@ -546,7 +546,7 @@ def test_a_smaller_batch_waits_for_clients_that_are_outside() -> None:
         policy = core.batchers[0].lobby.policy
         assert isinstance(policy, Adaptive)
         for n in inside:
-            policy._inside.note(n, 1)
+            policy.inside.note(n, 1)
         core.flow.submit(0, asks("abcd"))
         runs(core, 0)
         core.flow.submit(0, asks("efg"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.policy.arrivals import Arrivals
+from carpool.engine.policy.clients import Arrivals
 from tests.support.properties import PROPERTY
 
 gaps = st.lists(st.tuples(st.floats(0.001, 1), st.integers(1, 40)), min_size=1, max_size=300)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.engine.core.queue import Queue
-from carpool.engine.policy.candidates import Candidates
+from carpool.engine.policy.adaptive import Candidates
 from carpool.engine.request import DEFAULT_LANE, Request
 from tests.effort import examples
 
@@ -75,15 +75,6 @@ def test_of_the_first_ones_as_many_go_as_must(given: list[tuple[float, int, int]
     assert sorted(map(id, left.dropped)) == sorted(map(id, order[:gone]))
     assert sum(request.size for request in left.dropped) >= min(units, sum(request.size for request in order))
     assert sum(request.size for request in left.dropped[:-1]) < max(1, units)
-
-
-def test_behind_all_of_them_nobody_is_due() -> None:
-    """Behind the first few the next one is due, be they large or not, and behind all of them nobody."""
-    dues = (1.0, 2.0, 3.0)
-    alike, large = waiting(dues, (1, 1, 1)), waiting(dues, (1, 2, 3))
-
-    assert [alike.due_behind(n) for n in range(5)] == [1.0, 2.0, 3.0, inf, inf]
-    assert [large.due_behind(n) for n in range(1, 8)] == [2.0, 2.0, 3.0, 3.0, 3.0, inf, inf]
 
 
 @PROPERTY

@@ -203,8 +203,8 @@ def learned_of_lengths(factor: float) -> list[float]:
     for i in range(1200):
         driver.arrive(0.02 * (i // 8), "x", length=dice.choice([4, 30, 200]))
     driver.run()
-    learned = policy._length_cost
-    assert learned is not None
+    assert policy._by_length is not None
+    learned = policy._by_length.cost
     return [learned.seconds(n, length) for n, length in ((1, 4), (1, 200), (8, 30), (8, 200))]
 
 

@@ -7,9 +7,8 @@ from random import Random
 
 import pytest
 
-from carpool.engine.policy.arrivals import Arrivals
+from carpool.engine.policy.clients import Arrivals, Gather
 from carpool.engine.policy.cost import CostModel
-from carpool.engine.policy.gather import Gather
 from carpool.simulate import Affine, Cost
 from tests.engine.policy.learned import FIXED, TILES, learned
 

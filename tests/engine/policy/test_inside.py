@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from carpool.engine.policy.inside import Inside
+from carpool.engine.policy.clients import Inside
 from tests.effort import share
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.engine.core.levels import BY_LENGTH
 from carpool.engine.core.queue import Queue
 from carpool.engine.policy import Greedy
-from carpool.engine.policy.nearest import nearest
+from carpool.engine.policy.greedy import nearest
 from carpool.engine.request import Request
 from tests.support.properties import PROPERTY
 from tests.support.view import view_of

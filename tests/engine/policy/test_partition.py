@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.policy.partition import partition
+from carpool.engine.policy.compose import partition
 from tests.support.properties import PROPERTY
 
 
@@ -27,6 +27,12 @@ class Cost(NamedTuple):
 
     def item_s_at(self, lengths: Sequence[int]) -> list[float]:
         return [self.item_s(length) for length in lengths]
+
+
+def cut(levels: Sequence[tuple[int, int]], limit: int, most_padded: float, cost: Cost) -> list[tuple[int, int]]:
+    """The pieces of a line of levels, each of which has a length and how many requests have it."""
+    lengths, counts = [length for length, _ in levels], [count for _, count in levels]
+    return partition(lengths, counts, limit, most_padded, cost.setup_s, cost.item_s_at(lengths))
 
 
 def value(pieces: list[tuple[int, int]], lengths: list[int], cost: Cost) -> float:
@@ -64,7 +70,7 @@ def test_pieces_cover_the_line_within_the_limits(
     than the limits allow.
     """
     lengths = [length for length, count in levels for _ in range(count)]
-    pieces = partition(*zip(*levels, strict=True), limit, most_padded, cost)
+    pieces = cut(levels, limit, most_padded, cost)
     assert pieces[0][0] == 0 and pieces[-1][1] == len(lengths)
     assert all(before[1] == after[0] for before, after in pairwise(pieces))
     for begin, end in pieces:
@@ -81,7 +87,7 @@ def test_the_pieces_are_the_best(levels: list[tuple[int, int]], limit: int, cost
     lengths = [length for length, count in levels for _ in range(count)]
     ends = {0, *accumulate(count for _, count in levels)}
     places = {place for end in ends for place in range(end, len(lengths) + 1, limit)}
-    found = value(partition(*zip(*levels, strict=True), limit, inf, cost), lengths, cost)
+    found = value(cut(levels, limit, inf, cost), lengths, cost)
     assert found <= 1.1 * best(lengths, limit, inf, cost, places)
 
 
@@ -92,9 +98,7 @@ def test_places_left_out_cost_little(n: int) -> None:
     levels = [(length, lengths.count(length)) for length in sorted(set(lengths))]
     cost = Cost(2e-3, 20e-6)
     assert len(levels) > 16
-    assert value(partition(*zip(*levels, strict=True), 32, inf, cost), lengths, cost) <= 1.03 * best(
-        lengths, 32, inf, cost
-    )
+    assert value(cut(levels, 32, inf, cost), lengths, cost) <= 1.03 * best(lengths, 32, inf, cost)
 
 
 @pytest.mark.parametrize("most_padded", [100, 2000, 20000])
@@ -102,7 +106,7 @@ def test_many_levels_are_cut_within_the_padded_size(most_padded: int) -> None:
     """Where places next to one another are left out, batches that may hold few still reach them."""
     levels = [(length, 1 + length % 5) for length in range(10, 400, 7)]
     lengths = [length for length, count in levels for _ in range(count)]
-    pieces = partition(*zip(*levels, strict=True), 64, most_padded, Cost(2e-3, 20e-6))
+    pieces = cut(levels, 64, most_padded, Cost(2e-3, 20e-6))
     assert [begin for begin, _ in pieces[1:]] == [end for _, end in pieces[:-1]]
     assert (pieces[0][0], pieces[-1][1]) == (0, len(lengths))
     assert all(end - begin == 1 or (end - begin) * lengths[end - 1] <= most_padded for begin, end in pieces)
@@ -110,10 +114,10 @@ def test_many_levels_are_cut_within_the_padded_size(most_padded: int) -> None:
 
 def test_equal_lengths_are_cut_into_full_batches() -> None:
     """Requests of one length are parted only by full batches."""
-    assert [end - begin for begin, end in partition([20], [70], 32, inf, Cost(2e-3, 1e-5))].count(32) == 2
+    assert [end - begin for begin, end in cut([(20, 70)], 32, inf, Cost(2e-3, 1e-5))].count(32) == 2
 
 
 def test_nothing_is_joined_where_calls_cost_nothing() -> None:
     """Where a call has no cost of its own, no two lengths share one."""
-    pieces = partition([1, 50, 400], [2, 1, 2], 8, inf, Cost(0.0, 1e-4))
+    pieces = cut([(1, 2), (50, 1), (400, 2)], 8, inf, Cost(0.0, 1e-4))
     assert list(accumulate(end - begin for begin, end in pieces)) == [2, 3, 5]

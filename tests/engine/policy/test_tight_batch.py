@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.policy.tight_batch import urgent_first, without_late
+from carpool.engine.policy.compose import urgent_first, without_late
 from carpool.engine.request import Request
 from tests.support.properties import PROPERTY
 

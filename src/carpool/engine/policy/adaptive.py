@@ -11,7 +11,7 @@ which `decide` asks:
 4. *tight*: if the first would be late with the others, it goes in a smaller batch; or it is given
    up, with all behind it that would be late as well. What answers more in time is done, where at
    loads above `_TIME_IS_FREE` a worker's time counts for the others that it could serve;
-5. *gather* (`policy/gather.py`): clients in a closed loop are about to return: wait for them;
+5. *gather* (`policy/clients.py`): clients in a closed loop are about to return: wait for them;
 6. *size* (`policy/size.py`): the number that makes the sum of delays least, not always all; now and
    then a size that may be better than it seems.
 
@@ -34,20 +34,24 @@ shrinks with time. In rule 4 a smaller batch for the first alone is Clockwork's 
 OSDI 2020), to give it up always is the early drop of Nexus (Shen et al., SOSP 2019).
 
 What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
-`policy/adaptive_lengths.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
+`policy/by_length.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
 only the others apply. Figures and when it loses: docs/policies.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import inf, sqrt
-from typing import Final
+from typing import Any, Final
 
-from carpool.engine.policy.adaptive_learning import COLD, SURE
-from carpool.engine.policy.adaptive_lengths import AdaptiveLengths
-from carpool.engine.policy.base import NOTHING, Decision, QueueView, View
-from carpool.engine.policy.candidates import Candidates
+from carpool.engine.policy.adaptive_learning import AdaptiveLearning
+from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, QueueView, View
+from carpool.engine.policy.by_length import ByLength
+from carpool.engine.policy.cost import COLD, SURE, CostModel
+from carpool.engine.policy.length_cost import CostAtLength
+from carpool.engine.request import Request
 
 _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """After how many SLOs of overload half of the servable backlog is kept, and the least share of it.
@@ -59,12 +63,9 @@ under small batches."""
 _STANDS: Final = 2.0
 """SLOs without a look that finds no more than one batch for each worker: then a backlog stands.
 With half as many, bursts count as such; with twice as many, closed loops are late for longer."""
-_CALM: Final = 0.95  # of the capacity: with a load below it an overload is over
-_NEARLY_FULL: Final = 0.95
-"""Of the largest batch: groups of clients that large are not cut, as a few would be left over."""
 
 
-class Adaptive(AdaptiveLengths):
+class Adaptive(AdaptiveLearning):
     """Batch size and waiting time found by the program, with and without an SLO.
 
     Args:
@@ -74,14 +75,37 @@ class Adaptive(AdaptiveLengths):
             be in time, for the sake of larger batches, which take fewer worker-seconds.
     """
 
+    _by_length: ByLength | None = None  # where requests have lengths
+
     @property
     def lone_slack_s(self) -> float:
         cost = self.cost
-        if self._is_patient or cost.samples < COLD or (not self._is_trifling and self._gather.window_s):
+        if self.is_patient or cost.samples < COLD or (not self._is_trifling and self.gather.window_s):
             return inf
         if self._observation is not None and self._next_has_gone:
             return inf  # it is learned from when something arrives, and may change all this
         return cost.shortest_s * cost.margin
+
+    # -- what happened, where requests have lengths
+
+    def left(self, now: float, request: Request) -> None:
+        if self._by_length is not None and request.due < inf:
+            self._by_length.left(now, request)
+
+    def learn(self, now: float, done: DoneBatch) -> None:
+        if done.longest:
+            if self._by_length is None:
+                self._by_length = ByLength(self)
+            self._by_length.learn(now, done)
+        super().learn(now, done)
+
+    def _usual_cost(self) -> CostModel | CostAtLength:
+        lengths = self._by_length.cost if self._by_length is not None else None
+        return lengths.usual(self.limit) if lengths is not None and lengths.longest_varies else self.cost
+
+    def explain(self, now: float) -> dict[str, Any]:
+        found = super().explain(now)
+        return found | self._by_length.explain() if self._by_length is not None else found
 
     # -- what to do
 
@@ -90,13 +114,13 @@ class Adaptive(AdaptiveLengths):
         if view.free_in_s is not None:
             return self._ahead(view, view.free_in_s)
         queue, busy = view.queue, view.busy
-        waiting = self._waiting = len(queue)
+        waiting = len(queue)
         if not view.free or not waiting:
             return NOTHING
-        if (self._is_trifling or (waiting == 1 and not busy and not self._gather.window_s)) and self._has_time(view):
+        if (self._is_trifling or (waiting == 1 and not busy and not self.gather.window_s)) and self._has_time(view):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
-        elif queue.by_length and (composed := self._composed(view)) is not None:
+        elif self._by_length is not None and (composed := self._by_length.decide(view)) is not None:
             decision = composed
         elif self.cost.samples < COLD:
             decision = self._cold(view.now, queue)
@@ -106,7 +130,7 @@ class Adaptive(AdaptiveLengths):
         self._busy = busy
         if decision.take:
             self._busy += 1
-            self._note_gone(decision, queue)
+            self._note_gone(decision)
         return decision
 
     def _ahead(self, view: View, free_in_s: float) -> Decision:
@@ -119,7 +143,7 @@ class Adaptive(AdaptiveLengths):
         by what waits then.
         """
         queue, sizes, waiting = view.queue, self._sizes, view.queue.size
-        if self.cost.samples < COLD or self._composes(view):
+        if self.cost.samples < COLD or (self._by_length is not None and self._by_length.composes(view)):
             return NOTHING
         sizes.refresh()
         most = self.limit if self._is_trifling else sizes.most_of(waiting)
@@ -141,8 +165,7 @@ class Adaptive(AdaptiveLengths):
                     return NOTHING
                 n, reason = chosen, "probe"
         decision = Decision(take=n, reason=reason)
-        self._waiting = len(queue)
-        self._note_gone(decision, queue)
+        self._note_gone(decision)
         return decision
 
     def _refuses_none(self, view: View, free_in_s: float, n: int, most: int, workers: int) -> bool:
@@ -165,17 +188,16 @@ class Adaptive(AdaptiveLengths):
         The worker is idle before the latter. No other request may come before; and there are at
         most twice as many batches, as each of them is work for the service, too.
         """
-        if self._is_trifling or 2 * n < most or not self._inside.are_all(view.running + len(view.queue)):
+        if self._is_trifling or 2 * n < most or not self.inside.are_all(view.running + len(view.queue)):
             return False
         cost, way = self.cost, self.cost.way
         in_worker_s = max(0.0, cost.seconds(n) - way.seconds(n)), max(0.0, cost.seconds(most) - way.seconds(most))
         return in_worker_s[0] * most <= (in_worker_s[1] + view.gap_s) * n
 
-    def _note_gone(self, decision: Decision, queue: QueueView) -> None:
-        """Note that a batch goes, and how many requests it leaves in the queue."""
+    def _note_gone(self, decision: Decision) -> None:
+        """Note that a batch goes."""
         self._next_has_gone = True
         self._rule = decision.reason
-        self._waiting -= round(decision.take / self._unit) if queue.weighted else decision.take
 
     def _has_time(self, view: View) -> bool:
         """Report whether all that waits can go without more ado, as no request is in a hurry.
@@ -183,7 +205,7 @@ class Adaptive(AdaptiveLengths):
         It is asked for a lone request on an idle server, and for trifles.
         """
         cost, queue = self.cost, view.queue
-        if cost.samples < COLD or (self._is_patient and self._defers(queue)):
+        if cost.samples < COLD or (self.is_patient and self.defers(queue)):
             return False
         self._overloaded_since = self._stands_since = None
         slack_s = queue.earliest_due - view.now - view.onward_s
@@ -210,7 +232,7 @@ class Adaptive(AdaptiveLengths):
             return self._hopeless(left, at - now + cost.seconds(1))
         loads = self._loads(now, workers)
         most = sizes.most_of(left.size)
-        if loads[1] < _CALM or (not busy and 2 * left.size < most):
+        if loads[1] < 1.0 or (not busy and 2 * left.size < most):
             self._overloaded_since = None
         if left.size > most and left.due < inf:
             left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, min(loads)))
@@ -219,7 +241,7 @@ class Adaptive(AdaptiveLengths):
             self._trim_edge(now, at, left, most, workers)
         else:
             self._stands_since = None
-        defers = self._is_patient and self._defers(queue)
+        defers = self.is_patient and self.defers(queue)
         share = most if defers else self._fair_share(now, left.size, most, workers)
         n = min(left.size, share)
         slack_s = left.due - at
@@ -231,15 +253,11 @@ class Adaptive(AdaptiveLengths):
         else:
             # with two workers idle, clients that come back find one, so there is no need to wait
             # for them
-            until = None if free > 1 else self._worth_waiting_until(now, queue, left.size, share, slack_s)
+            until = None if free > 1 else self.back_until(view, left.size, share, slack_s)
             load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
         chosen = sizes.choose(left.size, share, load, slack_s)
-        if chosen < n:
-            slack_behind_s = left.due_behind(chosen) - at - cost.seconds(chosen)
-            if slack_behind_s < cost.margin * cost.seconds(min(left.size - chosen, share)):
-                chosen = n  # the rest would be late
         reason = "probe" if sizes.is_try(chosen) else _why(chosen, most, left.size)
         return Decision(drop=left.dropped, take=chosen, reason=reason)
 
@@ -248,11 +266,11 @@ class Adaptive(AdaptiveLengths):
         cost = self.cost
         if n >= min(most, 2 * cost.largest):  # what much larger batches cost is a guess
             return None
-        return self._held_until(view, left.due, cost.seconds(n + 1), cost.cv)
+        return self.held_until(view, left.due, cost.seconds(n + 1), cost.cv)
 
     def _loads(self, now: float, workers: int) -> tuple[float, float]:
         """Return what has come lately, by few and by more, as shares of what can be served."""
-        arrivals = self._arrivals
+        arrivals = self.arrivals
         per_unit = self._unit / (workers * self._sizes.rate)
         return arrivals.short_rate(now) * per_unit, arrivals.long_rate(now) * per_unit
 
@@ -340,12 +358,12 @@ class Adaptive(AdaptiveLengths):
         """
         if workers <= 1 or self._overloaded_since is not None:
             return most
-        if self._gather.window_s:
-            clients = round(self._gather.clients * self._unit)
+        if self.gather.window_s:
+            clients = round(self.gather.clients * self._unit)
             if waiting <= clients:
                 group = -(-clients // workers)
-                return most if group > _NEARLY_FULL * most else max(1, group)
-        return min(most, self._sizes.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
+                return max(1, min(most, group))
+        return min(most, self._sizes.share(waiting, self.arrivals.steady_rate(now) * self._unit, workers))
 
 
 def _needed(most: int, workers: int) -> int:
@@ -356,3 +374,114 @@ def _needed(most: int, workers: int) -> int:
 def _why(n: int, most: int, waiting: int) -> str:
     """Return the reason of a batch of `n` of those that wait, where `most` may go."""
     return "full" if n == most else "free" if n == waiting else "size"
+
+
+class Candidates:
+    """What a policy may choose from while it decides.
+
+    The requests are listed only when a rule must look at them one by one, since most decisions need
+    no more than `size` and `due`.
+
+    Args:
+        queue: What waits; it is only read.
+
+    Attributes:
+        size: How much is left, in units of the requests' sizes.
+        due: When the first of those left is due.
+        dropped: The requests that are to be refused.
+    """
+
+    __slots__ = ("_queue", "_requests", "dropped", "due", "size")
+
+    def __init__(self, queue: QueueView) -> None:
+        self._queue = queue
+        self._requests: Sequence[Request] | None = None
+        self.dropped: list[Request] = []
+        if queue.lanes == 1:
+            self.size = queue.size
+            self.due = queue.earliest_due
+        else:
+            self._requests = queue.peek(len(queue))
+            self.size = sum([request.size for request in self._requests])
+            self.due = min([request.due for request in self._requests])
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """Those left, in the order in which they would be taken."""
+        if self._requests is None:
+            self._requests = self._queue.peek(len(self._queue))
+        return self._requests
+
+    @property
+    def weighted(self) -> bool:
+        """Whether some are left, and requests in the queue have sizes other than 1."""
+        return self._queue.weighted and self.size > 0
+
+    @property
+    def last_due(self) -> float:
+        """When the one left is due that is due last: of several lanes it need not be the last."""
+        if self._queue.lanes == 1:
+            return self.requests[-1].due
+        return max([request.due for request in self.requests])
+
+    def drop(self, requests: list[Request]) -> None:
+        """Refuse these requests."""
+        gone = set(requests)
+        self._requests = [request for request in self.requests if request not in gone]
+        self.size -= sum([request.size for request in requests])
+        self.due = min([request.due for request in self._requests], default=inf)
+        self.dropped += requests
+
+    def drop_due_before(self, when: float) -> None:
+        """Refuse the requests that are due before `when`."""
+        if self.due < when:
+            self.drop([request for request in self.requests if request.due < when])
+
+    def due_by(self, when: float) -> int:
+        """Return how much of what is left is due by `when`, in units."""
+        if self.size and self._queue.lanes == 1 and self.requests[-1].due <= when:
+            return self.size
+        return sum([request.size for request in self.requests if request.due <= when])
+
+    def drop_first(self, units: int, due_by: float = inf) -> None:
+        """Refuse `units`, or a little more, of the requests that are due by `due_by`.
+
+        Those that are due first go first, the lowest priority ahead of the others.
+        """
+        if units <= 0 or self.due > due_by:
+            return
+        order = self.requests
+        if self._queue.lanes > 1:
+            order = sorted(order, key=lambda request: (request.lane.priority, request.due))
+        refused = []
+        for request in order:
+            if units <= 0:
+                break
+            if request.due <= due_by:
+                units -= request.size
+                refused.append(request)
+        self.drop(refused)
+
+    def late_in_line(self, is_late: Callable[[float, int], bool], behind: int = 0) -> list[Request]:
+        """Return those that are late before the first that is in time if a batch begins with it.
+
+        The further back a request is, the later it is due and the smaller the batch can be, so this
+        is a binary search. Across priorities some before it may be due later; these stay.
+
+        Args:
+            is_late: Reports whether a request that is due then is late, with so many units from it
+                on.
+            behind: How many units go before; who is among these is not late.
+        """
+        requests = self.requests
+        before = list(accumulate((request.size for request in requests), initial=0))
+        units = before[-1]
+        first = low = max(1, bisect_right(before, behind) - 1) if behind else 0
+        high = len(requests)
+        while low < high:
+            middle = (low + high) >> 1
+            if is_late(requests[middle].due, units - before[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        return [requests[i] for i in range(first, low) if is_late(requests[i].due, units - before[i])]

@@ -25,22 +25,23 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Final, Literal, NamedTuple
 
-from carpool.engine.policy.arrivals import Arrivals
 from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
-from carpool.engine.policy.compose import Composer
-from carpool.engine.policy.cost import CostModel
-from carpool.engine.policy.gather import Gather, Round
-from carpool.engine.policy.inside import Inside
-from carpool.engine.policy.length_cost import LengthCost
+from carpool.engine.policy.clients import Arrivals, Gather, Inside, Round
+from carpool.engine.policy.cost import SURE, CostModel
+from carpool.engine.policy.length_cost import CostAtLength
 from carpool.engine.policy.size import Sizes
 from carpool.engine.request import Request
 
-COLD: Final = 6  # batches before anything is decided by what was learned
-SURE: Final = 2.5  # almost no batch exceeds its expected time by so many coefficients of variation
-_FEW = 64  # batches that must be known before any is skipped without much thought
-_TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
-_SHORT_S = 5e-3  # shorter batches are not all learned from, as learning costs a share of their time,
-_LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3  # but about one in this time
+_FEW: Final = 64
+"""Batches to learn from before any is skipped. With half as many, sizes have been run less often by
+then; with twice as many, learning takes its share of short batches for as much longer."""
+_TRIFLE_S: Final = 200e-6
+"""Shorter batches just go: to think about them costs more than it brings. With half of it, more
+models pay for decisions; with twice as much, the knees of more models are passed over."""
+_LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3
+"""In which time about one batch is learned from, where they are shorter than a quarter of the
+former, as learning costs a share of their time. With half of it, that share is twice as large; with
+twice as much, a change is noticed as much later."""
 
 
 class _Observation(NamedTuple):
@@ -87,22 +88,19 @@ class AdaptiveLearning(Policy):
         if prefer not in ("latency", "efficiency"):
             raise ValueError(f'prefer must be "latency" or "efficiency", not {prefer!r}')
         self.prefer = prefer
-        self._is_patient = prefer == "efficiency"
-        self._arrivals = Arrivals()
-        self._gather = Gather(self._arrivals)
+        self.is_patient = prefer == "efficiency"
+        self.arrivals = Arrivals()
+        self.gather = Gather(self.arrivals)
         self._overloaded_since: float | None = None
         self._stands_since: float | None = None  # since when more waits than one batch for each worker
         self._looked_at = 0.0  # when that was seen last
-        self._inside = Inside()
+        self.inside = Inside()
         self._unit = 1.0  # smoothed size of a request
-        self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
         self._busy = 0  # workers, after the last decision
         self._rule = "cold"
         self._view: View | None = None  # of the stage, once it has asked
         self._is_trifling = False  # whether the last batch was very short
         self._to_skip = 0  # how many of the next batches to skip when learning
-        self._length_cost: LengthCost | None = None  # where requests have lengths
-        self._composer: Composer | None = None
         self._observation: _Observation | None = None  # of the last batch that is learned from, until it is
         self._next_has_gone = False  # whether a batch has gone since that one was completed
         self._learn_from_scratch()
@@ -115,32 +113,19 @@ class AdaptiveLearning(Policy):
 
     def arrived(self, now: float, requests: Sequence[Request]) -> None:
         n = len(requests)
-        self._arrivals.add(now, n)
-        self._waiting += n
+        self.arrivals.add(now, n)
         if self._unit != 1.0 or self._view is None or self._view.queue.weighted:  # else each has size 1
             size = sum([request.size for request in requests])
             self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
         if self._observation is not None and self._next_has_gone:
             self._learn_observed()
 
-    def left(self, now: float, request: Request) -> None:
-        self._waiting -= 1
-        if self._composer is not None and request.due < inf:
-            self._left_composer(now, request)
-
-    def _left_composer(self, now: float, request: Request) -> None:
-        """Count a request among those not answered in time, if that is why it leaves."""
-        assert self._composer is not None and self._length_cost is not None
-        if request.due < now + self._onward_s + self._length_cost.seconds(1, request.length):
-            self._composer.answered(request, False)
-
     def learn(self, now: float, done: DoneBatch) -> None:
         if done.is_warm_up:
-            self._learn_warm_up(done)
+            if not done.longest:
+                self._learn_warm_up(done)
             return
-        if done.longest:
-            self._learn_lengths(now, done)
-        elif done.is_alone:
+        if done.is_alone:
             self._note_lone(done.started)
         was_trifling, busy_s, size = self._is_trifling, done.busy_s, done.size
         if was_trifling and self._to_skip and busy_s < _TRIFLE_S:
@@ -164,11 +149,11 @@ class AdaptiveLearning(Policy):
         else:
             self._to_skip -= 1
         if self._is_trifling:
-            self._gather.stop()
+            self.gather.stop()
         else:
-            self._gather.completed(now, done.n)
+            self.gather.completed(now, done.n)
             running = done.n if self._view is None else self._view.running
-            self._inside.note(running + self._waiting, max(1, self._busy))
+            self.inside.note(running + self._waiting, max(1, self._busy))
         self._next_has_gone = False
         if is_novel:
             self._learn_observed()  # the next decision depends on it
@@ -178,11 +163,11 @@ class AdaptiveLearning(Policy):
 
         A part of the fast paths `lone_call` and `lent_worker`.
         """
-        self._arrivals.add(began, 1)
+        self.arrivals.add(began, 1)
         if self._unit != 1.0:
             self._unit += 0.02 * (1.0 - self._unit)
         self._overloaded_since = None
-        self._waiting, self._busy, self._next_has_gone = 0, 1, True
+        self._busy, self._next_has_gone = 1, True
         self._rule = "free" if self.limit > 1 else "full"
 
     def _observe(self, now: float, done: DoneBatch, is_first: bool) -> None:
@@ -190,7 +175,7 @@ class AdaptiveLearning(Policy):
         before = None
         n, size = done.n, done.size
         if not self._is_trifling:
-            before = self._gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
+            before = self.gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
         learned_s = done.busy_s if done.ok else None
         self._observation = _Observation(size, learned_s, done.hop_s, done.ahead, before, size / n, is_first)
 
@@ -201,7 +186,7 @@ class AdaptiveLearning(Policy):
         by time would pick stalled batches too often.
         """
         usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
-        if usual_s >= _SHORT_S:
+        if usual_s >= 0.25 * _LEARN_EVERY_S:
             return 0
         return int((_LEARN_FROM_TRIFLES_EVERY_S if self._is_trifling else _LEARN_EVERY_S) / usual_s)
 
@@ -217,10 +202,7 @@ class AdaptiveLearning(Policy):
         if observed.busy_s is not None:
             self._learn_cost(observed, observed.busy_s)
         if observed.before is not None:
-            length_cost = self._length_cost
-            composes = length_cost is not None and length_cost.longest_varies
-            cost = length_cost.usual(self.limit) if length_cost is not None and composes else self.cost
-            self._gather.learn(observed.before, observed.unit, cost)
+            self.gather.learn(observed.before, observed.unit, self._usual_cost())
 
     def _learn_cost(self, observed: _Observation, busy_s: float) -> None:
         """Learn what a batch took in its worker, and on its way."""
@@ -231,69 +213,53 @@ class AdaptiveLearning(Policy):
         sizes.runs_ahead = self._view is not None and self._view.runs_ahead
         if sizes.runs_ahead:
             sizes.refresh()
-            sizes.learn_part(self._inside.clients * self._unit, self._unit, max(1, self._busy))
-
-    def _learn_lengths(self, now: float, done: DoneBatch) -> None:
-        """Learn what a batch costs by its longest, and which lengths are answered in time."""
-        composer = self._composing_with()
-        composer.batch_gone()
-        at = now + self._onward_s
-        for request in done.requests:
-            composer.answered(request, at <= request.due)
-        cost = self._length_cost
-        if not done.ok or cost is None:
-            return
-        seconds = done.busy_s + self._hop_s
-        if done.is_switch and cost.samples >= COLD:
-            if not done.is_first:
-                cost.learn_switch(done.n, done.longest, seconds)
-        else:
-            cost.add(done.n, done.longest, seconds, done.is_first)
+            sizes.learn_part(self.inside.clients * self._unit, self._unit, max(1, self._busy))
 
     def _learn_warm_up(self, done: DoneBatch) -> None:
         """Learn from a batch of the warm-up."""
-        if done.longest:
-            self._composing_with()
-            assert self._length_cost is not None
-            self._length_cost.add(done.n, done.longest, done.busy_s)
-            return
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
         self.cost.add(done.size, done.busy_s, sure=True)
 
-    def _composing_with(self) -> Composer:
-        """Return what composes batches, which is made when the first lengths are heard of."""
-        if self._composer is None:
-            self._length_cost = LengthCost(self.allowed_batch_sizes, self.allowed_lengths)
-            self._composer = Composer(self._length_cost)
-        return self._composer
+    @property
+    def _waiting(self) -> int:
+        """How many requests wait."""
+        return 0 if self._view is None else len(self._view.queue)
 
     @property
-    def _hop_s(self) -> float:
+    def hop_s(self) -> float:
+        """Seconds of a batch's way, see `View`."""
         return 0.0 if self._view is None else self._view.hop_s
 
     @property
-    def _onward_s(self) -> float:
+    def onward_s(self) -> float:
+        """Seconds that a request still needs behind this stage, see `View`."""
         return 0.0 if self._view is None else self._view.onward_s
+
+    def _usual_cost(self) -> CostModel | CostAtLength:
+        """Return the cost of usual batches by their count."""
+        return self.cost
 
     # -- what it has come to
 
-    def _worth_waiting_until(
-        self, now: float, queue: QueueView, waiting: int, most: int, slack_s: float
-    ) -> float | None:
+    def back_until(self, view: View, waiting: int, most: int, slack_s: float) -> float | None:
         """Return when to stop waiting for clients that come back; None to go now."""
-        gather = self._gather
+        gather = self.gather
         if not gather.window_s or waiting >= most or not gather.expected:
             return None
-        until = gather.until
-        if self.max_queue_delay_s is not None:
-            until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
+        until = self.at_latest(view.queue, gather.until)
         more = min(waiting + int(gather.served * self._unit), most)
-        if now < until and slack_s > until - now + self.cost.seconds(more) * self.cost.margin:
+        if view.now < until and slack_s > until - view.now + self.cost.seconds(more) * self.cost.margin:
             return until
         return None
 
-    def _defers(self, queue: QueueView) -> bool:
+    def at_latest(self, queue: QueueView, until: float) -> float:
+        """Return until when to wait, if it is no longer than the user allows."""
+        if self.max_queue_delay_s is None:
+            return until
+        return min(until, queue.oldest_arrival + self.max_queue_delay_s)
+
+    def defers(self, queue: QueueView) -> bool:
         """Report whether requests are to wait as long as they have time: those with an SLO.
 
         The first one counts. What is due by its own deadline does not wait.
@@ -301,7 +267,7 @@ class AdaptiveLearning(Policy):
         (head,) = queue.peek(1)
         return head.due < head.deadline
 
-    def _held_until(self, view: View, due: float, more_s: float, cv: float) -> float | None:
+    def held_until(self, view: View, due: float, more_s: float, cv: float) -> float | None:
         """Return until when a batch waits for one more request; None to go now.
 
         No longer than that those who come just behind it can be in time, too: of m workers one is
@@ -315,11 +281,9 @@ class AdaptiveLearning(Policy):
             cv: By how much they vary.
         """
         queue = view.queue
-        if self._inside.are_all(view.running + len(queue)):
+        if self.inside.are_all(view.running + len(queue)):
             return None
-        until = due - view.onward_s - more_s * (1.0 + SURE * cv)
-        if self.max_queue_delay_s is not None:
-            until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
+        until = self.at_latest(queue, due - view.onward_s - more_s * (1.0 + SURE * cv))
         others_have_time = more_s * (1.0 + 1.0 / (view.free + view.busy)) <= due - queue.oldest_arrival
         return until if view.now < until and others_have_time else None
 
@@ -332,30 +296,15 @@ class AdaptiveLearning(Policy):
         sizes.refresh()
         shown = sorted({1, sizes.most, self.limit})
         return {
-            "policy": "efficient" if self._is_patient else "adaptive",
+            "policy": "efficient" if self.is_patient else "adaptive",
             "rule": self._rule,
             "samples": cost.samples,
             "cost_s": {n: cost.seconds(n) for n in shown} if cost.samples else {},
             "noise_cv": cost.cv,
             "margin": cost.margin,
-            "arrival_rate": self._arrivals.long_rate(now),
+            "arrival_rate": self.arrivals.long_rate(now),
             "capacity_per_worker": sizes.rate if cost.samples else 0.0,
             "expected_batch_size": sizes.most,
-            "gather_s": self._gather.window_s,
+            "gather_s": self.gather.window_s,
             "overloaded": self._overloaded_since is not None,
-            **self._explain_lengths(),
-        }
-
-    def _explain_lengths(self) -> dict[str, Any]:
-        """Return what was learned of lengths and keys; nothing where there are none."""
-        cost, composer = self._length_cost, self._composer
-        if cost is None or composer is None:
-            return {}
-        lengths = sorted({1, round(cost.usual_length), cost.longest})
-        return {
-            "cost_by_length_s": {
-                f"{n} x {length}": cost.seconds(n, length) for n in (1, self.limit) for length in lengths
-            },
-            "composing_saves": composer.saving,
-            "switch_s": cost.switch_s,
         }

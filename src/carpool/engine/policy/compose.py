@@ -1,7 +1,7 @@
 """Batches composed by length: of all that wait, which go together, and which batch goes first.
 
 A model that pads a batch to its longest item wastes what the short ones are padded with. So all who
-wait, by length, are cut into the batches that cost least (`policy/partition.py`), and of these the
+wait, by length, are cut into the batches that cost least (`partition`), and of these the
 one goes that has the greatest
 
     sum over its requests of  (u^8 / sqrt(A))  divided by its seconds.
@@ -32,6 +32,32 @@ the place of the age; those that would be late anyway do not count.
 Where more than one batch waits, plain order has the shorter tail if composing saves little. So the
 costs of both are compared, smoothed, and what comes first goes first unless composing takes at most
 0.85 of the seconds.
+
+**The cut.** All that wait, sorted by length, are cut into the batches that cost least. A batch is a
+piece [i, j) of the line. The line of n is cut so that
+
+    the sum over the batches of  t(j - i, L)·(2n - i)
+
+is least: the time of a batch delays the n - i that have not been served before it, and as many
+again as wait now, which come later. That is a shortest path over places to cut, where the cost of
+an edge is that of a batch; to batch with sizes that are known beforehand is an old problem of
+optimal bucketing, solved by dynamic programming.
+
+Few places need to be looked at. Where t is linear in n, to part two requests of one level of
+lengths saves no seconds unless the batch is full, so a cut is at the end of a level or full batches
+behind such a place.
+As the line goes on, the best beginning of a last batch never moves back. And where there are many
+levels, the end of one is left out if it would cost the few requests since the place before next to
+nothing to be padded to the length of the next level, and so is the end of a full batch that is just
+behind another place.
+
+**Who would be late.** Where other batches wait, *shed*: a request that would be late with its batch
+is left out, since the seconds of the batch are dear and it would be late behind it, too. Where all
+that waits is one batch, *tight*: the most urgent go first, in a smaller batch, if more are in time
+that way. (Nothing is gained by shrinking batches where many wait: that serves fewer, and those left
+out are mostly the long ones.) Source: J. M. Moore, "An n job, one machine sequencing algorithm for
+minimizing the number of late jobs", 1968, by which the one that takes the longest is given up, here
+the one that is due first, as all of a batch take the same time.
 """
 
 from __future__ import annotations
@@ -39,12 +65,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate, repeat
-from math import inf, log2, sqrt
+from math import inf, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.engine.policy.partition import partition
-from carpool.engine.policy.tight_batch import urgent_first, without_late
+from carpool.engine.policy.cost import KEEP
 
 if TYPE_CHECKING:
     from carpool.engine.policy.base import LevelsView, QueueView
@@ -52,21 +77,42 @@ if TYPE_CHECKING:
     from carpool.engine.request import Request
 
 _POWER = 8
-_JUST_COME_S = 1e-4  # is added to ages, so that those of one moment have some
-_WORTH = 0.85  # share of plain order's seconds up to which composing is worth it
-_LOOK_EVERY = 4  # batches between two comparisons with plain order
-_LOOK_AGAIN_EVERY = 16  # batches between them while plain order is kept
-_KEEP = 0.95  # weight of the former comparisons, for each batch that has gone since
-_FIRST_LOOKS = 8  # comparisons that are made as often as a batch has gone, and of which the mean is taken
-_ANSWERED, _LEAST_ANSWERED = 0.02, 0.02  # weight of an answer in a share of answers in time, and the least share
-_PATIENT_S = 30.0  # nothing has more time than this: what is due much later must not wait for ever
-_CLASSES = 2  # of lengths for each doubling, for these shares
+"""Of the share of its time that a request has used up. With half of it, a request may be passed
+over for the square of the ratio in `Nobody starves`; with twice as much, for its root."""
+_JUST_COME_S = 1e-4
+"""Is added to ages, so that those of one moment have some. At half or twice, only what has waited
+for about as long counts differently."""
+_WORTH = 0.85
+"""Share of plain order's seconds up to which composing is worth it. At half, plain order is kept
+until composing saves more than half; at twice, it never is."""
+_LOOK_EVERY = 8
+"""Batches between two comparisons with plain order; at first as many as comparisons were made. With
+half as many, plain order costs twice as many comparisons; with twice as many, a change is noticed
+as much later."""
+_ANSWERED = 0.02
+"""Weight of an answer in a share of answers in time, and the least share. With half of it, lengths
+that are mostly late get their larger say after twice as many answers; with twice as much, chance
+gives it."""
+_PATIENT_S = 30.0
+"""Nothing has more time than this: what is due much later must not wait for ever. With half as
+much, what has no due time gains on what is due soon; with twice as much, it waits longer."""
+_MANY = 16
+"""Levels; with more of them, some ends are left out: those of full batches that are less than this
+part of a batch behind another place, and those that cost little. With half as many, more are left
+out; with twice as many, decisions look at more places."""
+_TRIFLE = 0.03
+"""Of what a call costs: what it may cost those before an end that it is left out. With half as
+much, decisions look at more places; with twice as much, more is padded."""
 
 
 Rising = Sequence[tuple[int, "Iterable[Request]", int]]
 """What waits, level by level, the shortest first: length, requests, and how many they are."""
 
+Seconds = Callable[[int, int], float]
+"""Returns the seconds of a batch by its count and its longest length."""
+
 _score = attrgetter("score")
+_due = attrgetter("due")
 _admitted = attrgetter("admitted")
 _arrived = attrgetter("arrived")
 
@@ -106,7 +152,7 @@ class Composer:
     def __init__(self, cost: LengthCost) -> None:
         self._cost = cost
         self._in_time: dict[int, float] = {}  # by the class of length, the share of answers in time
-        self._ratio: float | None = None  # seconds of composed batches over those in plain order, smoothed
+        self._ratio = 1.0  # seconds of composed batches over those in plain order, smoothed
         self._looks = 0  # how often they were compared
         self._gone = 0  # batches since then
         self._asked: tuple[object, ...] = ()  # what was cut last, by which cost and limits, ...
@@ -115,7 +161,7 @@ class Composer:
     @property
     def saving(self) -> float:
         """The share of the seconds that composing saves against plain order; 0 while unknown."""
-        return 0.0 if self._ratio is None else 1.0 - self._ratio
+        return 1.0 - self._ratio
 
     def answered(self, request: Request, is_in_time: bool) -> None:
         """Note that a request was answered in time, or too late, or was refused."""
@@ -220,12 +266,8 @@ class Composer:
             queue: What waits, which is more than one batch.
             limit: The most that a batch may hold.
         """
-        pause = (
-            1 if self._looks < _FIRST_LOOKS else _LOOK_EVERY if (self._ratio or 0.0) <= _WORTH else _LOOK_AGAIN_EVERY
-        )
-        if self._ratio is None or self._gone >= pause:
+        if self._gone >= min(self._looks, _LOOK_EVERY):
             self._compare(queue, limit)
-        assert self._ratio is not None
         return self._ratio > _WORTH
 
     def _compare(self, queue: QueueView, limit: int) -> None:
@@ -242,8 +284,8 @@ class Composer:
             plain_s += sum(cost.seconds_of([*map(len, batches)], [*map(max, batches)]))
         ratio = composed_s / plain_s
         self._looks += 1
-        news = max(1.0 - _KEEP**self._gone, 1.0 / self._looks if self._looks <= _FIRST_LOOKS else 0.0)
-        self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
+        news = max(1.0 - KEEP**self._gone, 1.0 / self._looks)
+        self._ratio += news * (ratio - self._ratio)
         self._gone = 0
 
     def _cut(self, rising: Rising, limit: int, most_padded: float) -> Sequence[tuple[int, int]]:
@@ -252,7 +294,7 @@ class Composer:
         lengths, counts = [length for length, _, _ in rising], [count for _, _, count in rising]
         asked = (cost.samples, limit, most_padded, lengths, counts)
         if asked != self._asked:
-            self._pieces = partition(lengths, counts, limit, most_padded, cost)
+            self._pieces = partition(lengths, counts, limit, most_padded, cost.setup_s, cost.item_s_at(lengths))
             self._asked = asked
         return self._pieces
 
@@ -342,7 +384,7 @@ class Composer:
 
     def _say_of(self, length: int) -> float:
         """Return the weight of requests of about this length: more for those seldom in time."""
-        return 1.0 / sqrt(max(_LEAST_ANSWERED, self._in_time.get(_class_of(length), 1.0)))
+        return 1.0 / sqrt(max(_ANSWERED, self._in_time.get(_class_of(length), 1.0)))
 
 
 def _shapes(rising: Rising, pieces: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
@@ -352,8 +394,8 @@ def _shapes(rising: Rising, pieces: Sequence[tuple[int, int]]) -> tuple[list[int
 
 
 def _class_of(length: int) -> int:
-    """Return the class of lengths that a length belongs to."""
-    return int(_CLASSES * log2(length))
+    """Return the class of lengths that a length belongs to: one for each doubling."""
+    return length.bit_length()
 
 
 def _units(allowance_s: float, surely_s: Sequence[float]) -> list[float]:
@@ -396,3 +438,123 @@ def _without(
         if kept:
             left.append((length, kept, len(kept)))
     return left
+
+
+def without_late(now: float, batch: Sequence[Request], longest: int, seconds: Seconds) -> Sequence[Request]:
+    """Return a batch less those that would be late with it; all of it if all of them would.
+
+    Each one that is left out makes it shorter for the others. Of several that are due at the same
+    time the last ones are left out.
+
+    Args:
+        now: The time.
+        batch: The requests.
+        longest: The longest length that may be among them.
+        seconds: Of a batch.
+    """
+    last_due_first = sorted(batch, key=_due, reverse=True)
+    n = len(last_due_first)
+    while n and last_due_first[n - 1].due < now + seconds(n, longest):
+        n -= 1
+    if n in (0, len(batch)):
+        return batch
+    kept = set(map(id, last_due_first[:n]))
+    return [request for request in batch if id(request) in kept]
+
+
+def urgent_first(now: float, requests: Sequence[Request], seconds: Seconds) -> Sequence[Request]:
+    """Return those of a batch that should go before the others, or all of them.
+
+    Args:
+        now: The time.
+        requests: All that wait, which may go together.
+        seconds: Of a batch, with what it may take longer.
+    """
+    in_line = sorted(requests, key=_due)
+    longest_of_all = max([request.length for request in requests])
+    all_s = seconds(len(in_line), longest_of_all)
+    if in_line[0].due >= now + all_s:
+        return requests
+    n = longest = 0
+    first_s = 0.0
+    for request in in_line[:-1]:
+        longest = max(longest, request.length)
+        taken_s = seconds(n + 1, longest)
+        if in_line[0].due < now + taken_s:
+            break
+        n, first_s = n + 1, taken_s
+    if not n:
+        return requests
+    then = now + first_s + seconds(len(in_line) - n, longest_of_all)
+    in_time = n + sum([request.due >= then for request in in_line[n:]])
+    return in_line[:n] if in_time > sum([request.due >= now + all_s for request in in_line]) else requests
+
+
+def partition(
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    limit: int,
+    most_padded: float,
+    setup_s: float,
+    items_s: Sequence[float],
+) -> list[tuple[int, int]]:
+    """Return the pieces of the line, each as where it begins and ends.
+
+    Args:
+        lengths: The longest of each level, rising.
+        counts: How many requests each level has.
+        limit: The most that one batch may hold.
+        most_padded: How large the count of a batch times its longest length may be; a request that
+            is longer by itself is alone.
+        setup_s: Seconds of a batch that do not depend on its count.
+        items_s: Seconds of each item in a batch whose longest is of each level.
+    """
+    twice = 2 * sum(counts)
+    is_fine = len(lengths) > _MANY
+    trifle_s = _TRIFLE * setup_s if is_fine else 0.0
+    # places are counted from 2n, backward: what a second costs behind one is then its negative
+    end = last = -twice
+    places, least, came_from = [end], [0.0], [0]
+    first = follow = 0
+    for length, count, item_s, longer_s in zip(lengths, counts, items_s, [*items_s[1:], inf], strict=True):
+        most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
+        end += count
+        if follow < len(places) and places[follow] + most < end:  # a full batch from there ends within these
+            full_s = setup_s + most * item_s
+            near = most // _MANY if is_fine else 0
+            while follow < len(places) and (place := places[follow] + most) < end:
+                if place > last + near:
+                    least.append(least[follow] - full_s * places[follow])
+                    places.append(place)
+                    came_from.append(follow)
+                    last = place
+                follow += 1
+        if (end - last) * (longer_s - item_s) < trifle_s:
+            continue  # to go with the next level would cost them next to nothing
+        while places[first] < end - most:
+            first += 1
+        all_s = setup_s + end * item_s  # so a batch from p takes all_s - p * item_s
+        place = places[first]
+        best = least[first] - place * (all_s - place * item_s)
+        for at in range(first + 1, len(places)):  # a few, for which slices would take longer
+            place = places[at]
+            value = least[at] - place * (all_s - place * item_s)
+            if value < best:
+                best, first = value, at
+        least.append(best)
+        places.append(end)
+        came_from.append(first)
+        last = end
+    return _path([place + twice for place in places], came_from)
+
+
+def _path(places: Sequence[int], came_from: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pieces of the shortest path to the last place."""
+    pieces = []
+    at = len(places) - 1
+    while at:
+        before = came_from[at]
+        pieces.append((places[before], places[at]))
+        at = before
+    pieces.reverse()
+    return pieces

@@ -4,7 +4,7 @@ The **shape** is a table of relative times by size. At a size that was run it is
 was measured there, pulled toward a straight line as far as measurements are few and noisy; between
 such sizes it is interpolated, as real curves have tiles, caches and knees. It never falls (pools of
 adjacent violators: Barlow et al. 1972), since more items never take less time. The **level** and
-the noise (`policy/level.py`) are what all sizes share.
+the noise are what all sizes share.
 
 **How well a size is known** is one number: the batches of that size that were learned from, each of
 which counts half as much once `_HALF_LIFE` batches of any size have come since. As it fades, noisy
@@ -14,29 +14,71 @@ give way to these. Below `_KNOWN` the size counts as not known any more: what it
 two half-lives for a size that was run once or twice, and five for one that was run often.
 
 **The way** to the worker and back is a straight line over the size (`HopCost`).
+
+The **level** is the one factor by which all batches are slower or faster than the shape of the cost
+says: a model that is throttled, or whose neighbour has woken up. Its gain follows a tracking signal
+(Trigg & Leach 1967): small while the residuals scatter around zero, large when they agree in sign.
+A residual far outside the noise is a stall and is believed only if it repeats.
+
+Each batch that is learned from measures level and noise, whatever its size: half of the variance is
+of the last 14 of them, and a change of speed is followed within some ten.
+
+**First calls.** A worker's first call of a size may take ten times as long as later ones, while
+kernels are compiled for it. If that were believed, the size would seem so dear that it is not run
+any more, and nothing would show that it is not. So a first call counts only if it took no longer
+than expected anyway, or while there has been no other. If a second call of its size shows then that
+it was slow, all is forgotten, as the others may have been slow, too.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
-from math import inf, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import Final
 
-from carpool.engine.policy.level import CostLevel
-
+COLD: Final = 6
+"""Batches before anything is decided by what was learned. With
+half as many, requests are refused by three batches; with twice as many, a start into an overload
+refuses none for twelve."""
+LEARNED: Final = 8
+"""Batches after which errors mean something. With half as many, the first guess counts as expected;
+with twice as many, stalls are believed for as much longer."""
+SURE: Final = 2.5
+"""Almost nothing is beyond so many standard deviations. With half as many, one batch of ten is
+beyond; with twice as many, little is held back amid noise."""
+KEEP: Final = 0.95
+"""What a batch still counts for in smoothed figures once the next one has come: half of it after
+14. At half of that time they follow chance more; at twice as much, clients that have gone are
+waited for as much longer."""
+NOISE: Final = 0.3
+"""Of the noise: by so much better must be whatever is preferred to the usual. With half of it,
+chance decides; with twice as much, knees amid noise are passed over."""
+_NO_LONGER: Final = 1.6
+"""Times what is expected: first calls that took longer teach nothing. With half as much, none
+teaches anything; with twice as much, first calls that took three times as long are believed."""
+_STALL: Final = 0.25
+"""Log-ratio beyond which, and beyond 3.5 sigma, a batch may have stalled. With half of it, changes
+of an eighth are believed one batch later; with twice as much, stalls of 1.6 times count."""
+_REPEATED: Final = 1.4
+"""Oddness at which it was no stall, which two odd batches in a row reach. With half of it, each
+stall is believed; with twice as much, no change is."""
+_LEVEL_GAIN: Final = 0.3
+"""The level's gain while all residuals agree. With half of it, a drift takes twice as many batches;
+with twice as much, three batches that are slow by chance move the level by half of that."""
 MOST_KNOTS: Final = 64
 """Entries of a table. With half as many, tile ends beyond 32 are missed; with twice as many, a
 table takes twice as long to make."""
-_DENSE: Final = 32  # with more sizes than knots, sizes up to this have one each
+_DENSE: Final = MOST_KNOTS // 2  # with more sizes than knots, sizes up to this have one each
 _KEEP: Final = 0.985
 """What a batch still counts for in the line once the next one has come: half of it after 46. At
 half of that time, noise is in the slope; at twice as much, a knee that has moved stays in it."""
 _PULL: Final = 0.05
 """Batches that the former weights of the line count for. With half as many, batches of one size
 leave the slope to chance; with twice as many, a first guess stays for as long."""
-_SURE_CV: Final = 0.04
+NOISY_CV: Final = 0.04
 """The noise at which one sample of a size counts as much as the line. At half of it, a knee amid
 noise is found in four times as many batches; at twice as much, one odd batch bends the table."""
 _MEMORY: Final = 20.0
@@ -50,9 +92,13 @@ _DRIFT: Final = 0.17
 """Change of the logarithm of the level after which it counts half, too: what was measured at
 another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
 with twice as much, sizes that were off for a while are run again some hundred batches later."""
-_KNOWN: Final = 0.5  # from so many batches on a size counts as known
-_LEARNED: Final = 8  # batches after which errors mean something
-_COLD: Final = 4.0  # times what a batch of the same size takes: the first ones, beyond it, are forgotten
+_KNOWN: Final = 0.5
+"""Batches from which on a size is known. With half as many, each is run again a half-life later;
+with twice as many, what was run once is not known after the next batch."""
+_COLD: Final = 4.0
+"""Times what a batch of the same size takes now: if the first one took longer, all is forgotten.
+With half as much, noise has it forgotten; with twice as much, first calls that took five times as
+long fade only as all others do."""
 _DOUBT: Final = 2.0
 """Times what is expected: the first batch of a size that took longer may have stalled, and is not
 believed. With half as much nothing new is; with twice as much, a stall of three times is."""
@@ -60,56 +106,45 @@ _HOPE, _MOST_HOPE = 1.2, 0.5
 """What a size that is not known may take less than expected: this times its relative distance to
 one that is, and no more than half. With half as much, a tile that ends between two known sizes is
 not looked for; with twice as much, neighbours of known sizes are tried for nothing."""
-_BELIEVED_CV: Final = 0.1  # above this noise nothing is hoped: one batch would not show it
+_BELIEVED_CV: Final = 0.1
+"""The noise above which nothing is hoped, as one batch would not show it. At half of it, knees amid
+some noise are not looked for; at twice as much, tries are decided by chance."""
 
 
-def knots_for(limit: int) -> list[int]:
-    """Return at most `MOST_KNOTS` sizes from 1 to `limit`: all, or small ones and likely tile ends.
+class FirstCalls(ABC):
+    """Base of what learns from the times of calls, some of which are first ones."""
 
-    Above `_DENSE` the knots are multiples of a step that doubles with each octave where it must,
-    and the size after each: a tile that ends at a multiple is seen from both sides. Beyond two
-    millions they are powers of two alone.
-    """
-    if limit <= MOST_KNOTS:
-        return list(range(1, limit + 1))
-    octaves = (limit - 1).bit_length() - (_DENSE - 1).bit_length()
-    per_octave = 1
-    while 4 * per_octave * octaves <= MOST_KNOTS - _DENSE:
-        per_octave *= 2
-    has_both_sides = 2 * per_octave * octaves <= MOST_KNOTS - _DENSE  # else there is room for ends only
-    knots = set(range(1, _DENSE + 1)) | {limit}
-    start = _DENSE
-    while start < limit:
-        for k in range(per_octave):
-            at = start + k * start // per_octave
-            knots |= {at, at + 1} if has_both_sides else {at}
-        start *= 2
-    return sorted(knot for knot in knots if knot <= limit)
+    __slots__ = ("_guesses", "_knows_others")
 
+    def __init__(self) -> None:
+        self._knows_others = False
+        self._guesses: set[Hashable] = set()  # kinds of first calls that were believed, as there was no other
 
-class Knots:
-    """The sizes from 1 to `limit` that have an entry in a table, and for which of them others are.
+    @abstractmethod
+    def forget(self) -> None:
+        """Forget all that was learned."""
 
-    Attributes:
-        knots: The sizes that have an entry.
-    """
+    def _teaches(self, kind: Hashable, seconds: float, expected: float, is_first: bool) -> bool:
+        """Report whether a call is to be learned from.
 
-    def __init__(self, limit: int) -> None:
-        self.knots = knots_for(limit)
-        self._dense = limit if limit <= MOST_KNOTS else _DENSE  # up to here, every size is a knot
-
-    def index(self, n: int) -> int:
-        """Return the position of the knot at `n`, or of the last one below."""
-        if n <= self._dense:
-            return n - 1
-        return bisect_right(self.knots, n) - 1
-
-    def nearest(self, n: int) -> int:
-        """Return the position of the knot that samples of size `n` count for."""
-        i = self.index(n)
-        if i + 1 < len(self.knots) and 2 * n > self.knots[i] + self.knots[i + 1]:
-            i += 1
-        return i
+        Args:
+            kind: What calls of about its size have in common.
+            seconds: What it took.
+            expected: What it was expected to take.
+            is_first: Whether it was the first one of its kind on its worker.
+        """
+        if is_first:
+            if self._knows_others:
+                return seconds <= _NO_LONGER * expected
+            self._guesses.add(kind)
+            return True
+        self._knows_others = True
+        if kind in self._guesses:
+            self._guesses.remove(kind)
+            if expected > _NO_LONGER * seconds:
+                self._guesses.clear()
+                self.forget()
+        return True
 
 
 class LeastSquares:
@@ -124,7 +159,7 @@ class LeastSquares:
         weights: Seconds of one of each part.
     """
 
-    def __init__(self, first: Sequence[float], keep: float = _KEEP, pull: float = _PULL) -> None:
+    def __init__(self, first: Sequence[float], keep: float, pull: float) -> None:
         self._first, self._keep, self._pull = first, keep, pull
         self.weights = [0.0] * len(first)
         self._products = [[0.0] * len(first) for _ in first]
@@ -178,8 +213,119 @@ class LeastSquares:
         return {i: row[-1] for i, row in zip(left, rows, strict=True)}
 
 
-_WAY_KEEP: Final = 0.95  # weight of the former batches in a way
-_WAY_STALLED: Final = 3.0  # times the batch before and what is expected: what is beyond is a stall
+class CostLevel(FirstCalls):
+    """The level and the noise of a learned cost.
+
+    Attributes:
+        level: What to multiply the relative times of the shape with.
+        samples: How many batches it has learned from.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forget()
+
+    def forget(self) -> None:
+        self.level = 1.0
+        self.samples = 0
+        self._variance = 0.0  # of the log-ratios
+        self._trend = 0.0  # smoothed log-ratio
+        self._scatter = 1e-3  # smoothed absolute log-ratio
+        self._oddness = 0.0
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation of a batch's time about its expectation."""
+        return sqrt(self._variance)
+
+    @property
+    def margin(self) -> float:
+        """Planned time over expected time: about the 0.7-quantile of what a batch takes."""
+        return 1.0 + 0.5 * self.cv
+
+    def _believed(self, seconds: float, expected: float, weight: float) -> float | None:
+        """Learn level and noise from a batch; return the seconds that the shape should believe.
+
+        Args:
+            seconds: What it took.
+            expected: What it was expected to take.
+            weight: How well batches like it are known, up to 1; where that is little, it is the
+                shape that is wrong.
+
+        Returns:
+            None for a stall.
+        """
+        error = log(min(max(seconds / expected, 0.4), 2.5))
+        if weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL):
+            self._oddness = 0.5 * self._oddness + (1.0 if error > 0.0 else -1.0)
+            if abs(self._oddness) < _REPEATED:
+                return None
+        else:
+            self._oddness *= 0.5
+            if weight >= 0.6 and abs(error) < 0.8:
+                self._variance += (1.0 - KEEP) * (error * error - self._variance)
+        self._trend += 0.2 * weight * (error - self._trend)
+        self._scatter += 0.2 * weight * (abs(error) - self._scatter)
+        agreement = abs(self._trend) / (self._scatter + 0.01)
+        if agreement < 0.8 and weight >= 0.6:
+            most = 2.5 * self.cv + 0.02
+            error = min(max(error, -most), most)
+        self.level *= exp(weight * (0.02 + (_LEVEL_GAIN - 0.02) * agreement**4) * error)
+        return expected * exp(error) if weight > 0.3 else seconds
+
+
+def knots_for(limit: int) -> list[int]:
+    """Return at most `MOST_KNOTS` sizes from 1 to `limit`: all, or small ones and likely tile ends.
+
+    Above `_DENSE` the knots are multiples of a step that doubles with each octave where it must,
+    and the size after each: a tile that ends at a multiple is seen from both sides. Beyond two
+    millions they are powers of two alone.
+    """
+    if limit <= MOST_KNOTS:
+        return list(range(1, limit + 1))
+    octaves = (limit - 1).bit_length() - (_DENSE - 1).bit_length()
+    per_octave = 1
+    while 4 * per_octave * octaves <= MOST_KNOTS - _DENSE:
+        per_octave *= 2
+    has_both_sides = 2 * per_octave * octaves <= MOST_KNOTS - _DENSE  # else there is room for ends only
+    knots = set(range(1, _DENSE + 1)) | {limit}
+    start = _DENSE
+    while start < limit:
+        for k in range(per_octave):
+            at = start + k * start // per_octave
+            knots |= {at, at + 1} if has_both_sides else {at}
+        start *= 2
+    return sorted(knot for knot in knots if knot <= limit)
+
+
+class Knots:
+    """The sizes from 1 to `limit` that have an entry in a table, and for which of them others are.
+
+    Attributes:
+        knots: The sizes that have an entry.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.knots = knots_for(limit)
+        self._dense = limit if limit <= MOST_KNOTS else _DENSE  # up to here, every size is a knot
+
+    def index(self, n: int) -> int:
+        """Return the position of the knot at `n`, or of the last one below."""
+        if n <= self._dense:
+            return n - 1
+        return bisect_right(self.knots, n) - 1
+
+    def nearest(self, n: int) -> int:
+        """Return the position of the knot that samples of size `n` count for."""
+        i = self.index(n)
+        if i + 1 < len(self.knots) and 2 * n > self.knots[i] + self.knots[i + 1]:
+            i += 1
+        return i
+
+
+_WAY_STALLED: Final = 3.0
+"""Times the way before and what is expected: what is beyond is a stall. With half as much, ways
+that vary seem shorter; with twice as much, one stall counts as much more."""
 _WAY_INERTIA: Final = 0.01
 """Pull toward the former slope, as a share of the mean size squared. With half of it, noise is a
 slope; with twice as much, it takes two tries of half the size to find one."""
@@ -229,11 +375,11 @@ class HopCost:
         before_s, self._before_s = self._before_s, hop_s
         if self.samples > 1 and hop_s > (most := _WAY_STALLED * max(before_s, self.seconds(size))):
             hop_s = most  # a stall does not come twice
-        self._n = _WAY_KEEP * self._n + 1.0
-        self._x = _WAY_KEEP * self._x + size
-        self._y = _WAY_KEEP * self._y + hop_s
-        self._xx = _WAY_KEEP * self._xx + size * size
-        self._xy = _WAY_KEEP * self._xy + size * hop_s
+        self._n = KEEP * self._n + 1.0
+        self._x = KEEP * self._x + size
+        self._y = KEEP * self._y + hop_s
+        self._xx = KEEP * self._xx + size * size
+        self._xy = KEEP * self._xy + size * hop_s
         mean = self._x / self._n
         variance = max(0.0, self._xx / self._n - mean * mean)
         pull = _WAY_INERTIA * mean * mean
@@ -278,7 +424,7 @@ class CostModel(CostLevel):
     def forget(self) -> None:
         super().forget()
         entries = len(self.sizes)
-        self._line = LeastSquares((0.85, 0.15))
+        self._line = LeastSquares((0.85, 0.15), _KEEP, _PULL)
         self._mean = [0.0] * entries  # relative seconds measured at each size
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
         self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
@@ -362,11 +508,11 @@ class CostModel(CostLevel):
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
-        if self.samples < _LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
+        if self.samples < LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
             self.forget()  # the first calls of all are slow, while memory is touched for the first time
         self._is_sure = self._is_sure or sure
         count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
-        is_new = count < 2.0 or self.samples < _LEARNED
+        is_new = count < 2.0 or self.samples < LEARNED
         is_long = is_new and self.samples > 0 and not sure and seconds > _DOUBT * self._worker_s(n)
         was_long, self._was_long = self._was_long, is_long
         if is_long and not was_long and i not in self._doubted:
@@ -374,7 +520,7 @@ class CostModel(CostLevel):
             return
         self.samples += 1
         self.smallest, self.largest = min(self.smallest, n), max(self.largest, n)
-        if self.samples > _LEARNED:
+        if self.samples > LEARNED:
             usual = self._worker_s(n)
             self._measured = _KEEP * self._measured + seconds
             self._expected = _KEEP * self._expected + usual
@@ -433,7 +579,7 @@ class CostModel(CostLevel):
 
     def _pulled(self, line: Sequence[float], known: Sequence[float]) -> list[tuple[int, float]]:
         """Return the entries that were measured, each with its time pulled toward the line."""
-        doubt = (self.cv / _SURE_CV) ** 2
+        doubt = (self.cv / NOISY_CV) ** 2
         return [
             (i, y + w / (w + doubt) * (mean - y) if w + doubt else mean)
             for i, (mean, y, w) in enumerate(zip(self._mean, line, known, strict=True))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from carpool.engine.policy.first_calls import FirstCalls
+from carpool.engine.policy.cost import FirstCalls
 
 _KEEP: Final = 0.98  # what a sample still counts for when the next one has come
 _LEARNED: Final = 8  # samples after which the line means something

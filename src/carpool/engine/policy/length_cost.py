@@ -6,7 +6,7 @@ A model pads its batch to the longest item: `b` is the work for each position, `
 over pairs of them, `e` what each item costs however short it is, and `a` what each call costs. The
 four weights are found by least squares of errors relative to the expected time, with forgetting
 (half of it in 140 batches), from as few samples as there are; a weight that would come out negative
-is left out. The level and the noise are learned as for batches of equal items (`policy/level.py`).
+is left out. The level and the noise are learned as for batches of equal items (`policy/cost.py`).
 
 Sizes and lengths that the model pads up to are looked up first: the cost of a batch is that of the
 shape that is run.
@@ -17,19 +17,30 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from carpool.engine.policy.cost import LeastSquares
-from carpool.engine.policy.level import CostLevel
+from carpool.engine.policy.cost import CostLevel, LeastSquares
 
-_KEEP = 0.995  # weight of the former samples when a new one comes
+_KEEP = 0.995
+"""What a sample still counts for once the next one has come: half of it after 140. At half of that
+time the four weights follow noise more; at twice as much, a change of shape is followed as much
+later."""
 _PULL = 1e-4
 """Samples that the former weights count for, so that parts that nothing tells apart share what they
 cost. With half as many, or twice as many, nothing changes; with five hundred times as many, as the
 line of `CostModel` has, long items of the first seconds are refused for a guess."""
-_LEARNED = 12  # batches after which residuals mean something
-_EAGER, _EVERY = 50, 8  # up to so many samples the weights are found anew for each, then for every so many
-_SWITCH_NEWS = 0.1  # weight of a new sample of what it costs to serve another key
-_SWITCH_MOST = 50.0  # times the usual seconds: what takes longer has stalled
-_SWITCH_SHARE = 0.1  # of a batch: a switch that costs less does not matter
+_LEARNED = 12
+"""Batches after which residuals mean something. With half as many, a closed loop of lengths in two
+modes loses 4 % of its first seconds; with twice as many, stalls are believed for as much longer."""
+_EAGER, _EVERY = 50, 8
+"""Up to so many samples the weights are found anew for each, then for every so many. With half as
+many, they are up to eight samples old while most is learned; with twice as many, learning takes
+longer."""
+_SWITCH = 0.1
+"""Weight of a new sample of what it costs to serve another key, and the share of a batch below
+which that does not matter. With half as much, it is learned in twice as many switches; with twice
+as much, costs up to a fifth of a batch are passed over."""
+_SWITCH_MOST = 50.0
+"""Times the usual seconds: a switch that takes longer has stalled. With half as much, long switches
+seem to take half; with twice as much, a stall counts twice."""
 
 
 class LengthCost(CostLevel):
@@ -41,7 +52,6 @@ class LengthCost(CostLevel):
 
     Attributes:
         samples: How many batches it has learned from.
-        largest: The largest count sampled so far.
         longest: The longest length sampled so far.
         usual_length: Smoothed longest length of a batch.
         switch_s: What the first batch of another key on a worker takes besides; 0 where that is no
@@ -60,7 +70,7 @@ class LengthCost(CostLevel):
     def forget(self) -> None:
         super().forget()
         self.samples = 0
-        self.largest = self.longest = 1
+        self.longest = 1
         self.usual_length = 1.0
         self.switch_s = 0.0
         self._excess_s = 0.0  # smoothed, of first batches of another key
@@ -117,7 +127,7 @@ class LengthCost(CostLevel):
         if not self._teaches((n.bit_length(), length.bit_length()), seconds, self.seconds(n, length), is_first):
             return
         self.longest_varies = self.longest_varies or (self.samples > 0 and length != self.longest)
-        self.largest, self.longest = max(self.largest, n), max(self.longest, length)
+        self.longest = max(self.longest, length)
         self.usual_length += (length - self.usual_length) * (0.05 if self.samples else 1.0)
         self.samples += 1
         if self.samples > _LEARNED:
@@ -137,8 +147,8 @@ class LengthCost(CostLevel):
     def learn_switch(self, n: int, length: int, seconds: float) -> None:
         """Learn from a batch that was the first one of its key on its worker."""
         expected = self.seconds(n, length)
-        self._excess_s += _SWITCH_NEWS * (min(seconds, _SWITCH_MOST * expected) - expected - self._excess_s)
-        self.switch_s = self._excess_s if self._excess_s > _SWITCH_SHARE * expected else 0.0
+        self._excess_s += _SWITCH * (min(seconds, _SWITCH_MOST * expected) - expected - self._excess_s)
+        self.switch_s = self._excess_s if self._excess_s > _SWITCH * expected else 0.0
 
 
 class CostAtLength:
@@ -166,11 +176,6 @@ class CostAtLength:
     def setup_s(self) -> float:
         """Seconds of a batch that do not depend on its size."""
         return self._cost.setup_s
-
-    @property
-    def largest(self) -> int:
-        """The largest size sampled so far."""
-        return self._cost.largest
 
 
 def padded(value: float, allowed: Sequence[int]) -> int:

@@ -49,9 +49,9 @@ from math import inf, sqrt
 from operator import truediv
 from typing import Final
 
-from carpool.engine.policy.cost import CostModel
+from carpool.engine.policy.cost import NOISE, NOISY_CV, CostModel
 
-_ENOUGH, _STILL_ENOUGH = 0.995, 0.99
+_ENOUGH: Final = 0.995
 """Of the best efficiency: no larger batch is made on purpose. At half the distance from 1, batches
 are larger for nothing; at twice the distance, 2 % of the capacity are left unused."""
 _GAIN, _TRY_GAIN = 0.99, 0.97
@@ -62,21 +62,25 @@ _PAYS: Final = 2.0
 """Batches of a size, as far as they are still known, with which the cost of a try counts once
 beside what it promises for one batch. With half as many, dear tries come a half-life later; with
 twice as many, one earlier."""
-_NOISE: Final = 0.3
-"""Of the noise: by so much less it must be besides, and so much less efficient may a working size
-be. With half of it, chance decides; with twice as much, knees amid noise are passed over."""
-_NOISY_CV: Final = 0.03  # above it the best size cannot be told from its neighbours
-_PAUSE: Final = 4  # batches between two tries at first, and as many more for each that was in vain
+_PAUSE: Final = 4
+"""Batches between two tries at first, and as many more for each that was in vain. With half as
+many, the first sizes are tried twice as often; with twice as many, half as often."""
 _MOST_PAUSE: Final = 32
 """Batches between two tries at most. With half as many, tries take up to 1 % of the capacity; with
 twice as many, a size that was slow for a while is found as much later."""
-_NEWS: Final = 0.05  # so much less than expected, and more than noise, a try must take to be worth others
+_NEWS: Final = 0.05
+"""So much less than expected, and more than noise, a try must take to be worth others soon. With
+half of it, small surprises are; with twice as much, a knee that is found in small steps is found
+later."""
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
 the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
-_MUCH: Final = 0.1  # of a batch's time: what the way must be besides
-_OVERLAP_GAIN: Final = 1.02  # times the rate of one group: what two must promise
-_EVEN: Final = 1e-3  # spread of sizes below which nothing shows how the way grows
+_MUCH: Final = 0.1
+"""Of a batch's time: what the way must be besides. With half of it, batches are halved for shorter
+ways; with twice as much, ways that are up to a fifth of a batch are not hidden."""
+_EVEN: Final = 1e-3
+"""Spread of sizes below which nothing shows how the way grows. At half or twice, batches of half
+the size are made a little later, or sooner."""
 
 
 class Sizes:
@@ -100,7 +104,7 @@ class Sizes:
         self.part = inf
         self.runs_ahead = False
         self._noise = 0.0  # by how much of its time a smaller size must be better
-        self._all_from: dict[int, float] = {}  # by size, or minus it for hoped times: see `_drain_from`
+        self._all_from: dict[int, float] = {}  # by size: see `_drain_from`
         self._pause = _PAUSE
         self._next_try = 10  # in batches that were learned from
         self._tried = 0  # the size that is to be tried
@@ -114,13 +118,13 @@ class Sizes:
             return
         self._version = cost.version
         self._all_from.clear()
-        self._noise = _NOISE * cost.cv
+        self._noise = NOISE * cost.cv
         efficiency = list(map(truediv, cost.sizes, cost.at))
         best = max(efficiency)
-        if cost.cv > _NOISY_CV:
+        if cost.cv > NOISY_CV:
             enough = (1.0 - self._noise) * best
             self.most = max(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= enough)
-        elif efficiency[bisect_right(cost.sizes, self.most) - 1] < _STILL_ENOUGH * best:
+        elif efficiency[bisect_right(cost.sizes, self.most) - 1] < _GAIN * best:
             self.most = next(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= _ENOUGH * best)
         if self.runs_ahead and cost.way.samples:
             best = max(n / cost.following_s(n) for n in (self.most, cost.sizes[efficiency.index(best)]))
@@ -187,36 +191,30 @@ class Sizes:
         self._pause = _PAUSE if is_better else min(_MOST_PAUSE, self._pause + _PAUSE)
         self._next_try, self._tried = cost.samples + 1 + self._pause, 0
 
-    def _drain_from(self, everything: int, at: list[float]) -> float:
-        """Return from which x / (1 - ρ) on no smaller size has a smaller J, or may have one."""
-        key = everything if at is self._cost.at else -everything
-        if key not in self._all_from:
-            self._all_from[key] = self._found_drain(everything, at)
-        return self._all_from[key]
+    def _drain_from(self, everything: int) -> float:
+        """Return from which x / (1 - ρ) on no smaller size has a smaller J."""
+        found = self._all_from.get(everything)
+        if found is None:
+            found = self._all_from[everything] = self._found_drain(everything)
+        return found
 
-    def _found_drain(self, everything: int, at: list[float]) -> float:
-        sizes = self._cost.sizes
-        smaller = sizes[: bisect_left(sizes, everything)]
+    def _found_drain(self, everything: int) -> float:
+        cost = self._cost
+        smaller = cost.sizes[: bisect_left(cost.sizes, everything)]
         if not smaller:
             return 0.0
-        gain = _GAIN if at is self._cost.at else _TRY_GAIN
-        inverse, unit_s = 1.0 / self.rate, self._seconds(everything, at) / everything
-        most_s, most = inverse + gain * (unit_s - inverse) - self._noise * unit_s, gain * everything
-        units_s: list[float] = list(map(truediv, at, smaller))
+        inverse, unit_s = 1.0 / self.rate, cost.seconds(everything) / everything
+        most_s, most = inverse + _GAIN * (unit_s - inverse) - self._noise * unit_s, _GAIN * everything
+        units_s: list[float] = list(map(truediv, cost.at, smaller))
         if min(units_s) <= most_s:
             return inf
         return max([0.5 * inverse * (most - n) / (y - most_s) for n, y in zip(smaller, units_s, strict=True)])
-
-    def _seconds(self, n: int, at: list[float]) -> float:
-        """Return the seconds of a batch of `n`, or the least that it may take."""
-        cost = self._cost
-        return cost.seconds(n) if at is cost.at else at[bisect_right(cost.sizes, n) - 1]
 
     def _best(self, waiting: int, everything: int, load: float) -> int:
         """Return the size with the least J."""
         cost = self._cost
         drain = waiting / max(0.05, 1.0 - load)
-        if drain > self._drain_from(everything, cost.at):
+        if drain > self._drain_from(everything):
             return everything
         seconds = cost.seconds(everything)
         least = _GAIN * self._delay(drain, everything, seconds) - self._noise * drain * seconds / everything
@@ -235,7 +233,7 @@ class Sizes:
         if cost.hoped is cost.at:
             return 0  # nothing is hoped for amid noise
         drain = waiting / max(0.05, 1.0 - load)
-        hoped_s = self._seconds(n, cost.hoped)
+        hoped_s = cost.hoped[bisect_right(cost.sizes, n) - 1]
         least = _TRY_GAIN * self._delay(drain, n, hoped_s) - self._noise * drain * hoped_s / n
         usual = self._delay(drain, n, cost.seconds(n))
         most, best = 0.0, 0
@@ -289,7 +287,7 @@ class Sizes:
             return
         half = max(1, round(0.5 * group + 0.25))  # the number of clients is not exact
         both_s = whole_s if group <= whole else whole_s + cost.seconds(max(1.0, group - whole))
-        if half / cost.following_s(half) > _OVERLAP_GAIN * group / both_s:
+        if _GAIN * half / cost.following_s(half) > group / both_s:
             self.part, self._halves = half, False
 
 

@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from math import inf
 
-from carpool.engine.policy.arrivals import Arrivals
 from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, Policy, View
+from carpool.engine.policy.clients import Arrivals
 from carpool.engine.policy.cost import CostModel
 from carpool.engine.request import Request
 from carpool.simulate.contestants.sealed import size_of
