@@ -123,7 +123,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         for axis in (axes[0][column].yaxis, axes[1][column].xaxis, axes[1][column].yaxis):
             axis.set_major_formatter("{x:,g}")
     axes[0][0].legend(frameon=False, fontsize=8)
-    figure.supxlabel(textwrap.fill(_origin(found["machine"]), 70 * len(models)), fontsize=7)
+    rounds, seconds = 1 + max(row["round"] for row in found["rows"]), found["rows"][0]["seconds"]
+    origin = f"{_origin(found['machine'])} Each load for {seconds:g} s, rounds: {rounds}."
+    figure.supxlabel(textwrap.fill(origin, 70 * len(models)), fontsize=7)
     figure.savefig(path, metadata={"Date": None})
 
 
