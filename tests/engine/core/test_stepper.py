@@ -212,7 +212,7 @@ def test_the_only_worker_is_told_at_once_who_leaves_and_who_joins() -> None:
 
 
 def test_collected_answers_come_whole() -> None:
-    """Who does not stream gets the list of parts as the result; also where no stream was given."""
+    """A caller that does not stream gets the list of parts, even if its request has no `Stream`."""
     driver = drive(stepper())
     collected, plain = ask(driver, 3, collected=True), driver.arrive(0.0, 2)
     driver.run()
