@@ -44,7 +44,15 @@ def test_each_server_is_there_and_gets_bodies(name: str, model: str) -> None:
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    usual = {"name": "carpool", "model": "digits", "share": 0.5, "rate": 100.0, "seconds": 2.0, "requests": 200}
+    usual = {
+        "name": "carpool",
+        "model": "digits",
+        "share": 0.5,
+        "rate": 100.0,
+        "seconds": 2.0,
+        "round": 0,
+        "requests": 200,
+    }
     return {**usual, "ok": 200, "p99_s": 0.01, **changes}
 
 
