@@ -94,7 +94,9 @@ def decided(now: float, todo: Any) -> Iterator[str]:
         yield f"{now!r} batch of stage {batch.stage} to {batch.place} {when} ({batch.reason}): {ids}"
     for order in todo.orders:
         join = [request.id for request in order.join]
-        others = f"leave {list(order.leave)} pause {list(order.pause)} resume {list(order.resume)} ask {order.ask}"
+        others = (
+            f"leave {list(order.leave)} pause {list(order.pause)} resume {list(order.resume)} ask {order.stop_when}"
+        )
         yield f"{now!r} order {order.number} of stage {order.stage} to {order.place}: join {join} {others}"
     for request in todo.answer:
         if request.error is not None:

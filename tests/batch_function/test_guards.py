@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool.engine.drive import wakeups
+from carpool.engine.drive.threads import leading, sleeping
 from tests.support.loops import on_a_loop
 
 PATIENCE_S = 30.0
@@ -388,7 +388,7 @@ def test_threads_that_come_back_through_another_function() -> None:
 
     assert RuntimeError in errors
     assert f(5) == 5
-    assert wakeups.sleeping == wakeups.leading == {}
+    assert sleeping == leading == {}
 
 
 def test_a_leader_may_wait_for_a_function_that_another_runs() -> None:

@@ -74,7 +74,7 @@ class StubWorker:
     inbox: list[Order] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     seen: int = 0
-    ask: int = 0
+    stop_when: int = 0
     stopped: bool = True
     alone: set[int] = field(default_factory=set)
     """Ids of streams that have been stepped with no other."""
@@ -90,7 +90,7 @@ class StubWorker:
         del self.inbox[:most]
         for order in read:
             assert order.place == self.place and order.number == self.seen + 1
-            self.seen, self.ask, self.stopped = order.number, order.ask, False
+            self.seen, self.stop_when, self.stopped = order.number, order.stop_when, False
             for id in order.leave:
                 self.states.pop(id, None)  # it may have ended meanwhile
             for request in order.join:
@@ -123,7 +123,7 @@ class StubWorker:
         if len(active) == 1 and not back:
             self.alone |= active.keys()
         has_ended = any(part.last or part.error is not None for part in said) or bool(back)
-        self.stopped = not self.active or self.ask == EVERY_STEP or (self.ask == ON_LEAVING and has_ended)
+        self.stopped = not self.active or self.stop_when == EVERY_STEP or (self.stop_when == ON_LEAVING and has_ended)
         return SetReport(self.stage, self.place, self.seen, self.stopped, columns(said, back), len(active), step_s)
 
 

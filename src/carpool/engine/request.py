@@ -64,8 +64,8 @@ class PartTaker(Caller, Protocol):
 class Stream:
     """How far the answer of a request has come that is made step by step.
 
-    Whoever makes the request sets the first three. The last four belong to
-    `observe/snapshot.py`, and all else to `core/stepper.py`.
+    Whoever makes the request sets the first four. The last four belong to `observe/snapshot.py`,
+    `is_paused` to `core/core.py`, and all else to `core/stepper.py` and its running sets.
 
     Attributes:
         length: Units of work before the first part.
@@ -154,7 +154,8 @@ class Request:
     Attributes:
         id: Unique within its service; 0 until the request is admitted.
         item: What the next stage gets; opaque to the core.
-        deadline: Absolute time after which nobody waits for the answer any more.
+        deadline: Absolute time after which nobody waits for the answer any more. In a stage that
+            answers in parts the stepper moves it with each part, up to `stream.until`.
         due: Absolute time by which the request should be answered: by its SLO, or by its deadline
             where that is earlier.
         caller: Gets the answer; None if it has gone, or where the request takes its answer

@@ -244,7 +244,7 @@ class _Worker:
         rows = []
         for stream in joining:
             x = await self.call_hook("preprocess", copy.deepcopy(xs[stream.at]))
-            rows.append(Row(stream.id, x, OBJECT, wire.PARTS, copy.deepcopy(stream.raw)))
+            rows.append(Row(stream.id, x, OBJECT, wire.TAKES_PARTS, copy.deepcopy(stream.raw)))
         for id in order.leave:
             del self.streams[id]
         self.streams.update((stream.id, stream) for stream in joining)

@@ -212,7 +212,7 @@ def test_the_only_worker_is_told_at_once_who_leaves_and_who_joins() -> None:
 
 
 def test_collected_answers_come_whole() -> None:
-    """Who does not stream gets the list of parts as the result; also where no stream was given."""
+    """A caller that does not stream gets the list of parts, even if its request has no `Stream`."""
     driver = drive(stepper())
     collected, plain = ask(driver, 3, collected=True), driver.arrive(0.0, 2)
     driver.run()
@@ -269,7 +269,7 @@ def test_while_others_wait_a_worker_stops_where_that_costs_little(step_s: float,
     submitted(core, 0.0, 1)
     core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0)]), 1, step_s))
 
-    assert only_order(core, 1.0).ask == asked
+    assert only_order(core, 1.0).stop_when == asked
 
 
 def test_a_full_set_stops_only_when_a_stream_has_ended() -> None:
@@ -278,7 +278,7 @@ def test_a_full_set_stops_only_when_a_stream_has_ended() -> None:
     core.worker_ready(0, 0)
     first, _ = submitted(core, 0.0, 2)
     order = only_order(core, 0.0)
-    assert order.join == [first] and order.ask == ON_LEAVING
+    assert order.join == [first] and order.stop_when == ON_LEAVING
 
 
 def test_a_worker_that_has_stopped_is_told_to_go_on() -> None:
@@ -291,7 +291,7 @@ def test_a_worker_that_has_stopped_is_told_to_go_on() -> None:
     refusing.most = 0
     submitted(core, 0.0, 1)
     core.reported(1.0, SetReport(0, 0, 1, False, columns([Said(first.id, 0)]), 1, 1.0))
-    assert only_order(core, 1.0).ask == EVERY_STEP
+    assert only_order(core, 1.0).stop_when == EVERY_STEP
     core.reported(2.0, SetReport(0, 0, 2, True, columns([Said(first.id, 1)]), 1, 1.0))
 
     assert only_order(core, 2.0) == Order(0, 0, 3, [], [], [], [], EVERY_STEP)
@@ -678,7 +678,7 @@ def test_on_probation_all_others_of_a_set_rest() -> None:
     assert suspect.state == QUEUED
 
     order = only_order(core, 1.0)
-    assert order.join == [suspect] and order.ask == EVERY_STEP
+    assert order.join == [suspect] and order.stop_when == EVERY_STEP
     core.reported(2.0, SetReport(0, 1, 1, True, columns([Said(suspect.id, 0)]), 1, 1.0))
     assert suspect.losses == 0
     order = only_order(core, 2.0)
@@ -704,7 +704,7 @@ def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
     assert core.poll(1.5).orders == []
     core.reported(1.5, SetReport(0, second.place, 2, True))
     order = only_order(core, 1.5)
-    assert order.join == [suspect] and order.ask == EVERY_STEP
+    assert order.join == [suspect] and order.stop_when == EVERY_STEP
 
     assert core.worker_lost(2.0, 0, second.place)
     assert code_of(suspect) == "request_crashed_worker"

@@ -19,7 +19,7 @@ from tests.support.frames import receive
 
 numbers = st.lists(st.integers(1, 2**63), max_size=4, unique=True)
 values = st.one_of(st.integers(-(2**40), 2**40), st.text(max_size=20), st.binary(max_size=20), st.lists(st.integers()))
-takes = st.sampled_from([wire.WHOLE, wire.PARTS, wire.BOTH])
+takes = st.sampled_from([wire.TAKES_WHOLE, wire.TAKES_PARTS, wire.TAKES_BOTH])
 joinings = st.lists(
     st.tuples(
         st.integers(1, 2**63), st.integers(0, 4), st.integers(0, 36), takes, values, st.lists(values, max_size=3)
@@ -37,7 +37,13 @@ def over_the_socket(frame: Frame) -> Frame:
 
 @given(st.integers(1, 2**63), numbers, numbers, numbers, st.integers(0, 2), joinings, st.booleans())
 def test_an_order_is_read_as_it_was_written(
-    number: int, leave: list[int], pause: list[int], resume: list[int], ask: int, joins: list[Any], is_remote: bool
+    number: int,
+    leave: list[int],
+    pause: list[int],
+    resume: list[int],
+    stop: int,
+    joins: list[Any],
+    is_remote: bool,
 ) -> None:
     """An order says the same at the other end, in this process and over a socket, items and earlier
     parts included.
@@ -46,9 +52,9 @@ def test_an_order_is_read_as_it_was_written(
         wire.Joining(id, format, accept, takes, inf, dump(item), [dump(part) for part in parts])
         for id, format, accept, takes, item, parts in joins
     ]
-    frame = wire.order_frame(number, wire.OrderHead(leave, pause, resume, ask), joining)
+    frame = wire.order_frame(number, wire.OrderHead(leave, pause, resume, stop), joining)
     order, joined = wire.read_order(over_the_socket(frame) if is_remote else frame)
-    assert (order.leave, order.pause, order.resume, order.ask) == (leave, pause, resume, ask)
+    assert (order.leave, order.pause, order.resume, order.stop_when) == (leave, pause, resume, stop)
     assert [each[:5] for each in joined] == [each[:5] for each in joining]
     assert [load(each.item) for each in joined] == [each[4] for each in joins]
     assert [[load(part) for part in each.parts] for each in joined] == [each[5] for each in joins]
@@ -81,7 +87,7 @@ def packed(value: Any) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
-JOINS = wire.Joining(5, 0, 0, wire.PARTS, inf, b"item")
+JOINS = wire.Joining(5, 0, 0, wire.TAKES_PARTS, inf, b"item")
 BAD_ORDERS = {
     "another kind": Frame(FrameKind.BATCH, 1, [0], b"\0", b"\0", [inf], [packed([])]),
     "no first item": Frame(FrameKind.ORDER, 1),

@@ -381,7 +381,7 @@ def test_parts_are_packed_together_as_one_by_one(given: list[tuple[Any, int]], c
         )
         outs = Outs()
         for i, (part, accept) in enumerate(given):
-            row = Row(i, None, given[0][1] if alike else accept, wire.PARTS)
+            row = Row(i, None, given[0][1] if alike else accept, wire.TAKES_PARTS)
             row.raw = [part]
             outs.add(row, wire.MORE, part, part)
         packed = run_now(answerer.pack(outs))

@@ -28,7 +28,7 @@ def ends() -> Iterator[tuple[socket.socket, ParentSocket]]:
 
 
 def order(number: int, nbytes: int = 3) -> bytes:
-    joining = wire.Joining(1, 0, 0, wire.PARTS, 1.0, b"x" * nbytes)
+    joining = wire.Joining(1, 0, 0, wire.TAKES_PARTS, 1.0, b"x" * nbytes)
     return b"".join(bytes(part) for part in encode(wire.order_frame(number, wire.OrderHead(), [joining])))
 
 

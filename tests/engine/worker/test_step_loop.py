@@ -77,7 +77,7 @@ def test_a_step_takes_all_the_time_until_the_next_one(monkeypatch: pytest.Monkey
     run_now(invoker.set_up())
     batches = BatchAnswerer(invoker, is_first=True, is_last=True)
     answerer = StepAnswerer(invoker, batches, retrier, before_next_call=lambda: None)
-    joining = [wire.Joining(id, OBJECT, OBJECT, wire.PARTS, 1e9, dump(id)) for id in (1, 2)]
+    joining = [wire.Joining(id, OBJECT, OBJECT, wire.TAKES_PARTS, 1e9, dump(id)) for id in (1, 2)]
     link = SlowLink(clock, wire.order_frame(1, wire.OrderHead(), joining))
     run_now(step_loop.run(link, answerer, Announcer(), WorkerPoints(0)))
 

@@ -85,7 +85,7 @@ class World:
         self.back: list[int] = []
         self.answers: dict[int, Any] = {}
 
-    def order(self, *join: int, takes: int = wire.PARTS, **order: Any) -> None:
+    def order(self, *join: int, takes: int = wire.TAKES_PARTS, **order: Any) -> None:
         """Follow an order; the items of those that join are their ids."""
         rows = [Row(x, x, 0, takes) for x in join]
         self.hear(run_now(self.runner.follow(wire.OrderHead(**order), rows)))
@@ -106,7 +106,7 @@ class World:
                 self.back.append(id)
             elif type(value) is Failed:
                 self.ends[id] = value.error
-            elif kind == wire.LAST and row.takes != wire.PARTS:
+            elif kind == wire.LAST and row.takes != wire.TAKES_PARTS:
                 self.answers[id], self.ends[id] = value, None
             else:
                 if kind != wire.END:
@@ -176,8 +176,8 @@ def test_none_is_no_part() -> None:
 def test_a_whole_answer_is_collected() -> None:
     """A caller that takes the whole answer gets it once, and no parts; `collect` makes it."""
     world = World(Counting(), postprocess=str, collect=",".join)
-    world.order(3, takes=wire.WHOLE)
-    world.order(2, takes=wire.BOTH)
+    world.order(3, takes=wire.TAKES_WHOLE)
+    world.order(2, takes=wire.TAKES_BOTH)
     world.finish()
     assert world.answers == {3: "1,2,3", 2: "1,2"}
     assert world.heard == {2: ["1", "2"]}
@@ -237,7 +237,7 @@ def test_without_resume_those_with_parts_fail_and_the_others_start_again() -> No
     """
     world = World(Counting())
     world.order(6)
-    world.order(8, takes=wire.WHOLE)
+    world.order(8, takes=wire.TAKES_WHOLE)
     world.step(2)
     world.order(7, 9)
     world.model.bad_step = poisoned(9)
@@ -282,8 +282,8 @@ def test_a_hook_that_raises_fails_its_stream(hook: str) -> None:
         return given
 
     world = World(Counting(), **{hook: fails})
-    world.order(2, takes=wire.WHOLE)
-    world.order(1, takes=wire.WHOLE)
+    world.order(2, takes=wire.TAKES_WHOLE)
+    world.order(1, takes=wire.TAKES_WHOLE)
     world.finish()
     assert type(world.ends[2]) is KeyError and world.answers == {1: [1]}
     assert world.model.open == []
@@ -356,7 +356,9 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.parametrize(("resumes", "takes"), [(False, wire.WHOLE), (True, wire.WHOLE), (True, wire.PARTS)])
+@pytest.mark.parametrize(
+    ("resumes", "takes"), [(False, wire.TAKES_WHOLE), (True, wire.TAKES_WHOLE), (True, wire.TAKES_PARTS)]
+)
 @pytest.mark.parametrize("at", [0, 1, 4])
 def test_streams_that_lose_steps_find_the_guilty_all_the_same(resumes: bool, takes: int, at: int) -> None:
     """Where a stream comes to the step that raises only after some others, as it begins from the
@@ -370,7 +372,7 @@ def test_streams_that_lose_steps_find_the_guilty_all_the_same(resumes: bool, tak
             if any(x == 7 and i == at for x, i in states):
                 raise ArithmeticError("poison")
             parts = super().step(states)
-            return [part if type(part) is Last or takes == wire.WHOLE else None for part in parts]
+            return [part if type(part) is Last or takes == wire.TAKES_WHOLE else None for part in parts]
 
     world = World(Silent())
     world.order(5, 6, 7, 8, takes=takes)
@@ -379,7 +381,7 @@ def test_streams_that_lose_steps_find_the_guilty_all_the_same(resumes: bool, tak
             world.step()
     assert not world.runner.has_running and world.model.open == []
     assert type(world.ends.pop(7)) is ArithmeticError and world.ends == {5: None, 6: None, 8: None}
-    if takes == wire.WHOLE:
+    if takes == wire.TAKES_WHOLE:
         assert world.answers == {x: up_to(x) for x in (5, 6, 8)}
 
 
@@ -419,7 +421,7 @@ def test_scalars_are_taken_like_all_else(given: list[Any]) -> None:
     for kind in (Runner, Slow):
         for can_resume in (True, False):
             runner = kind(Counting(), Retrier(isolate_errors=True), can_resume=can_resume)
-            row, outs = Row(1, 1, 0, wire.PARTS), Outs()
+            row, outs = Row(1, 1, 0, wire.TAKES_PARTS), Outs()
             for part in given:
                 row.state = [1, 0]
                 runner._model.open.append(row.state)  # type: ignore[attr-defined]

@@ -31,7 +31,8 @@ Source: the combining idea is that of flat combining (Hendler et al., 2010) and 
 
 For a lone request the policy states its slack (`lone_slack_s`) and learns of the call once
 (`learn`), which makes the call cheap. `tests/batch_function/test_alone.py` compares the state with
-that of the long way. Users' own policies are asked step by step.
+that of the long way. A policy that changes the rule and states no slack has an infinite one
+(`Policy.__init_subclass__`): it is asked step by step.
 """
 
 from __future__ import annotations
@@ -47,14 +48,10 @@ from carpool.engine.core.core import Core
 from carpool.engine.request import DONE, Request
 from carpool.errors import CarpoolError
 
-ANSWERED: Final = -1
-"""What `step` returns where the answers are there."""
-
-SLEEP: Final = -2
-"""What `step` returns where the thread is to sleep."""
-
-LEADS: Final = -3
-"""What `step` returns where the thread leads already: it was interrupted while it did."""
+# What `Line.step` returns in the place of a slot; no slot is below 0.
+ANSWERED: Final = -1  # the answers are there
+SLEEP: Final = -2  # the thread is to sleep
+LEADS: Final = -3  # the thread leads already: it was interrupted while it did
 
 
 class Waiter(Protocol):
@@ -350,9 +347,10 @@ class Line:
     # -- inside
 
     def _catch_up(self) -> None:
-        """Make up for all that was left out for the lone caller, as of the time when it began.
+        """Make a leader of the lone caller: do what was left out, as of the time when it began.
 
-        It is called as soon as another caller comes, before anything else happens in the line.
+        It is called as soon as another caller comes, before anything else happens in the line. The
+        lone thread, which is inside the function, finds its request and `batch` in its `LoneCall`.
         """
         lone, self.lone = self.lone, None
         assert lone is not None

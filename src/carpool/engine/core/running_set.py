@@ -21,7 +21,7 @@ EVERY_STEP: Final = 2  # it always stops for the next order
 MORE: Final = 0  # a part, and more will come
 LAST: Final = 32  # a part, or the whole answer of a caller that takes it; then nothing
 END: Final = 33  # nothing more comes
-BACK: Final = 34  # the stream has lost its place for lack of memory, and is to join again
+BACK: Final = 34  # memory ran out: the worker has stopped the stream, which waits to join again
 FAILED: Final = 35  # the stream has failed
 
 
@@ -36,7 +36,7 @@ class Order(NamedTuple):
         join: Requests to start, or to resume where `stream.kept` is not empty.
         pause: Ids of streams, perhaps just joined, that keep their places and are not stepped.
         resume: Ids of those that are stepped again.
-        ask: GO_ON, ON_LEAVING or EVERY_STEP.
+        stop_when: After which steps it stops for the next order: GO_ON, ON_LEAVING or EVERY_STEP.
     """
 
     stage: int
@@ -46,7 +46,7 @@ class Order(NamedTuple):
     join: Sequence[Request]
     pause: Sequence[int]
     resume: Sequence[int]
-    ask: int
+    stop_when: int
 
 
 class Parts(NamedTuple):
@@ -126,7 +126,7 @@ class RunningSet:
         number: Of the last order.
         seen: The last order that the worker has followed, by its reports.
         is_stopped: Whether it waits for an order.
-        ask: What the last order asked for.
+        stop_when: That of the last order.
         starting: The sum of the lengths of those that have joined since the last order that the
             worker has followed.
         resting: How many members it has the order not to step.
@@ -138,9 +138,11 @@ class RunningSet:
         gone: For each stream that an order sends away, the number of this order, until the worker
             has followed it.
         pauses_changed: Whether pauses have changed since the last order.
-        is_quiescing: Whether all members are to rest, so that a suspect can join.
-        suspect: The member that runs alone on probation, while the others rest.
-        suspected_by: The number of the order by which it joined.
+        awaits_suspect: Whether all members are to rest, as a suspect is about to join: a request
+            whose worker was lost, and which joins only once the worker has followed that order.
+        suspect: The member that runs alone on probation, while the others rest; None if none does.
+        suspect_order: The number of the order by which it joined: it had no part in steps that were
+            reported before this was followed.
         untested: The size that the set has grown to beyond the limit, to see whether it fits; else
             0.
         heard: When a report of the worker last came, or it got something to do.
@@ -151,11 +153,10 @@ class RunningSet:
     """
 
     __slots__ = (
-        "ask",
+        "awaits_suspect",
         "given_up",
         "gone",
         "heard",
-        "is_quiescing",
         "is_stopped",
         "members",
         "number",
@@ -166,8 +167,9 @@ class RunningSet:
         "size",
         "starting",
         "steps",
+        "stop_when",
         "suspect",
-        "suspected_by",
+        "suspect_order",
         "to_join",
         "to_leave",
         "unfollowed",
@@ -178,16 +180,16 @@ class RunningSet:
     def __init__(self, place: int) -> None:
         self.place = place
         self.members: dict[int, Request] = {}
-        self.size = self.number = self.seen = self.ask = self.starting = self.resting = self.untested = 0
+        self.size = self.number = self.seen = self.stop_when = self.starting = self.resting = self.untested = 0
         self.is_stopped = True
         self.steps = 0
         self.unfollowed: list[Order] = []
         self.to_join: list[Request] = []
         self.to_leave: list[int] = []
         self.gone: dict[int, int] = {}
-        self.pauses_changed = self.is_quiescing = False
+        self.pauses_changed = self.awaits_suspect = False
         self.suspect: Request | None = None
-        self.suspected_by = 0
+        self.suspect_order = 0
         self.heard = -inf
         self.unwanted_since = -inf
         self.given_up = ""
@@ -256,13 +258,11 @@ class RunningSet:
                 stream.rests_since = -1
 
     def note_loss(self, stream: Stream) -> None:
-        """Note what a stream has lost with its worker, and for how long it is to run on probation.
+        """Note what a stream has lost with its worker, and for how many steps it is on probation.
 
-        Where parts show how far it was, it comes to the step that may have killed its worker at
-        once. Where they do not, as it is collected or had no part for a while, it comes there only
-        after some steps, and may kill another worker in company. If that is lost in the same step
-        of the stream as the first one, give or take one, it makes all of these steps alone. If
-        other streams did so too, as after kills from outside, it would take too long.
+        The stream makes the steps again that no part came from, as all those of a collected one. If
+        a second worker dies within one step of where the first died, it repeats those steps alone.
+        Else it makes one step alone, as more would take too long after kills from outside.
         """
         made = self._steps_of(stream)
         lost = max(0, made - (stream.parts - stream.first_parts))
@@ -279,6 +279,12 @@ class RunningSet:
         """Return for how long all may stand still before a part is late; infinity for ever."""
         return min([stream_of(request).next_due for request in self.members.values()], default=inf) - now
 
+    def await_suspect(self, awaits: bool) -> None:
+        """Have all members rest from the next order on for a suspect that joins, or no longer."""
+        if awaits != self.awaits_suspect:
+            self.awaits_suspect = awaits
+            self.pauses_changed = True
+
     def change_rests(self, pause: list[int], resume: list[int]) -> None:
         """Find out who is to rest from the next order on, and who is to run again.
 
@@ -289,9 +295,10 @@ class RunningSet:
             resume: The same of those that did and are not to.
         """
         self.pauses_changed = False
+        is_suspect_time = self.suspect is not None or self.awaits_suspect
         for request in self.members.values():
             stream = stream_of(request)
-            rests = stream.is_paused if self.suspect is None and not self.is_quiescing else request is not self.suspect
+            rests = request is not self.suspect if is_suspect_time else stream.is_paused
             if rests != stream.is_resting:
                 stream.is_resting = rests
                 self.resting += 1 if rests else -1

@@ -28,7 +28,7 @@ The calls, which `core/core.py` makes for drivers (events first, then what to do
     trained_steps(now, rows, step_s, length, start_s)  # a warm-up, by the pool itself
     poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
 
-    Order(stage, place, number, join, leave, pause, resume, ask)
+    Order(stage, place, number, join, leave, pause, resume, stop_when)
     SetReport(stage, place, seen, stopped, parts, rows, step_s, length, start_s)
     Parts(ids, kinds, values, kept)
 
@@ -36,7 +36,7 @@ What a worker does with an order: those that leave are stopped, those that join 
 (`start`, or `resume` with `request.stream.kept` where that is not empty) in one call, then pauses
 and resumptions are noted, then it steps all that do not pause. It reports after each step. An
 order that leaves it nothing to step is reported too, with `rows` = 0 and `stopped`. What it does
-after a step depends on the `ask` of the last order that it has seen: `GO_ON` (run ahead),
+after a step depends on the `stop_when` of the last order that it has seen: `GO_ON` (run ahead),
 `ON_LEAVING` (stop for the next order if a stream has ended in this step) or `EVERY_STEP` (always
 stop). It also stops when it has nothing to step. A worker that has stopped reads orders until it
 has something to step; the coordinator answers a report with `stopped` at once.
@@ -98,7 +98,7 @@ from carpool.errors import ModelError
 
 _STOP_S: Final = 150e-6  # what it costs that a worker stops for its next order
 _STOP_SHARE: Final = 0.05  # of a step, which a stop may cost
-_LATEST: Final = 5.0  # paces; where a stream further behind its goal is counted from anew, as nothing can save it
+_LATEST: Final = 5.0  # paces; a stream that is later than this is rescheduled from now
 
 
 class Stepper:
@@ -150,10 +150,10 @@ class Stepper:
     """
 
     in_flight: Final[Mapping[int, Batch]] = {}
-    """There are no batches."""
+    """Empty, as there are no batches: admission and figures read it of each `Crew`."""
 
     made: Final = None
-    """It makes no batches, but running sets, whose steps are not counted here."""
+    """None, as there are no batches: `Core.requests_and_batches` reads it of each `Crew`."""
 
     def __init__(
         self,
@@ -448,7 +448,7 @@ class Stepper:
     def completed(
         self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
     ) -> Sequence[Request | None]:
-        """Count answers to a batch as strays, since there are no batches here."""
+        """Count answers to a batch as strays: there are no batches here, so a worker is wrong."""
         self.stray_replies += len(ids)
         return [None] * len(ids)
 
@@ -473,15 +473,15 @@ class Stepper:
         requests: list[Any] = list(map(running.members.get, ids))
         ended: list[tuple[Request, int, Any]] = []
         returned: list[Request] = []
-        if (
-            kinds.count(MORE) < len(ids)
-            or None in requests
-            or None in values
-            or True in [request.stream.is_collected for request in requests]
+        if not (  # the usual step: each stream goes on, is still there, has a part and takes it
+            kinds.count(MORE) == len(ids)
+            and None not in requests
+            and None not in values
+            and True not in [request.stream.is_collected for request in requests]
         ):
             requests, values, kept = self._sort_out(requests, report.parts, ended, returned)
         if requests:
-            self._note_parts(now, requests, kept or values)
+            self._note_parts(now, requests, kept or values)  # without `kept` a part itself is what is kept of it
         for request, _, _ in ended:
             self._take_out(now, running, request)
         if returned:
@@ -627,7 +627,7 @@ class Stepper:
             running.starting = 0
         if running.gone and is_up_to_date:
             running.gone = {id: number for id, number in running.gone.items() if number > report.seen}
-        if running.suspect is not None and report.rows and report.seen >= running.suspected_by:
+        if running.suspect is not None and report.rows and report.seen >= running.suspect_order:
             self._note_probation(running, running.suspect)
         if running.untested and report.rows and is_up_to_date:
             if running.untested > self.safe_size.limit:
@@ -660,9 +660,8 @@ class Stepper:
             due = self.queue.earliest_due
             self.lobby.wake_at = due if now < due < inf else None
         for running in self.sets.values():
-            if running.is_quiescing and not self._has_suspect_waiting:
-                running.is_quiescing = False
-                running.pauses_changed = True
+            if running.awaits_suspect and not self._has_suspect_waiting:
+                running.await_suspect(False)
             self._write_order(now, running, todo)
 
     def _refuse_late(self, now: float, refuse: list[tuple[Request, str]]) -> None:
@@ -717,7 +716,7 @@ class Stepper:
                 break
             if self._has_suspect_waiting:
                 self._try_suspect(now, running)
-            elif not running.is_quiescing and not (may_wait and running.owes_report):
+            elif not running.awaits_suspect and not (may_wait and running.owes_report):
                 self._join(now, running, self._ask_policy(now, running))
 
     def _ask_policy(self, now: float, running: RunningSet) -> int:
@@ -774,18 +773,16 @@ class Stepper:
             size = running.size + suspect.size
             is_full = len(members) >= self.rows or size > min(self.limit, self.safe_size.limit)
             if is_full or not _may_share(running, suspect.lane):
-                running.pauses_changed = running.pauses_changed or running.is_quiescing
-                running.is_quiescing = False
+                running.await_suspect(False)
                 return
         if running.owes_report:
-            running.pauses_changed = running.pauses_changed or not running.is_quiescing
-            running.is_quiescing = True
+            running.await_suspect(True)
             return
-        running.is_quiescing = False
+        running.awaits_suspect = False
         running.pauses_changed = True
         self._join(now, running, 1)
         running.suspect = suspect
-        running.suspected_by = running.number + 1
+        running.suspect_order = running.number + 1
 
     def _join(self, now: float, running: RunningSet, n: int) -> None:
         """Have the next `n` requests of the queue join a set."""
@@ -819,25 +816,25 @@ class Stepper:
         resume: list[int] = []
         if running.pauses_changed:
             running.change_rests(pause, resume)
-        ask = self._ask_for(running)
+        stop_when = self._stop_when(running)
         has_news = running.to_join or running.to_leave or pause or resume
-        if not has_news and not (running.active and (running.is_stopped or ask != running.ask)):
+        if not has_news and not (running.active and (running.is_stopped or stop_when != running.stop_when)):
             return
         if not running.owes_report:
             running.heard = now
         running.number += 1
         running.is_stopped = False
-        running.ask = ask
+        running.stop_when = stop_when
         to_leave, to_join = running.to_leave, running.to_join
-        order = Order(self.lobby.stage, running.place, running.number, to_leave, to_join, pause, resume, ask)
+        order = Order(self.lobby.stage, running.place, running.number, to_leave, to_join, pause, resume, stop_when)
         if order.join or pause or resume:
             running.unfollowed.append(order)
         todo.orders.append(order)
         running.to_leave, running.to_join = [], []
         self.lobby.look_at(now + self.times.least_s)
 
-    def _ask_for(self, running: RunningSet) -> int:
-        """Return what a worker is to do after its next step: see `Order.ask`.
+    def _stop_when(self, running: RunningSet) -> int:
+        """Return after which steps a worker is to stop: see `Order.stop_when`.
 
         While others wait it stops, so that they can join one step earlier, if a stop costs little
         of a step; where no row is free, they have to wait until a stream has ended.
@@ -857,7 +854,7 @@ def _by_room(running: RunningSet) -> tuple[bool, int, int, bool]:
     Of equally empty sets those come first of which no step is under way: one that a stream has just
     left may be busy for long with a step for nobody.
     """
-    return not running.is_quiescing, running.size, len(running), running.owes_report
+    return not running.awaits_suspect, running.size, len(running), running.owes_report
 
 
 def _fitting(running: RunningSet, heads: Sequence[Request], limit: float) -> int:

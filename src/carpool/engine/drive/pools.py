@@ -437,7 +437,7 @@ class StepPool(WorkerPool):
     def send(self, order: Order) -> None:
         """Send an order to its worker."""
         joining = [_joining(request) for request in order.join]
-        head = wire.OrderHead(list(order.leave), list(order.pause), list(order.resume), order.ask)
+        head = wire.OrderHead(list(order.leave), list(order.pause), list(order.resume), order.stop_when)
         sent = self._sent.setdefault(order.place, deque())
         sent.append(_Sent(order.number, [each.id for each in joining], sum(_length(request) for request in order.join)))
         worker = self._workers[order.place]
@@ -578,9 +578,9 @@ def _joining(request: Request) -> wire.Joining:
 
 
 def _takes(request: Request) -> int:
-    """Return what the caller of a stream takes: `WHOLE`, `PARTS` or `BOTH`."""
+    """Return what the caller of a stream takes: `TAKES_WHOLE`, `TAKES_PARTS` or `TAKES_BOTH`."""
     stream = stream_of(request)
-    return wire.WHOLE if stream.is_collected else wire.BOTH if stream.is_told_both else wire.PARTS
+    return wire.TAKES_WHOLE if stream.is_collected else wire.TAKES_BOTH if stream.is_told_both else wire.TAKES_PARTS
 
 
 def _length(request: Request) -> int:
@@ -605,10 +605,10 @@ def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Reque
             if kept and report.buffers[i]:
                 values[i], kept[i] = wire.split_kept(values[i], report.buffers[i])
         elif kind == wire.END:
-            if id in members and _takes(members[id]) != wire.PARTS:
+            if id in members and _takes(members[id]) != wire.TAKES_PARTS:
                 raise FrameError(f"an end without the answer of request {id}")
         elif kind == Outcome.RESPONSE:
             what[i], values[i] = LAST, unpacked_response(values[i], members.get(id))
-        elif kind != wire.BACK:
+        elif kind != wire.BACK:  # it is the `Outcome` with which the stream has failed
             what[i], values[i] = FAILED, outcome.unpack_error(kind, values[i], causes.get(i + 1))
     return Parts(ids, what, values, kept)

@@ -4,35 +4,35 @@ No thread belongs to it. The line (`core/line.py`) decides under one short lock 
 and which sleep; all that takes time, sleeping (`drive/wakeups.py`), the execution lock and the
 user's function, happens outside that lock.
 
+A function may call another one, whose leader is another thread, which calls the first one: each
+would wait for the other. So a thread that is inside a function, and is about to sleep in a line,
+asks first whether all threads that could wake it sleep, directly or not, for what it leads.
+
 Any thread may be interrupted at any point, by Ctrl-C or by an exception of a signal handler. So
 whatever another thread counts on is one step, or is made up for where the exception is caught.
+Without this rule, Ctrl-C in one caller's thread could leave a slot claimed or a sleeper unwoken,
+and all other callers would wait for ever. Only some forty lines could go with it (the `except`
+clauses for interrupted threads, `LEADS`, `leave` by thread, half of `WakeQueue`), and no call would
+be faster, as `try` costs nothing until something is raised.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from math import inf
 from threading import get_ident
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, NoReturn
 
 from carpool.engine.call.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.engine.clock import Clock, monotonic
 from carpool.engine.core.batch import Batch
 from carpool.engine.core.batcher import Batcher
-from carpool.engine.core.line import ANSWERED, LEADS, SLEEP, Line, LoneCall
+from carpool.engine.core.line import LEADS, SLEEP, Line, LoneCall
 from carpool.engine.drive.failures import FAILED_FOR_S, BatchOutcome, for_all, learn
-from carpool.engine.drive.wakeups import (
-    AwaitedTickets,
-    Sleep,
-    Sleeper,
-    ThreadWaiter,
-    WakeQueue,
-    leading,
-    sleeping,
-    would_deadlock,
-)
+from carpool.engine.drive.wakeups import AwaitedTickets, Sleep, ThreadWaiter, WakeQueue
 from carpool.engine.fast_paths import fast_path
 from carpool.engine.foreign import text_of
 from carpool.engine.logger import logger
@@ -44,14 +44,17 @@ from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
 AT_ONCE: Final = -inf
-"""As a time until which a thread waits: it does not wait."""
+"""Deadline meaning: do not wait."""
 
 Run = Callable[[list[Any]], BatchOutcome]
 """Calls the user's function for the items of a batch."""
 
 
 class PolicyRaised(Exception):
-    """The policy of a line has raised, and the line has failed for it."""
+    """The policy of a line has raised, and the line has failed for it, so all in it have answers.
+
+    Raised by `_queue_wakeups_or_fail` for the methods around it; no caller gets it.
+    """
 
 
 class LineDriver:
@@ -96,7 +99,7 @@ class LineDriver:
         # held, the queue of wake-ups filled with it and emptied without
         self._line = Line(batcher, slots, slo_s)
         self._counts = CallCounts()
-        self._lock = threading.RLock()  # which has an owner; it is never taken twice
+        self._lock = threading.RLock()  # for its `_is_owned`, as `threading.Condition`; it is never taken twice
         self._wake_queue = WakeQueue()
 
     # -- what it has done
@@ -188,12 +191,13 @@ class LineDriver:
         try:
             with self._lock:
                 self._line.join(now, requests)
-                woken = self._queue_wakeups()
+                woken = self._queue_wakeups_or_fail()
             wake_queue.wake(woken)
-        except BaseException as error:
-            if not self._has_failed(error):  # the thread was interrupted
-                wake_queue.wake_everybody()
-                raise
+        except PolicyRaised:
+            wake_queue.wake_everybody()
+        except BaseException:  # the thread was interrupted
+            wake_queue.wake_everybody()
+            raise
         return waiter
 
     def wait(self, waiter: ThreadWaiter, run: Run, timeout_s: float | None = None) -> bool:
@@ -287,9 +291,8 @@ class LineDriver:
         self._check_owner()
         try:
             return self._leave(waiter, error, thread)
-        except BaseException as fault:
-            if not self._has_failed(fault):
-                raise
+        except PolicyRaised:
+            self._wake_queue.wake_everybody()
             return True
 
     def drain(self, run: Run, error: CarpoolError) -> None:
@@ -304,9 +307,8 @@ class LineDriver:
         waiter.pending = 1
         try:
             self._close(error, waiter)
-        except BaseException as fault:
-            if not self._has_failed(fault):
-                raise
+        except PolicyRaised:
+            self._wake_queue.wake_everybody()
             self._close(error, waiter)  # from now on the policy is not asked
         self.wait(waiter, run)
 
@@ -327,14 +329,17 @@ class LineDriver:
     # -- one thread's way through the line
 
     def _wait(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
-        """Take one step after the other until the answers are there, or until a time."""
+        """Take one step after the other until the answers are there, or until a time.
+
+        With `AT_ONCE` the steps go on as long as each of them runs a batch.
+        """
         line = self._line
-        while waiter.pending or line.next_leader is waiter:
+        while waiter.pending or line.next_leader is waiter:  # its next step passes the duty on
             try:
                 has_led = self._step(waiter, run, until)
                 if line is not self._line and waiter.pending:
                     raise self.forked()
-                if until != inf and not (has_led and until == AT_ONCE) and self._clock() >= until:
+                if not has_led if until == AT_ONCE else until != inf and self._clock() >= until:
                     self._change(line.stop_waiting, waiter)
                     break
             except BaseException as error:
@@ -356,16 +361,16 @@ class LineDriver:
         sleep = None
         with self._lock:
             now = self._clock()
-            slot = self._line.step(now, waiter, get_ident())
+            slot = self._line.step(now, waiter, get_ident())  # or, below 0, what else to do
             if slot == SLEEP:
                 sleep = self._prepare_sleep(now, waiter, until)
             elif slot == LEADS:
                 raise self._called_in_between()
-            woken = self._queue_wakeups()
+            woken = self._queue_wakeups_or_fail()
         self._wake_queue.wake(woken)
         if sleep is not None:
             self._sleep(sleep)
-        elif slot != ANSWERED:
+        elif slot >= 0:
             return self._run_batch(waiter, slot, run, until)
         return False
 
@@ -382,7 +387,7 @@ class LineDriver:
                 batch = line.take_batch(now, slot)
                 if batch is None:
                     sleep = self._prepare_sleep(now, waiter, until)
-                woken = self._queue_wakeups()
+                woken = self._queue_wakeups_or_fail()
             self._wake_queue.wake(woken)
             if batch is not None:
                 outcome = self._call([request.item for request in batch.requests], run)
@@ -450,7 +455,7 @@ class LineDriver:
             counts.compute_s += outcome.busy_s
             line.finished(now, batch, outcome.results, outcome.errors, outcome.busy_s)
             counts.answered(requests, now)
-            woken = self._queue_wakeups()
+            woken = self._queue_wakeups_or_fail()
         self._wake_queue.wake(min(woken, 1))
 
     def _finish_alone(self, line: Line, lone: LoneCall, outcome: BatchOutcome) -> None:
@@ -470,9 +475,9 @@ class LineDriver:
                 if errors is not None:
                     self._counts.alone_failed_s += now - lone.began
                 if self._fault is not None:
-                    self._queue_wakeups()
+                    self._fail_line(self._fault)
                 return
-        if lone.batch is not None:
+        if lone.batch is not None:  # another caller came, and `Line._catch_up` made it
             self._finish(line, lone.batch, outcome)
             _with_answer(lone)
         else:  # the other caller was interrupted before the line had caught up
@@ -520,7 +525,7 @@ class LineDriver:
         """Call a method of the line with its lock held, and wake whom it wants to be woken."""
         with self._lock:
             change(*arguments)
-            woken = self._queue_wakeups()
+            woken = self._queue_wakeups_or_fail()
         self._wake_queue.wake(woken)
 
     def _leave(self, waiter: ThreadWaiter | LoneCall, error: Exception, thread: int | None) -> bool:
@@ -531,7 +536,7 @@ class LineDriver:
                 request.error = error
             waiter.pending = 0
             self._line.wake.append(waiter)  # other threads may wait for it too
-            self._queue_wakeups()
+            self._queue_wakeups_or_fail()
         self._wake_queue.wake_everybody()  # it might have been this thread's turn to wake the next one
         return bool(unanswered)
 
@@ -539,7 +544,7 @@ class LineDriver:
         with self._lock:
             self._line.close(error)
             self._line.wait_for_end(waiter)
-            woken = self._queue_wakeups()
+            woken = self._queue_wakeups_or_fail()
         self._wake_queue.wake(woken)
 
     # -- what goes wrong
@@ -550,15 +555,21 @@ class LineDriver:
             raise error
         self._fault = error
 
-    def _queue_wakeups(self) -> int:
+    def _queue_wakeups_or_fail(self) -> int:
         """Queue the waiters that the line wakes, and return how many; its lock is held.
 
+        Each change of the line ends with it.
+
         Raises:
-            PolicyRaised: The policy has raised meanwhile, and the line has failed for it.
+            PolicyRaised: The policy has raised in this change, and the line has failed for it.
         """
-        error, self._fault = self._fault, None
-        if error is None:
-            return self._wake_queue.add(self._line.wake)
+        if self._fault is not None:
+            self._fail_line(self._fault)
+        return self._wake_queue.add(self._line.wake)
+
+    def _fail_line(self, error: BaseException) -> NoReturn:
+        """Fail all that is in the line, and all that comes, for what the policy has raised."""
+        self._fault = None
         what = f"{self._name} has failed: its policy raised {type(error).__name__}"
         logger.critical("%s: %s", what, text_of(error), exc_info=error)
         failure = Unavailable(what, code="stage_failed", retry_after_s=FAILED_FOR_S)
@@ -602,3 +613,55 @@ def _answer_in_child(batch: Batch, outcome: BatchOutcome) -> None:
         if request.caller is not None:
             request.result, request.error = outcome.results[i], None if errors is None else errors.get(i)
             request.caller.answered(request)
+
+
+# -- threads inside of functions
+
+
+class Sleeper(NamedTuple):
+    """Where a thread sleeps while it is inside a function.
+
+    Attributes:
+        line: The line in which it sleeps.
+        waiter: What it waits for there.
+    """
+
+    line: LineDriver
+    waiter: ThreadWaiter
+
+
+leading: dict[int, tuple[LineDriver, ...]] = {}
+"""The lines of this process whose functions each thread is inside of. `LineDriver._call` writes the
+entry of its own thread only.
+"""
+
+sleeping: dict[object, Sleeper] = {}
+"""Where threads that are inside a function sleep, by thread. Each writes its own entry, as it is
+about to sleep, and takes it out when it is awake.
+"""
+
+
+def would_deadlock(line: LineDriver, thread: int) -> bool:
+    """Report whether nothing moves in a line before the thread is done with what it leads."""
+    lines = [line]
+    for each in lines:  # which grows
+        leaders = each.leading_threads
+        if leaders is None:
+            return False
+        for leader in leaders:
+            if leader == thread:
+                continue
+            sleeper = sleeping.get(leader)
+            if sleeper is None or not sleeper.waiter.pending:
+                return False
+            if sleeper.line not in lines:
+                lines.append(sleeper.line)
+    return True
+
+
+def _forked() -> None:
+    leading.clear()
+    sleeping.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -133,7 +133,7 @@ class VirtualStepWorker:
         self._states: dict[int, _State] = {}
         self._resting: dict[int, _State] = {}
         self._seen = 0
-        self._ask = 0
+        self._stop_when = 0
         self._is_busy = False
         self._is_lost = False
 
@@ -164,7 +164,7 @@ class VirtualStepWorker:
     def _follow(self, order: Order) -> int:
         """Do what an order says, and return the length of what it has started."""
         states, resting = self._states, self._resting
-        self._seen, self._ask = order.number, order.ask
+        self._seen, self._stop_when = order.number, order.stop_when
         for id in order.leave:
             states.pop(id, None)
             resting.pop(id, None)
@@ -193,7 +193,7 @@ class VirtualStepWorker:
         if n:
             self.steps += 1
             self.rows += n
-        stops = not states or self._ask == EVERY_STEP or (self._ask == ON_LEAVING and len(ended) > 0)
+        stops = not states or self._stop_when == EVERY_STEP or (self._stop_when == ON_LEAVING and len(ended) > 0)
         report = SetReport(self._stage, self._place, self._seen, stops, parts, n, step_s, length, start_s)
         if self._orders or not stops:
             self._go_on(now)

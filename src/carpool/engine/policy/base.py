@@ -282,7 +282,10 @@ class Policy(ABC):
         self.slo_s: float | None = None
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Have lone requests go step by step if a class changes the rule that let them go alone."""
+        """Set `lone_slack_s` to infinity in a class that changes the rule and does not set it.
+
+        The slack that it would inherit lets lone requests go without a call of the changed rule.
+        """
         super().__init_subclass__(**settings)
         if "lone_slack_s" not in vars(cls) and not _RULE.isdisjoint(vars(cls)):
             cls.lone_slack_s = inf  # type: ignore[method-assign, assignment]

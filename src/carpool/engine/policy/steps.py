@@ -148,7 +148,7 @@ class StepPolicy(Policy):
             self.step.learn(done.rows, done.step_s, done.is_first_step)
 
     def decide(self, view: View) -> Decision:
-        """Return nothing: a stage of steps has no batches, and nobody asks."""
+        """Return nothing: a stepper calls `join` instead, but a `Policy` must have this."""
         return NOTHING
 
     def explain(self, now: float) -> dict[str, Any]:

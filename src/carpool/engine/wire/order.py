@@ -32,10 +32,10 @@ BACK: Final = running_set.BACK
 
 _KINDS = frozenset({MORE, LAST, END, BACK, *Outcome})
 # What the caller of a stream takes, in the high bits of `accepts`.
-WHOLE: Final = 0x00  # the whole answer, once it is there
-PARTS: Final = 0x40  # parts as they are made
-BOTH: Final = 0x80  # parts as they are made, and with the end the whole answer
-_TAKES: Final = PARTS | BOTH
+TAKES_WHOLE: Final = 0x00  # the whole answer, once it is there
+TAKES_PARTS: Final = 0x40  # parts as they are made
+TAKES_BOTH: Final = 0x80  # parts as they are made, and with the end the whole answer
+_TAKES: Final = TAKES_PARTS | TAKES_BOTH
 
 
 class Joining(NamedTuple):
@@ -45,7 +45,7 @@ class Joining(NamedTuple):
         id: Its request's.
         format: How its item is encoded.
         accept: The encoding in which the caller wants parts, or the answer.
-        takes: What the caller takes: `WHOLE`, `PARTS` or `BOTH`.
+        takes: What the caller takes: `TAKES_WHOLE`, `TAKES_PARTS` or `TAKES_BOTH`.
         deadline: The time after which nobody waits for it.
         item: Its item.
         parts: Those that it has had already, as the model gave them.
@@ -81,8 +81,8 @@ class OrderHead(msgspec.Struct, array_like=True, frozen=True):
         leave: Ids of streams whose callers have gone.
         pause: Ids of streams that keep their states, but are not stepped for now.
         resume: Ids of paused streams that go on.
-        ask: What to do after a step: `GO_ON`, `ON_LEAVING` or `EVERY_STEP` of
-            `core/running_set.py`.
+        stop_when: After which steps to wait for the next order: `GO_ON`, `ON_LEAVING` or
+            `EVERY_STEP` of `core/running_set.py`.
         buffers: Empty if no stream that joins has had parts; else for each of them how many buffers
             its item has, and each of its parts.
         is_whole: Whether it is the last message of an order that is too large for one.
@@ -91,7 +91,7 @@ class OrderHead(msgspec.Struct, array_like=True, frozen=True):
     leave: list[int] = []
     pause: list[int] = []
     resume: list[int] = []
-    ask: int = GO_ON
+    stop_when: int = GO_ON
     buffers: list[list[int]] = []
     is_whole: bool = True
 

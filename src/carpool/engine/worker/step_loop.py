@@ -266,7 +266,7 @@ class StepAnswerer:
         """Add what has come of a stream that has not failed."""
         if kind in (wire.END, wire.BACK):
             packed.add(row, kind, b"", 0)
-        elif kind == wire.LAST and row.takes != wire.PARTS:
+        elif kind == wire.LAST and row.takes != wire.TAKES_PARTS:
             reply = Frame(FrameKind.REPLY)
             await self.batches.encode([value], bytes([row.accept]), reply)
             outcome = reply.formats[0]
@@ -313,7 +313,7 @@ class StepAnswerer:
             rows: list[Row] = []
             for i, value in zip(places, values, strict=True):
                 self._check_example(i, value)
-                rows.append(Row(i, value, OBJECT, wire.PARTS, again=partial(self._example, i)))
+                rows.append(Row(i, value, OBJECT, wire.TAKES_PARTS, again=partial(self._example, i)))
             outs = await self._runner.follow(_NO_ORDER, rows)
             measures, least_s = self.take_measures(), inf
             while True:
@@ -360,12 +360,12 @@ class StepAnswerer:
 
 async def run(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, points: WorkerPoints) -> None:
     """Follow orders and make steps until no more frames come."""
-    waits = True
+    waits = True  # for an order, and not for the rest of one
     order = _NO_ORDER
     began = idle_since = monotonic()
     waited_s = 0.0
     while True:
-        outs = None
+        outs = _NOTHING
         while waits or not order.is_whole or await link.has_news():
             frame = await link.receive()
             if frame is None:
@@ -379,18 +379,11 @@ async def run(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, poin
             waits = False
             announcer.begin(frame.batch_id)
             order, followed = await answerer.follow(frame)
-            if outs is None:
-                outs = followed
-            else:
-                outs.extend(followed)
+            outs = outs.then(followed)
         if answerer.has_running:
-            stepped = await answerer.step()
-            if outs is None or not outs.values:
-                outs = stepped
-            else:
-                outs.extend(stepped)
-        packed = await answerer.pack(outs or _NOTHING)
-        stops = order.ask == EVERY_STEP or (order.ask == ON_LEAVING and packed.has_ends)
+            outs = outs.then(await answerer.step())
+        packed = await answerer.pack(outs)
+        stops = order.stop_when == EVERY_STEP or (order.stop_when == ON_LEAVING and packed.has_ends)
         waits = stops or not answerer.has_running
         measures = answerer.take_measures()
         ended = monotonic()

@@ -122,7 +122,7 @@ class Lineup:
         self.ids = [row.id for row in rows]
         accepts = {row.accept for row in rows}
         self.accept = accepts.pop() if len(accepts) == 1 else -1
-        self.all_take_parts = [row.takes for row in rows].count(wire.PARTS) == len(rows)
+        self.all_take_parts = [row.takes for row in rows].count(wire.TAKES_PARTS) == len(rows)
 
 
 class Outs:
@@ -187,6 +187,13 @@ class Outs:
         self.kinds += others.kinds
         self.values += others.values
         self.kept += others.kept
+
+    def then(self, later: Outs) -> Outs:
+        """Return what has come so far and what has come later, in one."""
+        if not self.values:
+            return later
+        self.extend(later)
+        return self
 
     def part(self, begin: int, end: int) -> Outs:
         """Return some of it, which is packed."""
@@ -277,7 +284,7 @@ class Runner:
             await self.leave(id)
         outs = Outs()
         for row in joining:
-            if row.raw and row.takes == wire.BOTH:
+            if row.raw and row.takes == wire.TAKES_BOTH:
                 await self._refill(row, outs)
         lost = set(outs.ids)
         await self._begin([row for row in joining if row.id not in lost] if lost else joining, outs)
@@ -410,7 +417,10 @@ class Runner:
             del why  # it holds this frame
 
     async def _step_apart(self, rows: list[Row]) -> Outs:
-        """Step rows in several calls: each half that is not yet where a step raised has its own."""
+        """Step rows in several calls: each half that is not yet where a step raised has its own.
+
+        It is for calls that raised, as the stepper's probation is for workers that died.
+        """
         halves: dict[int, list[Row]] = {}
         for row in rows:
             if row.apart_until < self._steps:
@@ -477,7 +487,7 @@ class Runner:
         which may not have been handed on.
         """
         if row.n_parts and not self._can_resume:
-            if row.takes != wire.WHOLE:
+            if row.takes != wire.TAKES_WHOLE:
                 return False
             row.n_parts = 0
             row.parts = []
@@ -530,15 +540,15 @@ class Runner:
         row.n_parts += 1
         if self._can_resume:
             row.raw.append(raw)
-        if row.takes != wire.WHOLE and not self._can_resume:
+        if row.takes != wire.TAKES_WHOLE and not self._can_resume:
             row.again = None  # it cannot begin anew
-        if row.takes == wire.PARTS:
+        if row.takes == wire.TAKES_PARTS:
             outs.add(row, wire.LAST if is_last else wire.MORE, value, raw)
             if is_last:
                 await self._stop(row)
             return
         row.parts.append(own(value))
-        if row.takes == wire.BOTH:
+        if row.takes == wire.TAKES_BOTH:
             outs.add(row, wire.MORE, value, raw)
         if is_last:
             await self._end(row, outs)
@@ -591,7 +601,7 @@ class Runner:
     async def _end(self, row: Row, outs: Outs) -> None:
         """End a row without a part, but with its whole answer if its caller takes that."""
         await self._stop(row)
-        if row.takes == wire.PARTS:
+        if row.takes == wire.TAKES_PARTS:
             outs.add(row, wire.END)
             return
         answer: Any = row.parts
