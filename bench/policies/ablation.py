@@ -72,7 +72,7 @@ OWN = (
 
 def without_gather(policy: Adaptive) -> None:
     """Never wait for clients to come back."""
-    policy.back_until = lambda *_: None  # type: ignore[method-assign]
+    policy._back_until = lambda *_: None  # type: ignore[method-assign]
 
 
 def without_plan(policy: Adaptive) -> None:

@@ -205,7 +205,7 @@ class Adaptive(AdaptiveLearning):
         It is asked for a lone request on an idle server, and for trifles.
         """
         cost, queue = self.cost, view.queue
-        if cost.samples < COLD or (self.is_patient and self.defers(queue)):
+        if cost.samples < COLD or (self.is_patient and self._defers(queue)):
             return False
         self._overloaded_since = self._stands_since = None
         slack_s = queue.earliest_due - view.now - view.onward_s
@@ -241,7 +241,7 @@ class Adaptive(AdaptiveLearning):
             self._trim_edge(now, at, left, most, workers)
         else:
             self._stands_since = None
-        defers = self.is_patient and self.defers(queue)
+        defers = self.is_patient and self._defers(queue)
         share = most if defers else self._fair_share(now, left.size, most, workers)
         n = min(left.size, share)
         slack_s = left.due - at
@@ -253,7 +253,7 @@ class Adaptive(AdaptiveLearning):
         else:
             # with two workers idle, clients that come back find one, so there is no need to wait
             # for them
-            until = None if free > 1 else self.back_until(view, left.size, share, slack_s)
+            until = None if free > 1 else self._back_until(view, left.size, share, slack_s)
             load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
@@ -266,7 +266,7 @@ class Adaptive(AdaptiveLearning):
         cost = self.cost
         if n >= min(most, 2 * cost.largest):  # what much larger batches cost is a guess
             return None
-        return self.held_until(view, left.due, cost.seconds(n + 1), cost.cv)
+        return self._held_until(view, left.due, cost.seconds(n + 1), cost.cv)
 
     def _loads(self, now: float, workers: int) -> tuple[float, float]:
         """Return what has come lately, by few and by more, as shares of what can be served."""

@@ -227,12 +227,12 @@ class AdaptiveLearning(Policy):
         return 0 if self._view is None else len(self._view.queue)
 
     @property
-    def hop_s(self) -> float:
+    def _hop_s(self) -> float:
         """Seconds of a batch's way, see `View`."""
         return 0.0 if self._view is None else self._view.hop_s
 
     @property
-    def onward_s(self) -> float:
+    def _onward_s(self) -> float:
         """Seconds that a request still needs behind this stage, see `View`."""
         return 0.0 if self._view is None else self._view.onward_s
 
@@ -242,24 +242,24 @@ class AdaptiveLearning(Policy):
 
     # -- what it has come to
 
-    def back_until(self, view: View, waiting: int, most: int, slack_s: float) -> float | None:
+    def _back_until(self, view: View, waiting: int, most: int, slack_s: float) -> float | None:
         """Return when to stop waiting for clients that come back; None to go now."""
         gather = self.gather
         if not gather.window_s or waiting >= most or not gather.expected:
             return None
-        until = self.at_latest(view.queue, gather.until)
+        until = self._at_latest(view.queue, gather.until)
         more = min(waiting + int(gather.served * self._unit), most)
         if view.now < until and slack_s > until - view.now + self.cost.seconds(more) * self.cost.margin:
             return until
         return None
 
-    def at_latest(self, queue: QueueView, until: float) -> float:
+    def _at_latest(self, queue: QueueView, until: float) -> float:
         """Return until when to wait, if it is no longer than the user allows."""
         if self.max_queue_delay_s is None:
             return until
         return min(until, queue.oldest_arrival + self.max_queue_delay_s)
 
-    def defers(self, queue: QueueView) -> bool:
+    def _defers(self, queue: QueueView) -> bool:
         """Report whether requests are to wait as long as they have time: those with an SLO.
 
         The first one counts. What is due by its own deadline does not wait.
@@ -267,7 +267,7 @@ class AdaptiveLearning(Policy):
         (head,) = queue.peek(1)
         return head.due < head.deadline
 
-    def held_until(self, view: View, due: float, more_s: float, cv: float) -> float | None:
+    def _held_until(self, view: View, due: float, more_s: float, cv: float) -> float | None:
         """Return until when a batch waits for one more request; None to go now.
 
         No longer than that those who come just behind it can be in time, too: of m workers one is
@@ -283,7 +283,7 @@ class AdaptiveLearning(Policy):
         queue = view.queue
         if self.inside.are_all(view.running + len(queue)):
             return None
-        until = self.at_latest(queue, due - view.onward_s - more_s * (1.0 + SURE * cv))
+        until = self._at_latest(queue, due - view.onward_s - more_s * (1.0 + SURE * cv))
         others_have_time = more_s * (1.0 + 1.0 / (view.free + view.busy)) <= due - queue.oldest_arrival
         return until if view.now < until and others_have_time else None
 

@@ -39,7 +39,7 @@ class ByLength:
 
     def left(self, now: float, request: Request) -> None:
         """Count a request among those not answered in time, if that is why it leaves."""
-        if request.due < now + self._policy.onward_s + self.cost.seconds(1, request.length):
+        if request.due < now + self._policy._onward_s + self.cost.seconds(1, request.length):
             self._composer.answered(request, False)
 
     def learn(self, now: float, done: DoneBatch) -> None:
@@ -49,12 +49,12 @@ class ByLength:
             cost.add(done.n, done.longest, done.busy_s)
             return
         composer.batch_gone()
-        at = now + policy.onward_s
+        at = now + policy._onward_s
         for request in done.requests:
             composer.answered(request, at <= request.due)
         if not done.ok:
             return
-        seconds = done.busy_s + policy.hop_s
+        seconds = done.busy_s + policy._hop_s
         if done.is_switch and cost.samples >= COLD:
             if not done.is_first:
                 cost.learn_switch(done.n, done.longest, seconds)
@@ -109,7 +109,7 @@ class ByLength:
         until = None
         if view.free <= 1 and policy.gather.served:
             until = self._company_until(view, levels, choice)
-        if until is None and policy.is_patient and choice.batches == 1 and policy.defers(queue):
+        if until is None and policy.is_patient and choice.batches == 1 and policy._defers(queue):
             until = self._like_until(view, levels, choice)
         if until is not None:
             return Decision(drop=hopeless, wake_at=until)
@@ -125,7 +125,7 @@ class ByLength:
         if not n or self._units(view.queue, choice.requests) >= self._policy.limit:
             return None
         more_s = cost.seconds(n + 1, max([request.length for request in choice.requests])) + view.hop_s
-        return self._policy.held_until(view, min([each.earliest_due for each in levels]), more_s, cost.cv)
+        return self._policy._held_until(view, min([each.earliest_due for each in levels]), more_s, cost.cv)
 
     def _units(self, queue: QueueView, requests: Sequence[Request]) -> int:
         """Return how much of a batch these requests take up: all of it if one of them is larger."""
@@ -156,7 +156,7 @@ class ByLength:
         now, queue, policy, gather = view.now, view.queue, self._policy, self._policy.gather
         slack_s = min([each.earliest_due for each in levels]) - now - view.onward_s
         if choice.batches == 1:
-            until = policy.back_until(view, self._units(queue, choice.requests), policy.limit, slack_s)
+            until = policy._back_until(view, self._units(queue, choice.requests), policy.limit, slack_s)
             if until is not None:
                 return until
         if len(levels) > 1 or not gather.expected:
@@ -164,7 +164,7 @@ class ByLength:
         until = gather.best_until(now, self._composer.saved_by_more_s(choice, len(queue)))
         if until is None:
             return None
-        until = policy.at_latest(queue, until)
+        until = policy._at_latest(queue, until)
         is_in_time = slack_s > until - now + choice.seconds * policy.cost.margin
         return until if now < until and is_in_time else None
 
