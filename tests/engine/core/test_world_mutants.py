@@ -117,11 +117,11 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "who has been acquitted stays alone": [Change(Transit._weigh, "acquit(request)", "pass")],
     "a worker that is lent stays among the idle ones": [Change(Batcher.lend, "self._idle.pop()", "self._idle[-1]")],
-    "a worker is lent while another is busy": [Change(Batcher.lend, "if self.in_flight or ", "if ")],
-    "a worker is lent while another is": [Change(Batcher.lend, "or self.places.lent ", "")],
-    "a worker is lent while something waits": [Change(Batcher.lend, "or self.queue.count ", "")],
+    "a worker is lent while another is busy": [Change(Batcher.lend, "self.in_flight\n", "False\n")],
+    "a worker is lent while another is": [Change(Batcher.lend, "self.places.lent\n", "False\n")],
+    "a worker is lent while something waits": [Change(Batcher.lend, "self.queue.count\n", "False\n")],
     "what waits does without the worker that is lent": [
-        Change(Core.poll, " or (batcher.queue.count and not places.idle)", "")
+        Change(Core.poll, " or (crew.queue.count and not places.idle)", "")
     ],
     "a worker that is to go stays lent": [Change(Core.poll, "places.lent & places.leaving", "()")],
     "a worker stays lent when the service closes": [Change(Core.poll, "self._has_closed or ", "")],

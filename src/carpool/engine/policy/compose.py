@@ -65,7 +65,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate, repeat
-from math import inf, sqrt
+from math import inf, log2, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -394,8 +394,11 @@ def _shapes(rising: Rising, pieces: Sequence[tuple[int, int]]) -> tuple[list[int
 
 
 def _class_of(length: int) -> int:
-    """Return the class of lengths that a length belongs to: one for each doubling."""
-    return length.bit_length()
+    """Return the class of lengths that a length belongs to: two for each doubling.
+
+    With one, a class holds the longest tenth and others, and the longest have 1 point less in time.
+    """
+    return int(2 * log2(length))
 
 
 def _units(allowance_s: float, surely_s: Sequence[float]) -> list[float]:
