@@ -47,7 +47,6 @@ def row(**changes: Any) -> dict[str, Any]:
     usual = {
         "name": "carpool",
         "model": "digits",
-        "share": 0.5,
         "rate": 100.0,
         "seconds": 2.0,
         "round": 0,
@@ -58,7 +57,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def test_points_are_medians_of_rounds() -> None:
     """A point has the median of its rounds, and is marked if a round lost answers."""
-    rows = [row(), row(p99_s=0.03, ok=190), row(p99_s=0.02), row(share=1.0, rate=200.0, ok=180)]
+    rows = [row(), row(p99_s=0.03, ok=190), row(p99_s=0.02), row(rate=200.0, ok=180)]
 
     assert points_of(rows, "carpool", "digits") == [
         {"rate": 100.0, "served": 100.0, "p99_ms": 20.0, "whole": False},

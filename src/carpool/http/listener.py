@@ -321,7 +321,7 @@ class Acceptor:
                 self._rest(_NO_ROOM_S)
                 return
             sock.setblocking(False)
-            task = self._loop.create_task(self._connect(sock))
+            task = self._loop.create_task(self.connect(sock))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
             if self._certificates is not None:
@@ -330,11 +330,11 @@ class Acceptor:
                 if going is not None:
                     going.cancel()
 
-    async def _connect(self, sock: socket.socket) -> None:
-        """Make a connection of a socket; who cannot shake hands is not worth a word."""
+    async def connect(self, sock: socket.socket, handshake_s: float = _HANDSHAKE_S) -> None:
+        """Make a connection of a socket that was accepted; a handshake that fails is not logged."""
         shaking: dict[str, Any] = {}
         if self._certificates is not None:
-            shaking = {"ssl": self._certificates.context, "ssl_handshake_timeout": _HANDSHAKE_S}
+            shaking = {"ssl": self._certificates.context, "ssl_handshake_timeout": handshake_s}
         with contextlib.suppress(OSError):
             await self._loop.connect_accepted_socket(self._make, sock, **shaking)
 

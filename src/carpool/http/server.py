@@ -84,14 +84,8 @@ class _ServedAddress:
                 with contextlib.suppress(OSError):  # there are no more
                     while True:
                         waiting.append(listening.accept()[0])
-        shaking: dict[str, Any] = {}
-        if self.tls is not None:
-            shaking = {"ssl": self.tls.context, "ssl_handshake_timeout": _LAST_HEADS_S}
-        loop = asyncio.get_running_loop()
         await asyncio.gather(
-            acceptor.connected(),
-            *[loop.connect_accepted_socket(self._connect, sock, **shaking) for sock in waiting],
-            return_exceptions=True,
+            acceptor.connected(), *[acceptor.connect(sock, _LAST_HEADS_S) for sock in waiting], return_exceptions=True
         )
 
     async def end(self, patience_s: float) -> None:
