@@ -145,7 +145,7 @@ class RunningSet:
             reported before this was followed.
         untested: The size that the set has grown to beyond the limit, to see whether it fits; else
             0.
-        heard: When a report of the worker last came, or it got something to do.
+        heard: The time of the last report of the worker, or of the last order to it.
         unwanted_since: Since when no caller waits for the call under way, as all streams that had
             joined before it have gone; infinity while one is there. Those that have joined since do
             not count: they wait for the call's end, whatever it makes.

@@ -195,7 +195,7 @@ class FrameSocket:
         try:
             n = self.sock.recv_into(self._reader.get_buffer()) if not self._unread else self._read_again()
             if n == 0:
-                self.close("it closed its connection", self._broken)  # whoever asks first gets the error
+                self.close("it closed its connection", self._broken)  # the first reader of the end gets the error
                 return False
             self._is_delivering = True
             frames = self._reader.received(n)

@@ -377,7 +377,7 @@ def _why(n: int, most: int, waiting: int) -> str:
 
 
 class Candidates:
-    """What a policy may choose from while it decides.
+    """The requests that a policy may choose from while it decides.
 
     The requests are listed only when a rule must look at them one by one, since most decisions need
     no more than `size` and `due`.
