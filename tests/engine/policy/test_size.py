@@ -394,8 +394,8 @@ def travelling(fixed_s: float, unit_s: float) -> Sizes:
 
 
 def test_clients_that_are_all_here_go_in_two_groups_where_the_way_grows() -> None:
-    """Of 16, half is on its way while the other half runs; not if the way is the same for all sizes,
-    if it is a trifle, if two full batches wait anyway, or if others may come.
+    """Of 16, half is on its way while the other half runs, of 160 a full batch; not if the way is
+    the same for all sizes, if it is a trifle, or if others may come.
     """
     size = travelling(0.0003, 0.005)
     for inside, workers, part in (
@@ -403,7 +403,7 @@ def test_clients_that_are_all_here_go_in_two_groups_where_the_way_grows() -> Non
         (16, 2, 4),
         (15, 1, 8),
         (96, 1, 48),
-        (160, 1, inf),
+        (160, 1, 64),
         (1, 1, inf),
         (0, 1, inf),
     ):

@@ -102,6 +102,16 @@ def test_of_several_small_batches_one_travels_while_another_runs(slo_s: float | 
     assert size < 9
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_where_two_full_batches_are_inside_one_travels_while_another_runs(seed: int) -> None:
+    """To count the whole way as cost made batches of three and four, at half of the rate."""
+    settings = {**LARGE_ITEMS, "cost": "affine:a=0.1ms,b=0.5ms", "max_batch_size": 8, "seed": seed}
+    rate, _ = simulated(16, **settings)
+    others, _ = simulated(16, "greedy", **settings)
+
+    assert rate > 0.95 * others
+
+
 @pytest.mark.parametrize(("ahead", "clients"), [(False, 16), (True, 1)])
 def test_where_nothing_can_overlap_batches_are_as_large_as_ever(
     ahead: bool, clients: int, monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,8 @@ longer. As soon as more is needed, the share is the working size, and all sizes 
 
 **Batches that overlap.** Where the way to the worker and back takes time for each item, as it does
 for megabytes, and all clients of a closed loop are inside, they go in two groups for each worker,
-so that one travels while another runs, if that serves more. Where the way is long and all batches
+so that one travels while another runs, if that serves more, or in full batches where there are as
+many clients. Where the way is long and all batches
 have one size, one of half the size is made now and then, as nothing else shows how it grows.
 """
 
@@ -251,7 +252,7 @@ class Sizes:
         cost, way = self._cost, self._cost.way
         group = inside / workers
         self.part, self._halves = inf, False
-        if not self.runs_ahead or group < 2.0 * unit or group >= 2.0 * self.most or not cost.samples:
+        if not self.runs_ahead or group < 2.0 * unit or not cost.samples:
             return
         whole = min(group, self.most)
         whole_s = cost.seconds(whole)
@@ -259,6 +260,9 @@ class Sizes:
             return
         self._halves = way.spread < _EVEN and not way.ahead_unit_s
         if way.unit_s * unit < _MUCH_OF_ITEM_S or way.unit_s * whole < max(_MUCH_S, _MUCH * whole_s):
+            return
+        if group >= 2.0 * self.most:
+            self.part, self._halves = self.most, False  # one full batch travels while another runs
             return
         half = max(1, round(0.5 * group + 0.25))  # the number of clients is not exact
         both_s = whole_s if group <= whole else whole_s + cost.seconds(max(1.0, group - whole))
