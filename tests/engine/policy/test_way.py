@@ -85,10 +85,12 @@ MANY = {
 }
 
 
-def simulated(clients: int, policy: object = "adaptive", ahead: bool = True, **settings: object) -> tuple[float, float]:
+def simulated(
+    clients: int, policy: object = "adaptive", ahead: bool = True, think: str = "0s", **settings: object
+) -> tuple[float, float]:
     """The rate, and the mean size of batches."""
     given = {"slo_s": None, "duration_s": 10, "settle_s": 2, "runs_ahead": ahead, **settings}
-    report = run(policy, f"closed:clients={clients},think=0s", **given)  # type: ignore[arg-type]
+    report = run(policy, f"closed:clients={clients},think={think}", **given)  # type: ignore[arg-type]
     return report.throughput, report.mean_batch_size
 
 
@@ -108,6 +110,16 @@ def test_where_two_full_batches_are_inside_one_travels_while_another_runs(seed: 
     settings = {**LARGE_ITEMS, "cost": "affine:a=0.1ms,b=0.5ms", "max_batch_size": 8, "seed": seed}
     rate, _ = simulated(16, **settings)
     others, _ = simulated(16, "greedy", **settings)
+
+    assert rate > 0.95 * others
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_where_two_full_batches_are_inside_they_overlap_from_the_third_batch_on(seed: int) -> None:
+    """They do so while nothing is learned, and before it is known that they are of clients."""
+    settings = {"cost": "affine:a=0.1ms,b=0.02ms", "max_batch_size": 100, "settle_s": 0, "seed": seed}
+    rate, _ = simulated(400, think="1ms,think=exponential", **LARGE_ITEMS | settings)
+    others, _ = simulated(400, "greedy", think="1ms,think=exponential", **LARGE_ITEMS | settings)
 
     assert rate > 0.95 * others
 

@@ -136,19 +136,30 @@ class Adaptive(AdaptiveLearning):
     def _ahead(self, view: View, free_in_s: float) -> Decision:
         """Return what goes to a busy worker.
 
-        That is the best size for all that wait, if it is in time, and none is to be refused.
+        That is the best size for all that wait, if it is in time, and none is to be refused; and a
+        full batch where two of them are inside for each worker, as a smaller one would leave it
+        idle meanwhile. Such batches go while nothing is learned, too, once two have measured how
+        long the way is.
 
         What comes until the worker is free could not join the batch, or would save less than the
         worker loses while it is idle, so nothing is lost; in all other cases `decide` is to judge
         by what waits then.
         """
         queue, sizes, waiting = view.queue, self._sizes, view.queue.size
-        if self.cost.samples < LEARNED or (self._by_length is not None and self._by_length.composes(view)):
+        samples = self.cost.samples
+        if self._by_length is not None and (samples < LEARNED or self._by_length.composes(view)):
             return NOTHING
+        workers = max(1, self._busy)
+        each = (view.running + waiting) / workers  # what is inside for each of them
+        if samples < LEARNED:
+            if samples < 2 or waiting < self.limit or each < 2 * self.limit or queue.earliest_due < inf:
+                return NOTHING
+            decision = Decision(take=self.limit, reason="cold")
+            self._note_gone(decision)
+            return decision
         sizes.refresh()
         most = self.limit if self._was_trifle else sizes.most_of(waiting)
         n = min(waiting, most)
-        workers = max(1, self._busy)
         if (
             (n < most and not self._is_as_good(view, n, most))
             or not self._refuses_none(view, free_in_s, n, most, workers)
@@ -160,10 +171,10 @@ class Adaptive(AdaptiveLearning):
         if not self._was_trifle:
             slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
             chosen = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
-            if chosen != n:
-                if not sizes.is_try(chosen):
-                    return NOTHING
+            if sizes.is_try(chosen):
                 n, reason = chosen, "probe"
+            elif chosen != n and each < 2 * most:
+                return NOTHING
         decision = Decision(take=n, reason=reason)
         self._note_gone(decision)
         return decision
