@@ -135,6 +135,21 @@ TRAPS = (
         beside_greedy=True,
     ),
     Trap(
+        "larger than what waits",
+        "First calls of each size are slow. Batches of 16 are believed to be, and none goes, as 24 clients come in"
+        " two groups of 12.",
+        Scenario(
+            Knee(3.0657e-3, 0.1437e-3, 4, 0.2874e-3),
+            16,
+            hop_s=0.23e-3,
+            hop_item_s=0.02e-3,
+            clients=24,
+            think_s=0.0,
+            timeout_s=0.5,
+        ),
+        "warm-up",
+    ),
+    Trap(
         "way that is hidden",
         "Nothing happens. The way counts as time of the workers, though batches go ahead; so the capacity is believed"
         " to be too small, and what could be served in time is refused.",

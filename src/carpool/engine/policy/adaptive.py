@@ -262,6 +262,8 @@ class Adaptive(AdaptiveLearning):
             load = 1.0  # so that the size with the fewest seconds for each item goes
         else:
             until = self._back_until(view, left.size, share, slack_s)
+            if until is None and workers == 1 and sizes.is_due:
+                until = self._back_for_try(view, left.size, slack_s)
             load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)

@@ -9,7 +9,8 @@ batches that are learned from:
 * the time of a size that is not run: it is known by half as much after 128 batches, or after a
   change of speed by a sixth. Below half a batch it is unknown, and is tried if its gain may
   outweigh its cost (`policy/size.py`): after 640, 128 more each time that the cost is twice as high
-  beside the gain, and 32 more for each other size that promises as much;
+  beside the gain, and 32 more for each other size that promises as much. One worker waits for
+  clients that are about to return if the size needs them;
 * the way, and how it grows: by each batch that does not go ahead. If all do, it fades, until one
   does not. Where all are of one size, one of half the size goes; within 350;
 * the part of the way that nothing hides: by the next batch that goes ahead, in an overload, too;
@@ -189,7 +190,9 @@ class AdaptiveLearning(Policy):
         if observed.busy_s is not None:
             self._learn_cost(observed, observed.busy_s)
         if observed.before is not None:
-            self.gather.learn(observed.before, observed.unit, self._usual_cost())
+            cost = self._usual_cost()
+            most = self._sizes.most if cost is self.cost else cost.limit
+            self.gather.learn(observed.before, observed.unit, cost, most)
 
     def _learn_cost(self, observed: _Observation, busy_s: float) -> None:
         cost, sizes = self.cost, self._sizes
@@ -234,6 +237,25 @@ class AdaptiveLearning(Policy):
         if view.now < until and slack_s > until - view.now + self.cost.seconds(more) * self.cost.margin:
             return until
         return None
+
+    def _back_for_try(self, view: View, waiting: int, slack_s: float) -> float | None:
+        """Return until when to wait for clients as a batch with them may be better than it seems.
+
+        None of its size would be run, and show what it takes, if the clients stay two groups.
+        """
+        cost, gather = self.cost, self.gather
+        usual_s = cost.seconds(min(waiting, self.limit)) / waiting
+
+        def saved_s(more: float) -> float:
+            n = min(waiting + int(more * self._unit), self.limit)
+            return 0.0 if cost.is_known(n) else usual_s * n - cost.hoped_s(n)
+
+        until = gather.best_until(view.now, saved_s)
+        if until is None:
+            return None
+        until = self._at_latest(view.queue, until)
+        most = min(waiting + int(gather.expected * self._unit), self.limit)
+        return until if view.now < until and slack_s > until - view.now + usual_s * most * cost.margin else None
 
     def _at_latest(self, queue: QueueView, until: float) -> float:
         """Return until when to wait, if it is no longer than the user allows."""

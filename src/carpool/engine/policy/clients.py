@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.engine.policy.cost import GAIN, KEEP, NOISE, SURE, CostModel
@@ -208,13 +208,14 @@ class Gather:
         """Forget the last batch, whose account cannot be closed as the next ones go unreported."""
         self.served = 0
 
-    def learn(self, closed: Round, unit: float, cost: CostModel | CostAtLength) -> None:
+    def learn(self, closed: Round, unit: float, cost: CostModel | CostAtLength, most: float = inf) -> None:
         """Choose the window anew after a round.
 
         Args:
             closed: A batch and what came of it.
             unit: The mean size of a request.
             cost: Of batches.
+            most: The largest batch that is made on purpose, in units.
         """
         scale_s, at, before, arrivals = self._scale_s, closed.at, closed.arrived, self._arrivals
         half = at + 0.5 * scale_s
@@ -227,7 +228,7 @@ class Gather:
         for j, share in enumerate(_GRID):
             by_then = min(arrivals.until(at + share * scale_s, before), closed.total)
             returned[j] = KEEP * returned[j] + by_then - before
-        self.window_s = self._best_window(unit, cost)
+        self.window_s = self._best_window(unit, cost, min(most, cost.limit) / unit)
 
     def best_until(self, now: float, saved_s: Callable[[float], float]) -> float | None:
         """Return until when to wait for the clients served last, as far as that saves seconds.
@@ -261,9 +262,8 @@ class Gather:
         """How many arrivals in the longest windows of all batches would be no sign of a cluster."""
         return _CLUSTER * self._rate * self._scale_s * self._batches
 
-    def _best_window(self, unit: float, cost: CostModel | CostAtLength) -> float:
+    def _best_window(self, unit: float, cost: CostModel | CostAtLength, limit: float) -> float:
         """Return the window with the best throughput; 0 if waiting does not promise enough."""
-        limit = cost.limit / unit
         half = min(limit, max(1.0, self.clients / self._groups))
         half_s = cost.seconds(half * unit)
         background = self._background

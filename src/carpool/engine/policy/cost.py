@@ -462,6 +462,10 @@ class CostModel(CostLevel):
         i = self._knots.index(int(n))
         return self.at[i] + self._rise[i] * (n - self.sizes[i])
 
+    def hoped_s(self, n: int) -> float:
+        """Return the least seconds of a batch of about `n`; if that is known, the expected ones."""
+        return self.hoped[self._knots.nearest(n)]
+
     def following_s(self, n: int) -> float:
         """Return for how long a worker is taken up by a batch of `n` that has gone ahead."""
         _, fixed_s, unit_s = self._tabled

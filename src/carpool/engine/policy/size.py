@@ -31,16 +31,17 @@ least seconds that such sizes may take, once in up to 32 batches, and more often
 tries bring news. That is how a knee, a tile, or a change of one size is found. A try costs those
 who wait: by what is known, J is greater with it than with the usual size. As what is known of a
 size fades, that difference counts for less, and the one goes whose gain outweighs it most. So any
-size for which it could matter is run again within some 32 batches for each of them, and
-a half-life later (`policy/cost.py`) each time that the cost is twice as high. Where workers share
-what waits, none larger than the share is tried, which would only let its own requests wait for
-longer. As soon as more is needed, the share is the working size, and all sizes are open.
+size for which it could matter is run again within some 32 batches for each of them, and a half-life
+later (`policy/cost.py`) each time that the cost is twice as high. Where less waits than the size,
+one worker waits for its clients, if that gains more than the wait costs. Where workers share what
+waits, none larger than the share is tried, which would only let its own requests wait for longer.
+As soon as more is needed, the share is the working size, and all sizes are open.
 
 **Batches that overlap.** Where the way to the worker and back takes time for each item, as it does
 for megabytes, and all clients of a closed loop are inside, they go in two groups for each worker,
 so that one travels while another runs, if that serves more, or in full batches where there are as
-many clients. Where the way is long and all batches
-have one size, one of half the size is made now and then, as nothing else shows how it grows.
+many clients. Where the way is long and all batches have one size, one of half the size is made now
+and then, as nothing else shows how it grows.
 """
 
 from __future__ import annotations
@@ -148,6 +149,11 @@ class Sizes:
             elif not self._tried:
                 self._asked_at = cost.samples
         return n
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a size may be tried now."""
+        return self._cost.samples >= self._next_try and not self._halves and self.part == inf
 
     def _reach(self, waiting: int, everything: int) -> int:
         """Return up to which size one may be tried.
