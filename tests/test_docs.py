@@ -19,7 +19,7 @@ import pytest
 import carpool
 from bench.tools.lowest import project
 from tests.effort import slow_where
-from tests.support.console import shown_programs
+from tests.support.console import differences, shown_programs
 from tests.support.serving import serve
 from tests.typing.programs import PAGES as WITH_PROGRAMS
 from tests.typing.programs import programs as named_programs
@@ -87,6 +87,15 @@ def test_the_service_of_the_page_over_http(tmp_path: Path) -> None:
 
     assert (status, json.loads(body)) == (200, 5.0)
     assert (refused, json.loads(why)["error"]["code"]) == (422, "invalid_item")
+
+
+@pytest.mark.slow
+def test_a_table_is_answered_as_its_page_shows(tmp_path: Path) -> None:
+    """A reader who writes the programs of tables.md and types its commands sees what the page shows."""
+    for name, text in named_programs(DOCS / "tables.md").items():
+        (tmp_path / name).write_text(text)
+
+    assert differences((DOCS / "tables.md").read_text(), tmp_path) == []
 
 
 # -- programs that are not run, and commands
