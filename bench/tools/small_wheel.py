@@ -1,7 +1,7 @@
 """Compresses the files of a wheel once more, with zopfli: the same format, a twenty-fifth smaller.
 
 `python -m bench.tools.small_wheel dist/*.whl` replaces each wheel. Names, contents, times and modes
-stay, so RECORD holds. The result depends on nothing but the wheel; any reader of zip files reads it.
+stay, so RECORD holds. Any reader of zip files reads the result, which depends on the wheel alone.
 """
 
 from __future__ import annotations
