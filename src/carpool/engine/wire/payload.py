@@ -499,9 +499,11 @@ class Memory:
 
     def buffer(self, nbytes: int) -> bytearray:
         """Return a buffer of exactly `nbytes` bytes, with arbitrary content."""
+        if not _COUNTS_ARE_EXACT:  # what is never used again is not kept
+            return uncleared(None, nbytes)
         kept = self._kept
         for i in range(len(kept)):
-            if len(kept[i]) == nbytes and _COUNTS_ARE_EXACT and _references(kept, i) == _OURS:
+            if len(kept[i]) == nbytes and _references(kept, i) == _OURS:
                 kept.append(kept.pop(i))
                 return kept[-1]
         fresh: bytearray = uncleared(None, nbytes)
