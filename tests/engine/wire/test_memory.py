@@ -147,11 +147,13 @@ def kept_by(memory: Memory, sizes: list[int]) -> int:
         tracemalloc.stop()
 
 
+@COUNTED
 def test_the_bytes_kept_are_bounded() -> None:
     """At most 128 MiB of unused buffers are kept, and nearly all of that is made use of."""
     assert 120 * MIB <= kept_by(Memory(), [8 * MIB] * 20) < 129 * MIB
 
 
+@COUNTED
 def test_the_number_kept_is_bounded() -> None:
     """At most 32 unused buffers are kept, so that looking for one takes no time."""
     kept = kept_by(Memory(), [100_000 + i for i in range(50)])
