@@ -499,15 +499,13 @@ class Memory:
 
     def buffer(self, nbytes: int) -> bytearray:
         """Return a buffer of exactly `nbytes` bytes, with arbitrary content."""
-        if not _COUNTS_ARE_EXACT:  # what is never used again is not kept
-            return uncleared(None, nbytes)
         kept = self._kept
         for i in range(len(kept)):
             if len(kept[i]) == nbytes and _references(kept, i) == _OURS:
                 kept.append(kept.pop(i))
                 return kept[-1]
         fresh: bytearray = uncleared(None, nbytes)
-        if nbytes <= _MOST_KEPT_BYTES:
+        if nbytes <= _MOST_KEPT_BYTES and _COUNTS_ARE_EXACT:  # else it would never be used again
             self._keep(fresh)
         return fresh
 
