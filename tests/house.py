@@ -30,11 +30,11 @@ NO_CODE: Final = {
 BARS: Final = re.compile(r"[|:-]+")
 BUDGET: Final = {
     "files": 274,
-    "lines of code": 46_255,
+    "lines of code": 46_165,
     "bases with a single subclass": 18,
     "protocol classes": 56,
     "words of the glossary": 50,
-    "words of the docs": 76_994,
+    "words of the docs": 76_990,
 }
 
 
