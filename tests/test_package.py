@@ -19,7 +19,7 @@ from bench.tools.small_wheel import main as make_smaller
 from tests.support.console import shown_programs
 
 ROOT = Path(__file__).parent.parent
-MOST_BYTES = 1_031_000
+MOST_BYTES = 1_026_000
 """The size that the wheel has reached; it may fall."""
 
 LARGE = {"hf": "torch and transformers", "ray": "Ray"}
