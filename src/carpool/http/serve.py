@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import importlib.util
-import inspect
 import logging
 import os
 import threading
@@ -30,7 +29,7 @@ from carpool.service.checks import at_least, nonnegative_seconds, positive, seco
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
-from carpool.service.settings import NAMES, ServerSettings, UsualNumber, with_defaults
+from carpool.service.settings import AnswerSettings, ServerSettings, UsualNumber, with_defaults
 
 try:
     from carpool.http.server import Server
@@ -39,7 +38,6 @@ except ImportError as error:
         f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'", name=error.name
     ) from None
 
-_OF_THE_APP = tuple(name for name in NAMES if name in inspect.signature(App).parameters)
 _LARGEST_PORT = 65535
 _MODE_DIGITS = 3
 _LONGEST_S = 30 * 24 * 3600.0  # timers of event loops cannot run for ever
@@ -145,7 +143,7 @@ def _new_app(
     """Make the app that some settings describe. Raises as `new_server` does."""
     chosen: dict[str, Any] = {**settings}
     of_the_app = {
-        **{name: chosen[name] for name in _OF_THE_APP},
+        **{name: chosen[name] for name in AnswerSettings.__annotations__},
         "max_body_bytes": max(1, int(positive("max_body_mb", chosen["max_body_mb"]) * 2**20)),
         "protocols": protocols,
         "join": _join(settings),
