@@ -37,7 +37,6 @@ from carpool.errors import Unavailable
 from carpool.model import AnyModel, Model, check_takes_a_list, is_model_object, name_of, traits_of, types_of
 from carpool.service.checks import (
     Key,
-    at_least,
     check_callable,
     check_length,
     check_lone_wait,
@@ -45,10 +44,16 @@ from carpool.service.checks import (
     check_room,
     flag,
     header_of,
+    keep,
+    keep_checked,
     lone_wait_s,
+    optional_count,
     optional_delay,
     optional_finite_seconds,
+    optional_flag,
     optional_seconds,
+    positive_count,
+    setting,
     valid_priority,
     why_never_held_back,
 )
@@ -106,41 +111,29 @@ class Shares(NamedTuple):
 class Settings:
     """The checked settings of a batch function; `carpool.batch` describes them."""
 
-    max_batch_size: int | None = 64
+    max_batch_size: int | None = setting(64, optional_count)
     size: Callable[[Any], int] | None = None
     length: Callable[[Any], int] | None = None
-    max_padded_size: int | None = None
+    max_padded_size: int | None = setting(None, optional_count)
     key: Key | None = None
     merge: bool | Merge | Pad | None = None
     split: Split | None = None
     policy: Policy | str | None = None
-    max_queue_delay_s: float | None = None
-    max_queue_size: int = 1024
-    max_in_flight_batches: int = 1
-    timeout_s: float | None = None
-    slo_s: float | None = None
+    max_queue_delay_s: float | None = setting(None, optional_delay)
+    max_queue_size: int = setting(1024, positive_count)
+    max_in_flight_batches: int = setting(1, positive_count)
+    timeout_s: float | None = setting(None, optional_seconds)
+    slo_s: float | None = setting(None, optional_finite_seconds)
     execution_lock: Any = None
-    idempotent: bool = True
-    isolate_errors: bool | None = None
+    idempotent: bool = setting(True, flag)
+    isolate_errors: bool | None = setting(None, optional_flag)
     oom_errors: OomErrors | None = ()
     run_in: str | None = None
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {
-            "max_queue_size": at_least("max_queue_size", self.max_queue_size, 1),
-            "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
-            "timeout_s": optional_seconds("timeout_s", self.timeout_s),
-            "slo_s": optional_finite_seconds("slo_s", self.slo_s),
-            "max_queue_delay_s": optional_delay("max_queue_delay_s", self.max_queue_delay_s),
-        }
-        idempotent = flag("idempotent", self.idempotent)
-        isolate_errors = self.isolate_errors
-        checked["isolate_errors"] = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
-        for setting in ("max_batch_size", "max_padded_size"):
-            if getattr(self, setting) is not None:
-                checked[setting] = at_least(setting, getattr(self, setting), 1)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        keep_checked(self)
+        if self.isolate_errors is None:
+            keep(self, "isolate_errors", self.idempotent)
         check_policy(self.policy)
         _check_run_in(self.run_in)
         if self.oom_errors is not None:
@@ -159,9 +152,9 @@ class Settings:
             check_callable("key", self.key, "an item")
         elif header_of(self.key) is not None:
             raise ValueError("key must be a function of an item or the name of its field: calls have no headers")
-        for setting, value in (("length", self.length), ("key", self.key)):
+        for name, value in (("length", self.length), ("key", self.key)):
             if value is not None and self.merge:
-                raise ValueError(f"{setting} is for items, and merge joins chunks of rows: leave out one of them")
+                raise ValueError(f"{name} is for items, and merge joins chunks of rows: leave out one of them")
         if self.merge is not None and not isinstance(self.merge, bool | Pad) and not callable(self.merge):
             raise TypeError(
                 f"merge must be True, carpool.pad(...) or a function of a list of chunks, not {self.merge!r}"

@@ -13,9 +13,9 @@ The requests that are given or answered always come before those that are waitin
 deques and not one with a counter, so that there is no counter which could disagree with the
 requests.
 
-`AnswerWriter` is the half of a `Connection` that writes whole answers and answers in parts. It is a
-base class of it, and not an object that it has, which would cost a request an attribute or a call
-more.
+`AnswerWriter` is the half of a `Connection` that writes whole answers and answers in parts, and
+`Connection` calls it, when their turn has come. It is a base class of it, and not an object that it
+has, which would cost a request an attribute or a call more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import socket
-from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
 from http import HTTPStatus
@@ -90,8 +89,12 @@ class HttpExchange(Exchange):
     def write_part(self, data: bytes) -> None:
         self.connection.write_part(self, data)
 
-    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
-        self.connection.end_parts(self, data, is_whole)
+    def end_parts(self, data: bytes, *, is_broken: bool = False) -> None:
+        _delivery_of(self).held.append(data)
+        if self.response is None:
+            self.response = IN_PARTS
+            self.is_broken = is_broken
+            self.connection.flush()
 
     def want_more(self) -> None:
         self.connection.want_more()
@@ -176,7 +179,7 @@ _LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the 
 _RESET_S = 0.001  # a client near by that is gone has reset the connection by then
 
 
-class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
+class AnswerWriter(asyncio.Protocol, ClientConnection):
     """The half of a connection that writes to the client.
 
     Args:
@@ -206,21 +209,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         self._streamed_bytes = 0  # of the body of the present answer in parts
         self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
 
-    # -- `Connection` has the bodies of these
-
-    @abstractmethod
-    def _give(self) -> None:
-        """Give the app the requests that it may have, and write refusals whose turn it is."""
-
-    @abstractmethod
-    def _regulate(self) -> None:
-        """Read only while there is room for more."""
-
-    @property
-    @abstractmethod
-    def _has_nothing_to_read(self) -> bool:
-        """Whether no request is half received or waits to be read."""
-
     # -- whole answers
 
     @property
@@ -228,24 +216,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         """The address of the client; empty on a Unix socket, None if it is not known any more."""
         peer: object = self._transport.get_extra_info("peername")
         return str(peer[0]) if isinstance(peer, tuple) else "" if isinstance(peer, str | bytes) else None
-
-    def flush(self) -> None:
-        """Write the answers whose turn it is."""
-        queue, transport = self._queue, self._transport
-        while (exchange := queue.pop_answered()) is not None:
-            if exchange.delivery is not None:
-                exchange.delivery.unwatch()
-            if not transport.is_closing():
-                self._write(exchange, cast(HttpResponse, exchange.response))
-        if queue.given and queue.given[0].delivery is not None:
-            self._turn_of_parts(queue.given[0], queue.given[0].delivery)
-        if queue.waiting:
-            self._give()
-        elif not queue.given:
-            if self.is_reading_paused:
-                self._regulate()
-            if self._is_half_closed or (self._state.is_draining and self._has_nothing_to_read):
-                transport.close()
 
     def _write(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Write an answer, and close if it is the last one."""
@@ -310,19 +280,9 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
     # -- the end
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether no request is owed an answer, half received, or waiting to be read."""
-        return not self._queue and self._has_nothing_to_read
-
-    @property
     def unsent(self) -> int:
         """How many bytes wait for the client."""
         return self._transport.get_write_buffer_size()
-
-    def drain(self) -> None:
-        """Close now if the connection is quiet; otherwise the last answer closes it."""
-        if self.is_quiet:
-            self._transport.close()
 
     def close(self) -> None:
         """Close once everything has been written."""
@@ -395,14 +355,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
             self._transport.write(data)
             if self._is_half_closed:
                 self._loop.call_soon(self.probe, False)  # one on the same machine that is gone has reset already
-
-    def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
-        """End an answer in parts, in its turn."""
-        _delivery_of(exchange).held.append(data)
-        if exchange.response is None:
-            exchange.response = IN_PARTS
-            exchange.is_broken = not is_whole
-            self.flush()
 
     def _turn_of_parts(self, exchange: HttpExchange, delivery: Delivery) -> None:
         """Write the held parts of an answer whose turn has come."""

@@ -82,10 +82,10 @@ class AsgiExchange(Exchange):
             self.app.pause(self, True)
         self.news.set()
 
-    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+    def end_parts(self, data: bytes, *, is_broken: bool = False) -> None:
         assert self.delivery is not None
         self.delivery.hold(data)
-        self.has_ended, self.is_broken = True, not is_whole
+        self.has_ended, self.is_broken = True, is_broken
         self.news.set()
 
 

@@ -418,7 +418,7 @@ class BulkItems(ExchangeItems):
         elif self._has_input_ended and not (inside or self._lines or self.is_flush_due):
             self._has_ended = True
             self._spare.clear()  # they refer to this object
-            self._exchange.end_parts(self._broken or b"", is_whole=True)
+            self._exchange.end_parts(self._broken or b"")
 
     def _written(self, answered: list[BulkItem]) -> bytes:
         """Return the lines of answers, and keep the items that can be used again."""

@@ -404,7 +404,7 @@ class Formats:
             usual = self.readable[-1] if self._raw_in or self._text_in else "application/json"
             wanted = "TYPE" if self._accepts else usual
             text = (
-                "the model does not read what curl sends unless it is told the type:"
+                f"curl sends {kind.decode()} by itself, which the model does not read:"
                 f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"
             )
         elif kind == b"multipart/form-data" and not self.owns_input:  # else it would have been converted

@@ -374,6 +374,11 @@ class Connection(AnswerWriter):
         return self._reader.is_idle and not self._kept
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether no request is owed an answer, half received, or waiting to be read."""
+        return not self._queue and self._has_nothing_to_read
+
+    @property
     def room(self) -> int:
         """How many more requests may be read for now."""
         if self._is_writing_paused or (self._bulk is not None and not wants_more_of_bulk(self._bulk)):
@@ -408,6 +413,31 @@ class Connection(AnswerWriter):
             else:
                 self._transport.resume_reading()
                 self._timers.reading_resumed()
+
+    # -- writing answers in their turn
+
+    def flush(self) -> None:
+        """Write the answers whose turn it is."""
+        queue, transport = self._queue, self._transport
+        while (exchange := queue.pop_answered()) is not None:
+            if exchange.delivery is not None:
+                exchange.delivery.unwatch()
+            if not transport.is_closing():
+                self._write(exchange, cast(HttpResponse, exchange.response))
+        if queue.given and queue.given[0].delivery is not None:
+            self._turn_of_parts(queue.given[0], queue.given[0].delivery)
+        if queue.waiting:
+            self._give()
+        elif not queue.given:
+            if self.is_reading_paused:
+                self._regulate()
+            if self._is_half_closed or (self._state.is_draining and self._has_nothing_to_read):
+                transport.close()
+
+    def drain(self) -> None:
+        """Close now if the connection is quiet; otherwise the last answer closes it."""
+        if self.is_quiet:
+            self._transport.close()
 
     # -- giving requests to the app
 

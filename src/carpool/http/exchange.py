@@ -389,12 +389,12 @@ class Exchange(Request):
         """Send a part to the client, behind the head of the response if it is the first."""
         raise NotImplementedError
 
-    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+    def end_parts(self, data: bytes, *, is_broken: bool = False) -> None:
         """Send the end of an answer in parts.
 
         Args:
             data: The last bytes of the body.
-            is_whole: Whether the body ends in good order; otherwise it is broken off.
+            is_broken: Whether the body is broken off, and does not end in good order.
         """
         raise NotImplementedError
 
@@ -456,11 +456,11 @@ class Exchange(Request):
             end = b""
             if framing.error:
                 end = framing.error % error_entry(ask.responder.error(self.head, error), JSON)
-            self.end_parts(end, is_whole=bool(end))
+            self.end_parts(end, is_broken=not end)
             return
         if result is not None:
             last = framed(framing, result)
-        self.end_parts(last + framing.with_end(1 if last else stream_of(self).parts), is_whole=True)
+        self.end_parts(last + framing.with_end(1 if last else stream_of(self).parts))
 
 
 def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:

@@ -470,7 +470,7 @@ class SubmittedStreams(SubmittedItems):
         self._write(end)
         if close is not None:
             self._has_ended = self._delivery.has_begun = True
-            self._exchange.end_parts(close, is_whole=True)
+            self._exchange.end_parts(close)
 
     def _write(self, data: bytes) -> None:
         if data:
@@ -483,7 +483,7 @@ class SubmittedStreams(SubmittedItems):
         exchange, responder = self._exchange, self._terms.responder
         if self._delivery.has_begun:
             shown = shown_in(responder.plain_error(exchange.head, error))
-            exchange.end_parts(self._writer.error(shown), is_whole=True)
+            exchange.end_parts(self._writer.error(shown))
         else:
             exchange.respond(responder.error(exchange.head, error))
         driver = self._terms.model.driver

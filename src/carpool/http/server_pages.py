@@ -264,7 +264,7 @@ class Dashboard:
         viewers = list(self._viewers)
         self._viewers.clear()
         for exchange in viewers:
-            exchange.end_parts(b"", is_whole=True)
+            exchange.end_parts(b"")
 
     def _sample(self) -> None:
         self._past.note(figures(self._stats(), monotonic()))

@@ -165,6 +165,11 @@ class ClientConnection(Protocol):
     def send_continue(self) -> None:
         """Send a 100 (Continue) to a client that waits for it before it sends its body."""
 
+    # -- its exchanges call these
+
+    def flush(self) -> None:
+        """Write the answers whose turn it is."""
+
     # -- its bulk requests call these
 
     def want_more(self) -> None:
