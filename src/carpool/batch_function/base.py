@@ -194,12 +194,7 @@ class Settings:
         return Batcher(name, policy, Queue(self.max_queue_size, levels=levels))
 
     def over_list(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
-        """Return a function of a list of items.
-
-        Args:
-            function: The user's function, of a list or, with `merge`, of one merged input.
-            is_async: Whether it is an `async def`.
-        """
+        """Return a function of a list of items."""
         if not self.merge:
             return function
         if callable(self.merge):
@@ -259,14 +254,12 @@ class Settings:
         return self._told(self.size or (merging.length if callable(self.merge) else chunks.count_rows), "size", item)
 
     def _told(self, function: Callable[[Any], int], setting: str, item: Any) -> int:
-        """Return the result of a size or length function for an item."""
         try:
             return units(function(item), "@carpool.batch", setting)
         except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end of `xs`
             raise RuntimeError(f"{setting}= raised {type(error).__name__}") from error
 
     def _key_of(self, item: Any) -> Hashable:
-        """Return the key of an item."""
         key = field_of(self.key) if isinstance(self.key, str) else self.key
         assert key is not None
         try:
@@ -320,10 +313,6 @@ class Bindable:
     """Base of both kinds of batch functions: its name, and its use as a method.
 
     As a method it has callers, and so batches, of its own for each instance of the class.
-
-    Args:
-        function: The user's function, or a model class or instance.
-        settings: How its callers share its calls.
     """
 
     __name__: str
@@ -366,7 +355,6 @@ class Bindable:
         return getattr, (self._instance, self._attribute)
 
     def _types_of_items(self) -> tuple[Any, Any]:
-        """Return the types of items and results, by the hints of the function."""
         function = self._function
         if self._settings.merge:
             return types_of(function)
@@ -374,7 +362,6 @@ class Bindable:
         return traits.input_type, traits.output_type
 
     def _callers_signature(self) -> inspect.Signature:
-        """Return the signature of a call with one item."""
         takes, gives = self._types_of_items()
         parameter = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=as_written(takes))
         return inspect.Signature([parameter], return_annotation=as_written(gives))
@@ -427,7 +414,6 @@ class Bindable:
         instance.
 
         Args:
-            instance: The instance.
             new: Makes it, at the first call.
 
         Raises:
@@ -462,9 +448,6 @@ def invoker_of(
     """Make the caller of a user's function or model.
 
     Args:
-        function: The function, or a model class or instance.
-        settings: How its callers share its calls.
-        is_async: Whether it is an `async def`, or a model with one.
         sibling: The invoker of the same method of another instance. The two share one budget for
             running batches again.
 
@@ -513,7 +496,6 @@ class LoopCheck:
     """Checks, now and then, whether a function's callers are on a thread whose event loop runs.
 
     Args:
-        name: The function's, for the warning.
         depth: How many functions of ours lie between the caller and the method that checks.
 
     Attributes:

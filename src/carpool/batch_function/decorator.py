@@ -190,7 +190,6 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
 
 
 def _batched(function: Any, settings: Settings) -> Any:
-    """Return the batch function over a function or model."""
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"write @{type(function).__name__} above @carpool.batch, not below it")
     asynchronous = is_async(function)
@@ -212,7 +211,6 @@ def _batched(function: Any, settings: Settings) -> Any:
 
 
 def _batched_several(function: Any, arguments: Arguments, settings: Settings, asynchronous: bool) -> Any:
-    """Return the batch function over a function of several arguments."""
     settings = arguments.settings(settings)
     invoker = invoker_of(arguments.over_calls(function), settings, asynchronous)
     if asynchronous or settings.run_in is not None:
@@ -221,7 +219,6 @@ def _batched_several(function: Any, arguments: Arguments, settings: Settings, as
 
 
 def _check_lock(lock: Any, name: str, asynchronous: bool, in_thread: bool) -> None:
-    """Check that a lock fits how its function is called. Raises TypeError."""
     if lock is None or (in_thread and is_async_lock(lock)):
         return
     if not asynchronous:

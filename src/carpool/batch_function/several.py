@@ -24,12 +24,7 @@ _OURS = ("lead", "priority")  # for carpool, and not for the function
 
 
 class Arguments:
-    """The parameters of a function that has more than one to be filled.
-
-    Args:
-        name: The name of the function.
-        parameters: Those that its callers fill, without `self`.
-    """
+    """The parameters of a function that has more than one to be filled."""
 
     def __init__(self, name: str, parameters: list[inspect.Parameter]) -> None:
         self._name = name
@@ -109,7 +104,6 @@ class Arguments:
         return replace(settings, **over_tuples) if over_tuples else settings
 
     def _argument(self, name: str) -> Callable[[tuple[Any, ...]], Any]:
-        """Return a function that takes the argument `name` out of a tuple of them."""
         names = list(self._signature.parameters)
         if name not in names:
             raise ValueError(f"key={name!r} is no argument of {self._name}: it has {', '.join(names)}")
@@ -127,7 +121,6 @@ class Arguments:
 
 
 def _over_tuple(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function of several arguments as one of a tuple of them."""
     return lambda arguments: function(*arguments)
 
 

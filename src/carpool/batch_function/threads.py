@@ -276,7 +276,6 @@ class ThreadBatch(Bindable, Generic[A, B]):
             driver.start_anew(self._settings.new_batcher(self.__name__))
 
     def _run_through(self, items: Sequence[Any], priority: int) -> ThreadWaiter:
-        """Put items into the line and wait until all have been answered."""
         driver = self._driver
         sizes, lengths, lanes = self._settings.shares(items, priority)
         waiter = driver.join(items, sizes, self._timeout_s, lanes, lengths)
@@ -289,7 +288,6 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
     def _run(self, items: list[Any]) -> BatchOutcome:
-        """Call the function for a batch, in this thread."""
         if self._ran_in[0] is not ThisProcess.mark:
             self._note_process()
         trouble: list[Trouble] = []

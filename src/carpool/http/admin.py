@@ -102,10 +102,7 @@ class Admin:
     """Changes the services of an app.
 
     Args:
-        endpoints: The services.
-        error: Returns the response to a request that failed.
         begin: Has a coroutine run beside the requests, as long as the app runs.
-        services: Adds services and removes them.
 
     Attributes:
         rolling: Whether a reload replaces one worker at a time where nothing else is said.
@@ -204,7 +201,6 @@ class Admin:
         self._do(exchange, RemoveOrder, remove)
 
     def _do(self, exchange: Exchange, kind: type[Any], change: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        """Read an order, and have it carried out."""
         try:
             _check_client(exchange)
             order = msgspec.json.decode(bytes(exchange.body) or b"{}", type=kind)
@@ -217,7 +213,6 @@ class Admin:
             self._begin(self._answer(exchange, change(order)))
 
     async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, None]) -> None:
-        """Wait for a change, and answer the operator with its outcome."""
         try:
             await change
         except (StartupError, Unavailable) as error:
@@ -236,12 +231,10 @@ class Admin:
         exchange.respond(response)
 
     def _failure(self, status: int, code: str, text: str) -> HttpResponse:
-        """Return the answer to an order that was not carried out, or not all of it."""
         body = {"code": code, "message": text, "workers": self._workers()}
         return HttpResponse(status, as_json({"error": body}))
 
     def _workers(self) -> dict[str, dict[str, int]]:
-        """Return how many workers each stage of each service has."""
         return {
             endpoint.name: {
                 stage.name: len(stage.roster.established) if stage.roster is not None else 0
@@ -252,13 +245,11 @@ class Admin:
         }
 
     def _guests(self) -> dict[str, Any]:
-        """Return how many workers have joined each stage, where any have."""
         joined = {each.name: _joined(each) for each in self._endpoints if not each.is_leaving}
         joined = {name: stages for name, stages in joined.items() if stages}
         return {"joined": joined} if joined else {}
 
     def _chosen(self, service: str | None) -> list[Endpoint]:
-        """Return the services of that name, or all. Raises ValueError if there is none."""
         chosen = [each for each in self._endpoints if service in (None, each.name) and not each.is_leaving]
         if not chosen:
             known = ", ".join(endpoint.name for endpoint in self._endpoints if not endpoint.is_leaving)
@@ -313,9 +304,6 @@ class ServiceList:
 
     async def add(self, target: str) -> Endpoint:
         """Load a service and start it, then serve it; it answers at /predict if no other one does.
-
-        Args:
-            target: The service, as module:attribute.
 
         Raises:
             ValueError: There is no such service, or it cannot be served beside the others.
@@ -380,7 +368,6 @@ def _staying(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
 
 
 def _imported(target: str) -> Service:
-    """Return a service, whose module may raise anything. Raises ValueError."""
     try:
         return service_named(target)
     except NotFound:
@@ -467,7 +454,6 @@ class SourceFiles:
         )
 
     def _look(self) -> dict[str, int]:
-        """Return when each file was written."""
         return dict(_written(str(self._folder)))
 
 
@@ -478,7 +464,6 @@ async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
     that are generated, code that is fetched), nor one that changes in three loads in a row.
 
     Args:
-        admin: Reloads them.
         files: As they were before the services were started.
     """
     changed = await asyncio.to_thread(files.rewritten)
@@ -501,7 +486,6 @@ async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
 
 
 def _written(folder: str) -> Iterator[tuple[str, int]]:
-    """Yield the Python files below a folder, each with the time when it was written."""
     try:
         entries = list(os.scandir(folder))
     except OSError:  # it has just gone, or may not be read

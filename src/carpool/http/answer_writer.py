@@ -44,7 +44,6 @@ class HttpExchange(Exchange):
     """An exchange whose answer is written to a connection when its turn has come.
 
     Attributes:
-        connection: Where the request came from.
         held: How many bytes of the body of a bulk request are in memory; only there.
         response: The answer; None until it is there, or until all of its parts are.
         is_broken: Whether an answer in parts is broken off; set at its end.
@@ -118,13 +117,9 @@ class HttpExchange(Exchange):
 class AnswerQueue:
     """The requests of one connection that are owed an answer, in order.
 
-    Args:
-        most_given: How many requests the app may have at a time.
-
     Attributes:
         given: Requests that the app has or has answered. While the queue is empty, a request may be
             appended here directly, as `add` and `give` would do.
-        waiting: Requests that the app does not have yet.
     """
 
     __slots__ = ("_most_given", "given", "waiting")
@@ -182,12 +177,7 @@ _RESET_S = 0.001  # a client near by that is gone has reset the connection by th
 class AnswerWriter(asyncio.Protocol, ClientConnection):
     """The half of a connection that writes to the client.
 
-    Args:
-        state: Has what the connections of one server share.
-
     Attributes:
-        app: Answers the requests.
-        is_reading_paused: Whether the reading of the transport is paused.
         counted_for: The model for which it counts as a connection; None if there is none, or if
             there may be no room for it any more.
     """
@@ -218,7 +208,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
         return str(peer[0]) if isinstance(peer, tuple) else "" if isinstance(peer, str | bytes) else None
 
     def _write(self, exchange: HttpExchange, response: HttpResponse) -> None:
-        """Write an answer, and close if it is the last one."""
         if response is IN_PARTS:
             self._write_end(exchange)
             return
@@ -357,7 +346,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
                 self._loop.call_soon(self.probe, False)  # one on the same machine that is gone has reset already
 
     def _turn_of_parts(self, exchange: HttpExchange, delivery: Delivery) -> None:
-        """Write the held parts of an answer whose turn has come."""
         if not delivery.held:
             return
         self._write_in_parts(
@@ -367,7 +355,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
             self.app.pause(exchange, False)
 
     def _write_end(self, exchange: HttpExchange) -> None:
-        """Write the end of an answer in parts, and close if it is the last one."""
         delivery, head = _delivery_of(exchange), exchange.head
         data = self._head_if_missing(exchange, delivery) + chunk(head, delivery.take_held())
         if not head.is_http_1_0 and not exchange.is_broken:
@@ -391,7 +378,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
         self.write_gathered()
 
     def _head_if_missing(self, exchange: HttpExchange, delivery: Delivery) -> bytes:
-        """Return the head of an answer in parts, unless it was written before."""
         if delivery.is_head_written:
             return b""
         delivery.is_head_written = delivery.has_begun = True
@@ -453,7 +439,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
 
 
 def _delivery_of(exchange: HttpExchange) -> Delivery:
-    """Return the delivery of an exchange that is answered in parts, which has one."""
     assert exchange.delivery is not None
     return exchange.delivery
 
@@ -466,8 +451,6 @@ def start_of_answer(response: HttpResponse, head: HttpHead, common: bytes, ids: 
     """Return everything of an answer that comes before its body.
 
     Args:
-        response: The answer.
-        head: The head of its request.
         common: The headers that every answer has in the present second.
         ids: Gives the answer an id if its client has given none.
         is_last: Whether the connection is closed after it.

@@ -170,7 +170,6 @@ class App:
         self.serve_at(self.endpoints)
 
     def _make_pages(self, idle_check_s: float) -> None:
-        """Make the pages, whose addresses belong to no model."""
         self.admin = Admin(self.endpoints, self.error, self.run_beside, ServiceList(self))
         self._pages = StatusPages(self, idle_check_s, self._errors.timeout_status)
         self._dashboard = Dashboard(self.running_stats, self)
@@ -211,7 +210,6 @@ class App:
         self.services_changed()
 
     def _tables(self, endpoints: Sequence[Endpoint]) -> tuple[ProtocolRoutes, PredictRoutes, Routes]:
-        """Make the routes at addresses of services. Raises ValueError if two share one."""
         served = tuple(endpoints)
         protocols = ProtocolRoutes(
             self._named_protocols, served, self, self.problem, is_patient=self._is_patient, root_path=self.root_path
@@ -224,7 +222,6 @@ class App:
         return protocols, models, routes
 
     def _note_wanted_headers(self, endpoints: Sequence[Endpoint]) -> None:
-        """Note which headers the app, its protocols, keys and observer look at."""
         self.wants_heads = any(endpoint.formats.wants_heads for endpoint in endpoints)
         keys = [endpoint.key_header for endpoint in endpoints]
         self.key_headers = frozenset([key for key in keys if key is not None])
@@ -328,10 +325,6 @@ class App:
     # -- the routes
 
     def _make_routes(self, endpoints: Sequence[Endpoint], models: PredictRoutes) -> Routes:
-        """Return the functions that answer, by path and method.
-
-        Raises ValueError if two services share an address.
-        """
         pages = {
             b"/livez": self._pages.livez,
             b"/readyz": self._pages.readyz,
@@ -347,7 +340,6 @@ class App:
         return routes
 
     def _operators_routes(self) -> Routes:
-        """Return the routes for those who run the server."""
         return {**of_pages(self._admin_pages), **of_orders(self.admin.routes)}
 
     def admin_admission(self, access: Access | None) -> HeadAdmission:
@@ -362,7 +354,6 @@ class App:
     # -- its life: services are started, drained and stopped, and perhaps started once more
 
     def _begin_life(self) -> None:
-        """Be an app that has not been started."""
         self.coming: list[Endpoint] = []
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = self.is_leaving = False
@@ -492,7 +483,6 @@ class App:
         return self._loop is not None and self._loop is not asyncio.get_running_loop()
 
     async def _reset(self) -> None:
-        """Get ready to start anew. Raises RuntimeError if the app has not been stopped."""
         if self._loop is None:
             return
         if self.is_elsewhere and not self._loop.is_closed():
@@ -549,22 +539,7 @@ _LARGEST_BODY = 64 * 1024
 
 
 class AdminApp:
-    """The app of a connection to the pages that are not for everybody.
-
-    Args:
-        app: The app whose pages these are.
-        access: Who may ask.
-
-    Attributes:
-        max_body_bytes: Size of the largest request body.
-        wants_heads: Whether whole heads are kept.
-        wanted_headers: The headers that are looked at.
-        access: Who may ask.
-        observer: Watches requests and their answers.
-        request_ids: Gives ids to requests that bring none.
-        root_path: The path that a proxy puts before each address.
-        shares: Nothing, as these pages are of no service.
-    """
+    """The app of a connection to the pages that are not for everybody."""
 
     def __init__(self, app: App, access: Access | None) -> None:
         self.access = access

@@ -155,9 +155,6 @@ def error_response(
 
     Args:
         error: A `CarpoolError`; anything else is our own fault and answered as an internal error.
-        request_id: Is repeated in the body and in `X-Request-Id`.
-        timeout_status: Status of a missed deadline.
-        debug: Whether the error's own text is shown.
 
     Raises:
         Exception: Of any kind, if the error is of a user's class with attributes that make no
@@ -248,10 +245,6 @@ class Formats:
 
     def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
         """Return the format in which to read a body, and the one in which to write the answer.
-
-        Args:
-            content_type: The header of that name; None if there is none.
-            accept: The header of that name; None if there is none.
 
         Raises:
             InvalidRequest: The model does not read this content type (415), or its `encode` writes
@@ -396,7 +389,6 @@ class Formats:
         return (wish == _OCTETS and (self._raw_out or self._parts_are_raw)) or (wish == _TEXT and self._text_out)
 
     def _unread(self, kind: bytes = b"") -> InvalidRequest:
-        """Return the refusal of a body that the model does not read."""
         text = f"the model does not read this content type; it reads {self._all_read}"
         if self.owns_input:
             text = f"the model reads what it is sent by a decode of its own, of {self._all_read}, and in no other way"
@@ -412,14 +404,12 @@ class Formats:
         return InvalidRequest(text, status=415, code="unsupported_media_type")
 
     def _unwritten(self) -> InvalidRequest:
-        """Return the refusal of an answer that only the model's own `encode` could write."""
         written = ", ".join(self.writable) or "nothing that fits here"
         text = f"the model writes its answers by an encode of its own, as {written}, and in no other way"
         return InvalidRequest(text, status=406, code="not_acceptable")
 
     @property
     def _all_read(self) -> str:
-        """All content types, and families of them, that are read, for the text of a 415."""
         if self.owns_input:
             return ", ".join([*self.readable, *self._others_read]) or "nothing that fits here"
         families = ["image/*", "audio/*", "text/*"] if self._raw_in else ["text/*"] if self._text_in else []
@@ -473,7 +463,6 @@ def _is_known_here(kind: bytes) -> bool:
 
 
 def _is_json(kind: bytes) -> bool:
-    """Report whether a content type is one of JSON."""
     return kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
@@ -493,7 +482,6 @@ def wishes(accept: bytes | None) -> list[bytes]:
 
 
 def _kind(content_type: bytes) -> bytes:
-    """Return a content type without its parameters, in lower case."""
     return content_type.partition(b";")[0].strip().lower()
 
 

@@ -72,13 +72,11 @@ def new_compression(setting: str, from_bytes: int) -> Compression | None:
 
 
 def _wanted(accepted: bytes) -> frozenset[bytes]:
-    """Return the codings that a header accepts."""
     entries = [entry.strip().lower() for entry in accepted.split(b",")]
     return frozenset(entry.partition(b";")[0].strip() for entry in entries if entry and not _UNWANTED.search(entry))
 
 
 def _encoder(coding: str) -> Encoder:
-    """Return the compressor. Raises ValueError."""
     if coding == "gzip":
         return _gzip
     if coding == "zstd":
@@ -102,7 +100,6 @@ _ZSTD_MODULES: Final = ("compression.zstd", "backports.zstd")  # of Python from 
 
 
 def _zstd() -> Any:
-    """Return the module that reads zstd; None if there is none."""
     for name in _ZSTD_MODULES:
         try:
             return importlib.import_module(name)

@@ -55,13 +55,8 @@ _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that s
 class Connection(AnswerWriter):
     """One client.
 
-    Args:
-        state: Has what the connections of one server share.
-
     Attributes:
-        app: Answers the requests.
         ignoring_input: Whether everything that still comes is thrown away.
-        is_reading_paused: Whether the reading of the transport is paused.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -281,7 +276,6 @@ class Connection(AnswerWriter):
             self._timers.bytes_received()
 
     def _large_body_ended(self) -> None:
-        """Have the transport deliver the next bytes to this protocol again."""
         if self._large_body is not None:
             self._large_body.let_go()
             self._large_body = None
@@ -357,7 +351,6 @@ class Connection(AnswerWriter):
         self.refuse(self.app.refuse(self._reader.head, Refusal(408, "request_timeout")))
 
     def _forget_request(self) -> None:
-        """Let go of a request that is half received."""
         self._reader.forget()
         self._large_body_ended()
 
@@ -399,7 +392,6 @@ class Connection(AnswerWriter):
             self._regulate()
 
     def _regulate(self) -> None:
-        """Read only while there is room for more, and read the kept bytes first."""
         if self._transport.is_closing():
             return
         if self._kept and self.room > 0 and not self._will_read_kept:
@@ -442,7 +434,6 @@ class Connection(AnswerWriter):
     # -- giving requests to the app
 
     def _give(self) -> None:
-        """Give the app the requests that it may have, and write refusals whose turn it is."""
         if self._is_giving or self._transport.is_closing():
             return  # called by an answer given at once: the loop below goes on; or nothing can be answered any more
         queue = self._queue
@@ -484,7 +475,6 @@ class LargeBody(asyncio.BufferedProtocol):
     """Stands in for a connection while a large body is received into place.
 
     Args:
-        connection: The connection on which the body comes.
         rest: The memory that is still to be filled.
     """
 

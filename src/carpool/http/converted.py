@@ -247,7 +247,6 @@ def item_of(parts: list[FormPart], kind: Any) -> Any:
 
 
 def _value(part: FormPart, kind: Any) -> Any:
-    """Return the content of a part in its type. Raises `ValidationError`."""
     if kind is bytes or (kind is Any and part.is_file):
         return part.content
     try:
@@ -297,7 +296,6 @@ def array_in(body: bytes | bytearray) -> Any:
 
 
 def _header_of(body: bytes | bytearray) -> tuple[Any, bool, tuple[int, ...], int]:
-    """Return dtype, order and shape in a header, and where it ends. Raises `InvalidRequest`."""
     if bytes(body[:6]) != _MAGIC or len(body) < 10 or body[6] not in (1, 2, 3):
         raise InvalidRequest("the body is not a .npy file")
     is_short = body[6] == 1
@@ -312,7 +310,6 @@ def _header_of(body: bytes | bytearray) -> tuple[Any, bool, tuple[int, ...], int
 
 @functools.lru_cache(maxsize=128)  # clients send the same one again and again, and Python's parser takes 20 us
 def _read_header(text: bytes) -> tuple[Any, bool, tuple[int, ...]]:
-    """Return dtype, order and shape. Raises `InvalidRequest`."""
     import numpy as np
 
     try:

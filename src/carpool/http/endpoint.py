@@ -48,20 +48,15 @@ class Endpoint:
     """A service as an app serves it.
 
     Args:
-        service: The declaration of the service.
         output: Takes each line that a worker prints.
-        join: Where its workers join; None if none do.
-        on: Where its worker processes run; None for this machine.
         is_first: Whether the service is the first one of its app.
 
     Attributes:
-        name: The service's name.
         addresses: Where it can be asked.
         formats: Which formats its model reads and writes.
         weigher: Weighs its items; None if each counts for one.
         key_header: The header whose value requests must have in common to share a batch; None for
             none.
-        handle: The running service; None until it is started.
         driver: Takes the service's requests; None until it is started.
         checked_at: When an example last ran through the service.
         is_first: Whether it answers where no model is named, such as at `/predict`.
@@ -234,7 +229,6 @@ def _read_here(reads: Traits, of_entries: Formats, *, is_item: bool) -> list[str
     """Return the content types that no worker reads, but an address by itself.
 
     Args:
-        reads: The traits of what is sent.
         of_entries: The formats of its lines.
         is_item: Whether it is an item, and not what an adapter makes one of.
     """
@@ -301,7 +295,6 @@ async def try_first_example(handle: AsyncHandle, traits: Traits, formats: Format
 
 
 async def _answer(handle: AsyncHandle, request: Request, accept: int) -> None:
-    """Wait for the answer to a request and read it. Raises why that cannot be done."""
     driver = handle.running_driver
     request.caller = caller = TaskCaller(driver.loop)
     driver.submit(request)

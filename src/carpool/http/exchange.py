@@ -292,9 +292,7 @@ class Exchange(Request):
         So one client's answer of many megabytes holds up nobody else's.
 
         Args:
-            responder: Compresses it, and puts an error into HTTP.
             nbytes: How many bytes the results have of which it is made.
-            make: Makes the response; it may raise anything.
             what: The maker, for the log.
         """
         if nbytes < LARGE:
@@ -317,9 +315,7 @@ class Exchange(Request):
 
         Args:
             responder: Answers for the errors of a thread.
-            nbytes: Of how many bytes something is made.
             work: Does the work; it uses nothing that belongs to the loop.
-            then: Goes on with the result.
         """
         if nbytes < LARGE:
             then(work())
@@ -352,10 +348,7 @@ class Exchange(Request):
         """Call `then` with the content that `read` finds in a body, as `work_beside` does.
 
         Args:
-            responder: Answers for the errors of a thread.
-            nbytes: Of how many bytes something is made.
             read: Reads the body; where it raises a `CarpoolError`, the request is refused.
-            then: Goes on with the content.
             refuse: Makes the response to the error.
         """
 
@@ -374,7 +367,6 @@ class Exchange(Request):
         self.work_beside(responder, nbytes, tried, go_on)
 
     def _made(self, responder: ErrorResponder, make: Callable[[], HttpResponse], what: str) -> HttpResponse:
-        """Return the result of `make`, or the response to its error."""
         try:
             return make()
         except CarpoolError as error:
@@ -464,13 +456,7 @@ class Exchange(Request):
 
 
 def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
-    """Return the body of an error response as an entry, with its status.
-
-    Args:
-        response: The response.
-        accept: The format of the entry, JSON or MSGPACK.
-        more: Further fields.
-    """
+    """Return the body of an error response as an entry, with its status."""
     shown = msgspec.json.decode(response.body)["error"]
     return entries.of_error({**shown, "status": response.status, **more}, accept)
 
@@ -500,7 +486,6 @@ class RequestIds:
     and an object less are the difference between a cost that can be measured and one that cannot.
 
     Attributes:
-        start: The beginning of all ids.
         next_number: Returns what follows it in the next id.
     """
 
@@ -518,11 +503,9 @@ class InStage:
     """How a request fared in one stage; in a graph, at one place.
 
     Attributes:
-        stage: The name of the stage, or of the place.
         arrived: When it entered the stage.
         started: When a worker got to its batch.
         batch: The id of the batch, unique in its stage.
-        n: How many requests the batch had.
         left: When it left the stage; None if that is not known, as in a row of stages, where it
             came to the next one then, or while it is there.
         branches: In which branches of a graph the place is, the outermost first.
@@ -545,8 +528,6 @@ class Notes:
 
     Attributes:
         began: When the app got it.
-        request_id: Its id, once it is known.
-        stages: How it fared in each stage.
         trace: The id of its trace, as W3C has it.
         span: The id of our span in it.
         tracing: The span itself, where spans are made.

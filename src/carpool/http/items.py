@@ -128,7 +128,6 @@ class ExchangeItems:
                     self.model.driver.pause(request, is_paused)
 
     def _answer(self) -> None:
-        """Answer the exchange, as all items are done."""
         raise NotImplementedError
 
 
@@ -188,7 +187,6 @@ class ItemList(ExchangeItems):
 
 
 def _listed(items: Sequence[Request], ask: Ask, head: Head) -> HttpResponse:
-    """Return the response that lists what has become of items."""
     written = [entry_of(item, ask, head) for item in items]
     return HttpResponse(200, entries.listed(written, _format_of_answer(ask)), ask.content_type)
 
@@ -223,7 +221,6 @@ def _body_of(response: CheckedResponse, ask: Ask, format: int) -> bytes:
 
 
 def _format_of_answer(ask: Ask) -> int:
-    """Return in what the list of the answers is written: JSON or MSGPACK."""
     return ask.accept if ask.accept < CUSTOM else format_of_entries(ask.content_type)
 
 

@@ -73,11 +73,8 @@ class Observer:
     """Watches the requests of an app.
 
     Args:
-        lines: Which requests get a line in the log.
         tells_times: Whether answers have `Server-Timing`.
-        compression: Compresses answers; None to leave them as they are.
         spans: Makes spans; None for none.
-        ids: Gives ids to requests that bring none.
 
     Attributes:
         wanted_headers: The headers that it looks at.
@@ -218,7 +215,6 @@ class Observer:
         self.answered(exchange, _LEFT, 0, now)
 
     def _write_line(self, exchange: Exchange, notes: Notes, status: int, nbytes: int, now: float) -> None:
-        """Write a line of the access log."""
         head = exchange.head
         method, path = (_escaped(text) for text in (head.method, head.path))
         stages = [
@@ -255,7 +251,6 @@ class Observer:
         access_logger.info("%s", " ".join(words).rstrip(";"), extra=about)
 
     def _new_notes(self, head: Head, now: float) -> Notes:
-        """Begin the notes of a request, in the trace that its client names or in a new one."""
         match = _TRACEPARENT.fullmatch(head.headers.get(b"traceparent", b""))
         trace = match[1] if match and match[1] != _ZERO_TRACE and match[2] != _ZERO_SPAN else b""
         notes = Notes(now, trace or b"%032x" % getrandbits(128), b"%016x" % getrandbits(64))
@@ -264,7 +259,6 @@ class Observer:
         return notes
 
     def _notes_of(self, exchange: Exchange, now: float) -> Notes:
-        """Return the notes of a request; new ones of one that was refused before the app had it."""
         notes = getattr(exchange, "notes", None)
         if notes is None:
             notes = exchange.notes = self._new_notes(exchange.head, now)
@@ -440,7 +434,6 @@ class Tracer:
 
 
 def _new_provider() -> Any:
-    """Return a provider that sends spans by OTLP over HTTP. Raises ImportError."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

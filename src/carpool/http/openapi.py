@@ -80,12 +80,7 @@ def document(
     """Return the OpenAPI document of an app.
 
     Args:
-        endpoints: The services of the app.
-        timeout_status: Status of a missed deadline.
-        max_body_bytes: Size of the largest request body.
-        root_path: The path that a proxy puts before each address.
         needs_key: Whether a key has to be sent.
-        of_protocols: The addresses of protocols.
     """
     addresses = [
         (endpoint.service, address)
@@ -148,7 +143,6 @@ class _Definitions:
         return [self._mend(each, {}) for each in schemas]
 
     def _mend(self, part: Any, names: dict[str, str]) -> Any:
-        """Mend part of a schema; `names` maps the definitions around it to their new names."""
         if isinstance(part, list):
             return [self._mend(each, names) for each in part]
         if not isinstance(part, dict):
@@ -223,12 +217,10 @@ def _says_bodies(service: Service) -> bool:
 
 
 def _taken(service: Service, address: Address) -> Any:
-    """Return the type of the bodies at an address."""
     return service.first.model.body_type if _says_bodies(service) else address.takes  # type: ignore[union-attr]
 
 
 def _operation_id(name: str, address: Address) -> str:
-    """Return the name of an operation, which generators of clients make a function's name of."""
     path = address.path.removesuffix(MANY)
     own = "" if path == predict_path(name) else path.replace("/", "_")
     stem = "predict" if path == "/predict" else f"predict_{name}{own}"
@@ -236,7 +228,6 @@ def _operation_id(name: str, address: Address) -> str:
 
 
 def _in_parts(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the media types of an answer in parts, with the schemas of what they have."""
     n = {"type": "object", "properties": {"parts": {"type": "integer"}}, "required": ["parts"]}
     failed = {"$ref": _COMPONENT + "CarpoolError"}
     lines = [{"type": "object", "properties": {"part": part}, "required": ["part"]}]
@@ -283,7 +274,6 @@ def _error(code: str, retry: bool = False) -> dict[str, Any]:
 
 
 def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
-    """Return the schema of an error; `more` are further parts that it has."""
     strings = {name: {"type": "string"} for name in ("code", "message", "request_id")}
     step = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
     parts = {"loc": {"type": "array", "items": step}, "msg": {"type": "string"}, "type": {"type": "string"}}
@@ -307,7 +297,6 @@ def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
 
 
 def _operations(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the pages that every app has, and those of its models."""
     plain = {"text/plain": {"schema": {"type": "string"}}}
     live = {"200": {"description": "The process is up.", "content": plain}}
     ready, ready_model = [
@@ -357,12 +346,8 @@ def overview(
     """Return the page.
 
     Args:
-        endpoints: The services of the app.
         pages: The addresses of the app's own pages.
-        of_protocols: The addresses of protocols.
         host: Under which name and port the client has asked; empty if it has not said.
-        root_path: The path that a proxy puts before each address.
-        is_tls: Whether the server speaks TLS.
         needs_key: Whether clients have to send a key.
     """
     found = host.decode("latin-1")
@@ -373,7 +358,6 @@ def overview(
 
 
 def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
-    """Yield the lines about the models."""
     for endpoint in endpoints:
         yield f"{endpoint.name}: {in_short(endpoint.service.graph)}"
         formats = endpoint.formats
@@ -390,12 +374,7 @@ def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
 
 
 def _body(service: Service, readable: Sequence[str]) -> str:
-    """Return the options of curl that send an item: an example, or one of the type, or a file.
-
-    Args:
-        service: Gets it.
-        readable: The content types that it reads.
-    """
+    """Return the options of curl that send an item: an example, or one of the type, or a file."""
     item = next((as_json(example).decode() for example in examples_of(service)), None)
     takes = service.takes.input_type
     if "application/json" not in readable:

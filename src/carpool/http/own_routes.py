@@ -152,7 +152,6 @@ class _Reading:
 
 
 async def _next_of(parts: AsyncIterator[Any]) -> Any:
-    """Return the next part, or `_END`."""
     async for part in parts:
         return part
     return _END

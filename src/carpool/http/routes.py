@@ -149,9 +149,6 @@ class HeadAdmission:
     """Judges requests to the addresses of one table.
 
     Args:
-        app: The app whose addresses they are.
-        models: Answers at the addresses of models.
-        routes: The functions that answer, by path and method.
         access: Who may ask; None if everybody may.
         protocols: Has further addresses; None where there are none.
     """
@@ -209,13 +206,11 @@ class HeadAdmission:
         return None
 
     def _watched(self, head: Head, route: Handler, access: Access | None) -> Handler:
-        """Return a route that is counted for its caller and noted, where that is asked for."""
         if access is not None and access.keys is not None:
             route = access.counted(head, route)
         return route if self._app.observer is None else self._app.observer.noted(route)
 
     def _admit_to_protocol(self, head: Head, protocols: ProtocolRoutes) -> None:
-        """Judge the rest of a request to an address of a protocol. Raises `CarpoolError`."""
         headers = head.headers
         if content_length(headers) > self._app.max_body_bytes:
             raise too_large(self._app.max_body_bytes)
@@ -230,13 +225,11 @@ class HeadAdmission:
         )
 
     def _check_taken(self, endpoint: Endpoint | None) -> None:
-        """Raise `CarpoolError` if no request to a model is taken now."""
         refusal = self._app.refusal_of(endpoint)
         if refusal is not None:
             raise copy.copy(refusal)  # each raise adds its frames to the traceback of its error
 
     def _check_coding(self, headers: Mapping[bytes, bytes], *, is_bulk: bool = False) -> None:
-        """Raise `CarpoolError` if a body in this coding is not read."""
         coding = headers.get(b"content-encoding", b"identity")
         if coding == b"identity":
             return
@@ -266,7 +259,6 @@ class HeadAdmission:
         )
 
     def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
-        """Read the wish of a request for a model off its headers."""
         headers, formats = head.headers, address.formats
         self._check_taken(endpoint)
         self._check_coding(headers, is_bulk=is_bulk)
@@ -305,7 +297,6 @@ def count_refusal(endpoint: ServedModel, error: CarpoolError) -> None:
 
 
 def _seconds(text: bytes) -> float:
-    """Return `X-Request-Timeout-Ms` in seconds."""
     try:
         milliseconds = float(text) if text.isascii() and b"_" not in text else float("nan")
     except ValueError:
@@ -325,7 +316,6 @@ def _lane_of(endpoint: Endpoint, headers: Mapping[bytes, bytes], usual: Lane) ->
 
 
 def _lane(text: bytes) -> Lane:
-    """Return `X-Request-Priority` as a lane of the queue."""
     if not _PRIORITY.fullmatch(text) or abs(int(text)) > LARGEST_PRIORITY:
         raise InvalidRequest(
             f"X-Request-Priority must be a whole number from -{LARGEST_PRIORITY} to {LARGEST_PRIORITY}"
@@ -379,7 +369,6 @@ def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
     The others are nowhere else, so that a rule of a proxy for their paths keeps all of them.
 
     Args:
-        routes: The table, of addresses for clients.
         for_operators: Those for the ones who run the server, which are added.
         root_path: The path that a proxy puts before each address; empty for nothing.
     """
@@ -478,7 +467,6 @@ class PredictRoutes:
         driver.submit(exchange)
 
     def _weigh(self, weigher: Weigher, exchange: Exchange) -> None:
-        """Note the size of an item on it, and hand it over then."""
         body = exchange.body
         self._with(
             exchange,
@@ -533,7 +521,6 @@ class PredictRoutes:
         self._with(exchange, listed, submit)
 
     def _with(self, exchange: Exchange, read: Callable[[], T], then: Callable[[T], object]) -> None:
-        """Go on with the content of a body, or refuse the request."""
         head = exchange.head
         exchange.read_beside(self._app, exchange.nbytes, read, then, lambda error: self._app.refuse(head, error))
 

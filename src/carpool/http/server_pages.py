@@ -115,7 +115,6 @@ class StatusPages:
         exchange.respond(self._app.error(exchange.head, shown))
 
     def _may_see_models(self, exchange: Exchange) -> bool:
-        """Report whether a prober may see the names of models: it has a key, or none is needed."""
         return not self._needs_key or exchange.head.caller != ""
 
     def metrics(self, exchange: Exchange) -> None:
@@ -277,7 +276,6 @@ class Dashboard:
         exchange.respond(HttpResponse(200, self._past.as_json(), headers=_UNCACHED))
 
     def _events(self, exchange: Exchange) -> None:
-        """Send the figures now, and then each second."""
         if len(self._viewers) >= _MOST_VIEWERS or exchange.head.method != b"GET":
             exchange.respond(HttpResponse(204, b""))
             return
@@ -291,7 +289,6 @@ class Dashboard:
             self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._tick)
 
     def _tick(self) -> None:
-        """Send the figures of this second to whoever looks."""
         self._timer = None
         if not self._viewers:
             return
@@ -307,7 +304,6 @@ class Dashboard:
         exchange.tell_part(message)
 
     def _message(self) -> bytes:
-        """Return the figures and the problems."""
         now = figures(self._stats(), monotonic())
         lately, earlier = self._past.before(now["time"]), self._past.before(now["time"], DEATHS_S)
         return as_json({"figures": now, "problems": problems(lately, now, earlier)})
@@ -347,8 +343,6 @@ def pages_at(path: bytes) -> Iterator[tuple[bytes, Callable[[Exchange], None]]]:
 
 
 def _file(name: str) -> Callable[[Exchange], None]:
-    """Return a route that answers with a file."""
-
     def respond(exchange: Exchange) -> None:
         exchange.respond(_response(name))
 

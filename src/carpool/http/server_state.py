@@ -48,8 +48,6 @@ class Limits:
             twice the largest body if that is more.
         write_buffer_bytes: Size of the answers that may wait for a slow client before its
             connection is no longer read.
-        header_s: Seconds in which a request's head must arrive.
-        body_s: Seconds in which a request's body must arrive.
         idle_s: Seconds between requests.
         write_s: Seconds for which a client may take nothing of its answers.
     """
@@ -73,8 +71,6 @@ class HttpHead(Head):
 
     Attributes:
         length: Of the body in bytes, if the head says it; 0 otherwise.
-        keep_alive: Whether the connection stays open after the answer.
-        is_http_1_0: Whether the client speaks HTTP/1.0.
         extra_ok_headers: Lines, made in advance, that a model's whole 200 has beside the usual
             headers; None if it is to take the long way, and not `AnswerWriter.answer_now`.
         brings_id: Whether the client has given its request an id that is fit.
@@ -213,12 +209,7 @@ class ClientConnection(Protocol):
 class ServerState:
     """The state that all connections of one server share.
 
-    Args:
-        app: Answers the requests.
-        limits: Of each connection.
-
     Attributes:
-        connections: Those that are open.
         ending: Those of them that have had their last answer, and are open only so that it arrives.
         beyond: Those for which there is no room, and which have not been answered yet.
         shares: How many of the others each service has.
@@ -229,7 +220,6 @@ class ServerState:
             second.
         next_number: Returns the number in the next id.
         memory: Holds large bodies.
-        bodies: The account of the bodies that are being received.
         livez: The addresses that are answered although there is no room.
         is_draining: Whether connections are to be closed after the answers that are owed.
         long_page_written: Whether a long page was written in this turn of the loop. That takes
@@ -278,7 +268,6 @@ class ServerState:
             connection.counted_for = None  # there may be no room any more for its next request
 
     def _divide(self) -> None:
-        """Guarantee each service its part of the connections and of the bytes of bodies."""
         self.shares.divide(self.app.shares)
         self.bodies.divide(self.app.shares)
 

@@ -84,9 +84,6 @@ class Delivery:
     How far the model has come with it says the `Stream` of the request; an answer that consists of
     several requests, or of none, has no stream of its own.
 
-    Args:
-        asked_at: When the request was made.
-
     Attributes:
         has_begun: Whether a part has been sent, or the head written: no status can report a
             failure any more.

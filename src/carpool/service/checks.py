@@ -72,7 +72,6 @@ def numbers_of_workers(value: Any, least: int = 1) -> int | tuple[int, int]:
 
 
 def _at_most_workers(workers: int) -> int:
-    """Return a number of workers that a stage may have. Raises ValueError."""
     if workers > MOST_WORKERS:
         raise ValueError(f"workers={workers} is more than the {MOST_WORKERS:,} that a stage may have")
     return workers
@@ -239,7 +238,6 @@ def count_environments(value: Any) -> int | None:
 
 
 def _environment(name: str, value: Any) -> dict[str, str]:
-    """Return environment variables as the system takes them. Raises TypeError or ValueError."""
     env = mapping(name, value)
     for key, content in env.items():
         if not isinstance(content, str):
@@ -276,9 +274,6 @@ def rising(example: str) -> Callable[[str, Any], tuple[int, ...] | None]:
 
     It raises ValueError where there are none, they do not rise, or one is not a whole number from 1
     on, and TypeError where they are not a list.
-
-    Args:
-        example: Numbers that would be right, for the error text.
     """
 
     def check(name: str, values: Any) -> tuple[int, ...] | None:

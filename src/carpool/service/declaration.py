@@ -64,8 +64,6 @@ class Declaration:
         stages: The stages in them, each once, in the order in which they are written.
         takes: The traits of what gets the items: the first stage, or what branches agree on.
         gives: The traits of what returns the answers: the last stage, or what branches come to.
-        name: The model's name over HTTP and in metrics.
-        routes: The addresses that it has over HTTP besides the usual ones.
 
     `Service` explains the settings. They are here in the form in which they are kept: infinity
     stands for no limit.
@@ -211,7 +209,6 @@ def adapters_of(routes: Sequence[HttpRoute]) -> tuple[Adapter, ...]:
 
 
 def _route(path: str, adapter: Any, first: Stage) -> HttpRoute:
-    """Check one address. Raises ValueError or TypeError."""
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
         raise ValueError(
             f"routes has {path!r}, which is no path: begin it with a slash and use letters, digits and"

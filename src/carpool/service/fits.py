@@ -46,7 +46,6 @@ def may_fit(gives: Any, takes: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """Return a type without annotations; a dict with known keys is a dict."""
     if typing.is_typeddict(kind):
         return dict
     while True:
@@ -67,7 +66,6 @@ def _members(kind: Any) -> list[Any] | None:
 
 
 def _inner_fit(given: type, gives: tuple[Any, ...], takes: tuple[Any, ...]) -> bool:
-    """Report whether the items of a list, a tuple or a dict may fit."""
     if not issubclass(given, list | tuple | set | frozenset | dict):
         return True
     if issubclass(given, tuple) and ... not in gives and ... not in takes and gives and takes:

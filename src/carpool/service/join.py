@@ -138,7 +138,6 @@ def joins_of(services: Sequence[Declaration], join: Any) -> list[Join | None]:
     """Return for each of several services where its workers join.
 
     Args:
-        services: The services.
         join: The user's setting; it is for the only one of which workers can join.
 
     Raises:

@@ -47,16 +47,8 @@ _WHERE_IT_WAS_DROPPED = 3  # frames from here: `weakref.finalize` is in between
 class Running:
     """One service's driver, workers and guard, and where in its life it is.
 
-    Args:
-        name: The service's.
-        timeout_s: The service's; how long requests inside may take when it closes.
-
     Attributes:
         life: Where in its life the service is.
-        driver: The service's, once it starts.
-        pools: The service's, one per stage, once it starts.
-        guard: The service's, if it has worker processes.
-        upkeep: The service's, once it starts.
         gate: Where workers join that come by themselves, while the service is open.
         site: Where its worker processes run, if not on this machine.
         gate_address: The address of that, once it was opened.

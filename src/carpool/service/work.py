@@ -53,7 +53,6 @@ def work(service: Declaration, stage: Stage, way: remote.Way, wait_s: float) -> 
 
     Args:
         service: The service, as the worker finds it.
-        stage: The stage to join.
         way: How to reach the service.
         wait_s: How long to try while nothing listens there.
 

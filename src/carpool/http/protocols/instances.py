@@ -100,7 +100,6 @@ def of_inputs(
     """Submit items that are a list, or are given column by column: an object of lists.
 
     Args:
-        model: Gets the items.
         inputs: The list or object.
         key: The name of the list of results in the answer.
         respond: Makes the response of the results of columns; None for a list of them.

@@ -117,7 +117,6 @@ def _server_metadata() -> dict[str, Any]:
 
 
 def _index(models: Sequence[ModelOfApp], request: ProtocolRequest) -> HttpResponse:
-    """Return the repository: all models, or those that are ready."""
     wanted = read(_read_index, request.body or b"{}")
     entries = []
     for model in models:
@@ -281,7 +280,6 @@ def _configured(column: TensorColumn) -> dict[str, Any]:
 
 
 def _parts_of(request: ProtocolRequest, inputs: TensorTable) -> tuple[_Infer, memoryview]:
-    """Return the JSON of a request and the bytes behind it. Raises `InvalidRequest`."""
     body = request.body if isinstance(request.body, bytearray) else bytearray(request.body)  # rows may be written to
     given = request.headers.get(HEADER_LENGTH)
     if given is None:
@@ -319,7 +317,6 @@ def _raw(inputs: TensorTable, nbytes: int) -> _Infer:
 
 
 def _tensors_of(asked: _Infer, binary: memoryview, allowance: Allowance) -> list[Tensor]:
-    """Return the tensors of a request. Raises `InvalidRequest`."""
     if not 0 < len(asked.inputs) <= _MOST_INPUTS:
         raise InvalidRequest(f"a request has 1 to {_MOST_INPUTS} inputs, not {len(asked.inputs)}")
     tensors: list[Tensor] = []
@@ -343,7 +340,6 @@ def _tensors_of(asked: _Infer, binary: memoryview, allowance: Allowance) -> list
 
 
 def _given(parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the parameters that are not null."""
     return {name: value for name, value in (parameters or {}).items() if value is not None}
 
 
@@ -364,7 +360,6 @@ def _priority(parameters: dict[str, Any]) -> int | None:
 
 
 def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], memory: Memory) -> HttpResponse:
-    """Return the response with these tensors."""
     all_binary = _given(asked.parameters).get("binary_data_output") is True
     described: list[dict[str, Any]] = []
     binary: list[bytes | memoryview] = []
@@ -414,7 +409,6 @@ _NS = 1e9
 
 
 def _statistics_of(models: Sequence[ModelOfApp]) -> dict[str, Any]:
-    """Return the statistics of models."""
     found = [(model.name, model.snapshot()) for model in models]
     return {"model_stats": [_statistics_of_one(name, snapshot) for name, snapshot in found if snapshot is not None]}
 

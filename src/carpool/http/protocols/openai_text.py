@@ -179,9 +179,6 @@ def submission_of(
     """Return the submission of a request.
 
     Args:
-        model: The model.
-        form: Whether it is a completion or a chat.
-        kind: The class of the model's items.
         wishes: The further wishes of the request.
         parameters: All else in its body.
         counter: Counts the tokens of a text; None if the model cannot.
@@ -217,7 +214,6 @@ def _check_size(allowance: Allowance, parameters: dict[str, Any], prompts: int, 
 
 
 def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
-    """Return `n` items with the same parameters. Raises `InvalidRequest`."""
     parameters = dict(parameters)
     if "max_completion_tokens" in parameters:
         parameters["max_tokens"] = parameters.pop("max_completion_tokens")
@@ -279,7 +275,6 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def _respond(about: About, prompt_tokens: int, terms: ChoiceTerms, results: list[Any]) -> HttpResponse:
-    """Return whole answers as choices."""
     choices, n = [], 0
     for index, result in enumerate(results):
         is_yielded = isinstance(result, list)
@@ -335,9 +330,7 @@ class Choice:
     Attributes:
         terms: Where it ends, and how it is counted.
         is_yielded: Whether the model gives it in parts, one for each token.
-        finish_reason: Why it has ended; empty while it goes on.
         tokens: How many there were; all are counted once it has ended.
-        has_begun: Whether anything of it was sent.
     """
 
     terms: ChoiceTerms
@@ -421,8 +414,6 @@ class Chunks:
 
     Args:
         about: The fields that every chunk repeats.
-        n: How many choices there are.
-        prompt_tokens: How many tokens the prompts have.
         terms: Where an answer ends, and how it is counted.
         is_yielded: Whether the model gives an answer in parts.
         tells_usage: Whether the usage comes at the end.

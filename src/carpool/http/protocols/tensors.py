@@ -179,11 +179,6 @@ def _narrowed(name: str, datatype: str, given: Any) -> Any:
 
 
 def _as_dtype(datatype: str, given: Any) -> Any:
-    """Return numbers in the dtype of a datatype; NaN and infinities stay what they are.
-
-    Raises:
-        ValueError: It does not hold them; the text goes on after the name of a tensor.
-    """
     import numpy as np
 
     wanted = np.dtype(DTYPES[datatype])
@@ -224,7 +219,6 @@ def as_datatype(tensor: Tensor, datatype: str) -> Tensor:
 
 
 def _flattened(name: str, data: list[Any]) -> list[Any]:
-    """Return what is in nested lists. Raises `InvalidRequest`."""
     level = data
     for _ in range(_MOST_AXES):
         if not level or not isinstance(level[0], list):
@@ -246,7 +240,6 @@ def to_binary(tensor: Tensor) -> list[bytes | memoryview]:
 
 
 def _bytes_of(numbers: Any) -> bytes | memoryview:
-    """Return the bytes of an array, little endian and in C order."""
     import numpy as np
 
     array: Any = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
