@@ -25,6 +25,7 @@ import ipaddress
 import itertools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +125,13 @@ class Admin:
     @property
     def routes(self) -> dict[bytes, Callable[[Exchange], None]]:
         """The functions that answer to POST, by path."""
-        return {
-            RELOAD: self._reload,
-            SCALE: self._scale,
-            ADD_SERVICE: self._add_service,
-            REMOVE_SERVICE: self._remove_service,
+        orders: dict[bytes, tuple[type[Any], Callable[[Any], Coroutine[Any, Any, object]]]] = {
+            RELOAD: (ReloadOrder, self.reload),
+            SCALE: (ScaleOrder, self.scale),
+            ADD_SERVICE: (AddOrder, lambda order: self._services.add(order.target)),
+            REMOVE_SERVICE: (RemoveOrder, lambda order: self._services.remove(order.service)),
         }
+        return {path: partial(self._do, kind, change) for path, (kind, change) in orders.items()}
 
     async def reload(self, order: ReloadOrder) -> None:
         """Replace the workers of services by new ones, which load anew.
@@ -182,25 +184,7 @@ class Admin:
 
     # -- the routes
 
-    def _reload(self, exchange: Exchange) -> None:
-        self._do(exchange, ReloadOrder, self.reload)
-
-    def _scale(self, exchange: Exchange) -> None:
-        self._do(exchange, ScaleOrder, self.scale)
-
-    def _add_service(self, exchange: Exchange) -> None:
-        async def add(order: AddOrder) -> None:
-            await self._services.add(order.target)
-
-        self._do(exchange, AddOrder, add)
-
-    def _remove_service(self, exchange: Exchange) -> None:
-        async def remove(order: RemoveOrder) -> None:
-            await self._services.remove(order.service)
-
-        self._do(exchange, RemoveOrder, remove)
-
-    def _do(self, exchange: Exchange, kind: type[Any], change: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    def _do(self, kind: type[Any], change: Callable[[Any], Coroutine[Any, Any, object]], exchange: Exchange) -> None:
         try:
             _check_client(exchange)
             order = msgspec.json.decode(bytes(exchange.body) or b"{}", type=kind)
@@ -212,7 +196,7 @@ class Admin:
         else:
             self._begin(self._answer(exchange, change(order)))
 
-    async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, None]) -> None:
+    async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, object]) -> None:
         try:
             await change
         except (StartupError, Unavailable) as error:

@@ -552,33 +552,6 @@ class AdminApp:
         self.wanted_headers = WANTED_HEADERS.union(
             *[each.wanted_headers for each in (access, app.observer) if each is not None]
         )
-        self._app = app
-        self._admission = app.admin_admission(access)
-
-    def admit(self, head: Head) -> HttpResponse | None:
-        """Judge a head: return a refusal, or None if the body is to be read."""
-        return self._admission.admit(head)
-
-    def handle(self, exchange: Exchange) -> None:
-        """Answer an admitted exchange whose body has been read."""
-        self._app.handle(exchange)
-
-    def route_raised(self, exchange: Exchange, error: BaseException) -> None:
-        """Answer 500 because a route raised."""
-        self._app.route_raised(exchange, error)
-
-    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
-        """Return the response to a request that is broken off after its admission."""
-        return self._app.refuse(head, error)
-
-    def error(self, head: Head | None, error: Exception) -> HttpResponse:
-        """Return the response to a request that ended with `error`."""
-        return self._app.error(head, error)
-
-    def cancel(self, exchange: Exchange) -> None:
-        """Give up an exchange whose client has left."""
-        self._app.cancel(exchange)
-
-    def pause(self, exchange: Exchange, is_paused: bool) -> None:
-        """Have no more parts made for a client that does not take them, or go on."""
-        self._app.pause(exchange, is_paused)
+        self.admit = app.admin_admission(access).admit
+        self.handle, self.route_raised, self.refuse = app.handle, app.route_raised, app.refuse
+        self.error, self.cancel, self.pause = app.error, app.cancel, app.pause

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from carpool.service.service import Service
 
 _ERRORS = {
-    "400": ("InvalidRequest", "invalid_request"),
-    "413": ("TooLarge", "too_large"),
-    "415": ("UnsupportedMediaType", "unsupported_media_type"),
-    "422": ("InvalidItem", "invalid_item"),
-    "429": ("Overloaded", "overloaded"),
-    "500": ("ModelError", "model_error"),
-    "503": ("Unavailable", "unavailable"),
+    "400": "invalid_request",
+    "413": "too_large",
+    "415": "unsupported_media_type",
+    "422": "invalid_item",
+    "429": "overloaded",
+    "500": "model_error",
+    "503": "unavailable",
 }
 API_VERSION = "1"
 """The version of what is described, as protocols call the one version of each model."""
@@ -193,7 +193,7 @@ def _predict(
     }
     if service.gives.in_parts and not address.is_list and not address.formats.owns_output:
         responses["200"]["content"].update(_in_parts(part))
-    for status, (_, code) in _ERRORS.items():
+    for status, code in _ERRORS.items():
         responses[status] = _error(code, retry=status in ("429", "503"))
     if address.formats.owns_output:
         responses["406"] = _error("not_acceptable")
@@ -307,16 +307,12 @@ def _operations(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         (ready_path(each.name), f"ready_{each.name}", f"Readiness of {each.name}", ready_model) for each in endpoints
     ]
     metrics = {"200": {"description": "Metrics for Prometheus.", "content": plain}}
+    about = {"200": {"description": "Addresses, for people.", "content": plain}}
     itself = {"200": {"description": "This document.", "content": {"application/json": {}}}}
     return {
         path: {"get": {"operationId": name, "summary": summary, "responses": responses}}
         for path, name, summary, responses in (
-            (
-                "/",
-                "overview",
-                "What is served here",
-                {"200": {"description": "Addresses, for people.", "content": plain}},
-            ),
+            ("/", "overview", "What is served here", about),
             ("/livez", "livez", "Liveness", live),
             ("/readyz", "readyz", "Readiness", ready),
             *of_models,

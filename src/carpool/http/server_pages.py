@@ -343,10 +343,7 @@ def pages_at(path: bytes) -> Iterator[tuple[bytes, Callable[[Exchange], None]]]:
 
 
 def _file(name: str) -> Callable[[Exchange], None]:
-    def respond(exchange: Exchange) -> None:
-        exchange.respond(_response(name))
-
-    return respond
+    return lambda exchange: exchange.respond(_response(name))
 
 
 @cache

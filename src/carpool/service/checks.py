@@ -88,28 +88,17 @@ def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
 
 def optional_mib(name: str, value: Any) -> float | None:
     """Return an amount of memory in MiB, or None if none is given. Raises ValueError."""
-    if value is None:
-        return None
-    number = _number(value)
-    if number is None or not 0 < number < inf:
-        raise ValueError(f"{name} must be a positive number of MiB, not {value!r}")
-    return number
+    return None if value is None else _amount(name, value, "a positive number of MiB", lambda n: 0 < n < inf)
 
 
 def positive(name: str, value: Any) -> float:
     """Return a positive, finite number. Raises ValueError."""
-    number = _number(value)
-    if number is None or not 0 < number < inf:
-        raise ValueError(f"{name} must be a positive number, not {value!r}")
-    return number
+    return _amount(name, value, "a positive number", lambda n: 0 < n < inf)
 
 
 def seconds(name: str, value: Any) -> float:
     """Return a positive duration; infinity means no limit. Raises ValueError."""
-    number = _number(value)
-    if number is None or not number > 0:
-        raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
-    return number
+    return _amount(name, value, "a positive number of seconds", lambda n: n > 0)
 
 
 def when_full_waits(value: Any) -> bool:
@@ -141,20 +130,12 @@ def optional_finite_seconds(name: str, value: Any) -> float | None:
 
 def nonnegative_seconds(name: str, value: Any) -> float:
     """Return a duration that may be 0. Raises ValueError."""
-    number = _number(value)
-    if number is None or not number >= 0:
-        raise ValueError(f"{name} must be 0 or more seconds, not {value!r}")
-    return number
+    return _amount(name, value, "0 or more seconds", lambda n: n >= 0)
 
 
 def optional_delay(name: str, value: Any) -> float | None:
     """Return a finite duration that may be 0, or None if none is given. Raises ValueError."""
-    if value is None:
-        return None
-    number = _number(value)
-    if number is None or not 0 <= number < inf:
-        raise ValueError(f"{name} must be 0 or more seconds, and finite, not {value!r}")
-    return number
+    return None if value is None else _amount(name, value, "0 or more seconds, and finite", lambda n: 0 <= n < inf)
 
 
 def flag(name: str, value: Any) -> bool:
@@ -490,6 +471,13 @@ def _whole(value: Any) -> int | None:
         return operator.index(value)
     except Exception:
         return None
+
+
+def _amount(name: str, value: Any, wanted: str, holds: Callable[[float], bool]) -> float:
+    number = _number(value)
+    if number is None or not holds(number):
+        raise ValueError(f"{name} must be {wanted}, not {value!r}")
+    return number
 
 
 def _number(value: Any) -> float | None:
