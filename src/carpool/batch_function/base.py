@@ -67,11 +67,7 @@ live_functions: weakref.WeakSet[Bindable] = weakref.WeakSet()
 
 
 class ThisProcess:
-    """Holds a mark of this process, which a forked child replaces.
-
-    Attributes:
-        mark: An object of this process.
-    """
+    """Holds a mark of this process, which a forked child replaces."""
 
     mark = object()
 
@@ -185,7 +181,6 @@ class Settings:
         )
 
     def new_batcher(self, name: str) -> Batcher:
-        """Make a batcher, with a queue and a policy, for the function `name`."""
         policy = self.new_policy()
         why = why_never_held_back(policy)
         if why is not None:
@@ -514,9 +509,6 @@ class LoopCheck:
 
         Code at the top of a module or of a notebook's cell is left alone: it runs on the notebook's
         own loop, on which no other call could join.
-
-        Args:
-            now: The time by the driver's clock.
         """
         self.due = now + _EVERY_S
         try:

@@ -88,7 +88,6 @@ class _Drivers:
         return lost
 
     def clear(self) -> None:
-        """Forget all drivers."""
         self.by_loop.clear()
         self.ends.clear()
         self.gone = []
@@ -328,7 +327,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
         return driver
 
     def start_anew(self) -> None:
-        """Forget all callers, in a forked child: their loops and tasks are in the parent."""
         self._setup_lock = threading.Lock()
         self._setup_task = None
         self._drivers.clear()

@@ -269,7 +269,6 @@ class ThreadBatch(Bindable, Generic[A, B]):
         )
 
     def start_anew(self) -> None:
-        """Forget all callers, in a forked child: they are in the parent."""
         self._closing = threading.RLock()
         of_methods = [driver for _, driver in list(self._bound.values())]  # the program may hold bound methods
         for driver in (self._driver, *of_methods):

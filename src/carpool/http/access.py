@@ -305,7 +305,6 @@ def new_key(name: str, expires: str = "") -> tuple[str, str]:
     """Make a key; return it, and the line of the file of keys that lets it in.
 
     Args:
-        name: Who gets it.
         expires: The day, or the moment, from which it is no longer good; empty for never.
 
     Raises:
@@ -398,7 +397,6 @@ class KeyRing:
 
     @property
     def names(self) -> frozenset[str]:
-        """Who has keys."""
         return frozenset(key.name for key in self._keys)
 
     def caller_of(self, presented: bytes, now: float) -> str | None:
@@ -408,7 +406,6 @@ class KeyRing:
 
         Args:
             presented: The key as the client has sent it.
-            now: Seconds since 1970.
         """
         digest = hashlib.sha256(presented).digest()
         found: str | None = None

@@ -80,21 +80,13 @@ class ScaleOrder(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AddOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """Which service is to be served besides those that are.
-
-    Attributes:
-        target: The service, as module:attribute.
-    """
+    """Which service is to be served besides those that are."""
 
     target: str
 
 
 class RemoveOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """Which service is to be served no more.
-
-    Attributes:
-        service: The name of the service.
-    """
+    """Which service is to be served no more."""
 
     service: str
 
@@ -124,7 +116,6 @@ class Admin:
 
     @property
     def routes(self) -> dict[bytes, Callable[[Exchange], None]]:
-        """The functions that answer to POST, by path."""
         orders: dict[bytes, tuple[type[Any], Callable[[Any], Coroutine[Any, Any, object]]]] = {
             RELOAD: (ReloadOrder, self.reload),
             SCALE: (ScaleOrder, self.scale),
@@ -277,11 +268,7 @@ def is_local(host: str | None) -> bool:
 
 
 class ServiceList:
-    """Changes which services an app has.
-
-    Args:
-        app: The app.
-    """
+    """Changes which services an app has."""
 
     def __init__(self, app: AppView) -> None:
         self._app = app

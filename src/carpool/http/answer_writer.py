@@ -103,7 +103,6 @@ class HttpExchange(Exchange):
 
     @property
     def service(self) -> ServedModel | None:
-        """The service that a bulk request is for."""
         return self.head.model
 
     def refuse_as_slow(self) -> None:
@@ -148,7 +147,6 @@ class AnswerQueue:
         return None
 
     def give(self) -> None:
-        """Note that the app gets the first waiting request."""
         self.given.append(self.waiting.popleft())
 
     def pop_answered(self) -> HttpExchange | None:
@@ -402,7 +400,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
         return start
 
     def watch_silence(self, exchange: HttpExchange) -> None:
-        """Send keep-alives while no parts of an answer come."""
         _delivery_of(exchange).unwatch = self._loop.call_later(SILENCE_S, self._look_if_silent, exchange).cancel
 
     def _look_if_silent(self, exchange: HttpExchange) -> None:

@@ -230,7 +230,6 @@ class App:
 
     @property
     def services(self) -> list[Service]:
-        """The services, in order."""
         return [endpoint.service for endpoint in self.endpoints]
 
     async def __call__(self, scope: asgi.Scope, receive: Receive, send: Send) -> None:
@@ -252,7 +251,6 @@ class App:
 
         Args:
             head: The request's head; None if it was not received.
-            error: Why the request is refused.
         """
         if head is not None and head.model is not None:
             count_refusal(head.model, error)
@@ -315,11 +313,9 @@ class App:
 
     @property
     def compresses(self) -> bool:
-        """Whether answers may be compressed."""
         return self.observer is not None and self.observer.compresses
 
     def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
-        """Return an answer in a coding that its client accepts, or as it is."""
         return response if self.observer is None else self.observer.compressed(head, response)
 
     # -- the routes
@@ -343,7 +339,6 @@ class App:
         return {**of_pages(self._admin_pages), **of_orders(self.admin.routes)}
 
     def admin_admission(self, access: Access | None) -> HeadAdmission:
-        """Return the admission at the address of those who run the server."""
         pages = of_pages({b"/livez": self._pages.livez, b"/readyz": self._pages.readyz})
         return HeadAdmission(self, self._models, {**pages, **self._operators_routes()}, access)
 
@@ -512,11 +507,7 @@ class App:
         return {name: problem for name, problem in problems.items() if problem is not None}
 
     def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
-        """Return why no request should be sent to the app now; None if one service would answer.
-
-        Args:
-            problems: The reasons why services do not answer.
-        """
+        """Return why no request should be sent to the app now; None if one service would answer."""
         if self._draining or self.is_leaving:
             return NotReady("draining")
         if self.refusing is not None:

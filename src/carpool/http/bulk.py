@@ -129,7 +129,6 @@ class BulkItems(ExchangeItems):
         return not (self._lines or self._is_paused or self._has_input_ended)
 
     def feed(self, data: bytes) -> None:
-        """Take a piece of the body."""
         if self._has_input_ended:
             return
         self._held += len(data)
@@ -146,7 +145,6 @@ class BulkItems(ExchangeItems):
         self._count_held()
 
     def end(self) -> None:
-        """Take note that the body is complete."""
         if not self._has_input_ended:
             if self._line:
                 self._lines.append(bytes(self._line))
@@ -352,7 +350,6 @@ class BulkItems(ExchangeItems):
     # -- answers
 
     def cancel(self) -> None:
-        """Give up everything: the client has left."""
         self._has_input_ended = self._has_ended = True
         self._forget_body()
         for item in self.inside:

@@ -259,11 +259,7 @@ class Formats:
         return found
 
     def usual(self, read: int) -> int:
-        """Return the format of an answer for a client without a preference.
-
-        Args:
-            read: The format of the item.
-        """
+        """Return the format of an answer for a client without a preference."""
         return self._writes(None, read, self.types.get(read, _JSON))
 
     def of_made(self, sent_as: int, wanted_as: int) -> tuple[int, int]:
@@ -304,9 +300,6 @@ class Formats:
 
         Parts are not written by the model's own `encode`, so where that owns the answers there are
         none, and `choose` refuses who accepts nothing else.
-
-        Args:
-            accept: The header of that name; None if there is none.
         """
         if self.owns_output:
             return None
@@ -326,7 +319,6 @@ class Formats:
         replaced by the usual one.
 
         Args:
-            head: Of the request.
             entry: The content type of each item in the body; None where the body is the item.
         """
         sent = head.headers.get(b"content-type")
@@ -515,17 +507,14 @@ def too_large(limit: int) -> InvalidRequest:
 
 
 def as_json(value: object) -> bytes:
-    """Return a value of our own making as JSON."""
     return _encoder.encode(value)
 
 
 def allow(methods: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the `Allow` header of a 405."""
     return ((b"allow", ", ".join(methods).encode()),)
 
 
 def not_allowed(methods: Sequence[str]) -> Refusal:
-    """Return the refusal of a method that an address does not have, which has these."""
     text = f"This address does not support the method; it supports {', '.join(methods)}."
     return Refusal(405, "method_not_allowed", headers=allow(methods), text=text)
 

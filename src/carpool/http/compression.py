@@ -47,7 +47,6 @@ class Compression:
         """Return an answer in the best coding that its client accepts, or as it is.
 
         Args:
-            response: The answer.
             accepted: The client's `Accept-Encoding`; empty if it has sent none.
         """
         body, headers = response.body, response.headers
@@ -125,8 +124,6 @@ def expanded(body: bytes | bytearray, coding: bytes, limit: int) -> bytes:
     """Return a body as it was before it was compressed.
 
     Args:
-        body: The compressed body.
-        coding: In which way.
         limit: Bytes of the largest body.
 
     Raises:

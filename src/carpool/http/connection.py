@@ -25,12 +25,6 @@ Five state machines meet here; each moves by itself:
   transport's `is_closing`) -> lost. The second step may be left out.
 
 Time is not among them: see `timers.py`.
-
-A client that has closed its side may still wait for its answer, or be gone: an interim `100
-Continue` finds out (`probe`).
-
-A `LargeBody` takes its place at the transport while a large body is received straight into its
-memory.
 """
 
 from __future__ import annotations

@@ -99,12 +99,10 @@ class Endpoint:
 
     @property
     def takes(self) -> Traits:
-        """The traits of the first stage, which gets the items."""
         return self.service.takes
 
     @property
     def gives(self) -> Traits:
-        """The traits of the last stage, which returns the results."""
         return self.service.gives
 
     def allowance(self, nbytes: int) -> Allowance:
@@ -112,7 +110,6 @@ class Endpoint:
         return Allowance(nbytes, min(stage.max_queue_size for stage in firsts_of(self.service.graph)))
 
     def snapshot(self) -> ServiceSnapshot | None:
-        """Return the figures of the service so far; None while it is not running."""
         return None if self.driver is None else self.driver.snapshot()
 
     @property
@@ -204,8 +201,6 @@ class Address:
         format.
 
         Args:
-            content_type: The header of that name.
-            accept: The header of that name.
             is_bulk: Whether the body is lines with an item each, which are JSON.
         """
         if is_bulk:
@@ -216,7 +211,6 @@ class Address:
 
 
 def predict_path(name: str) -> str:
-    """Return the path of a service."""
     return f"/models/{quote(name, safe='')}/predict"
 
 
@@ -245,7 +239,6 @@ def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
     """Yield the addresses of a service.
 
     Args:
-        service: The service.
         is_first: Whether it is the first one of its app, which also answers at `/predict`.
     """
     first, last = service.takes, service.gives

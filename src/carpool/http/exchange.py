@@ -80,11 +80,7 @@ class HttpResponse(NamedTuple):
 
 
 class ErrorResponder(Protocol):
-    """Puts the outcome of a request into HTTP, as the app does.
-
-    Attributes:
-        request_ids: Gives ids to requests that bring none.
-    """
+    """Puts the outcome of a request into HTTP, as the app does."""
 
     request_ids: RequestIds
 
@@ -109,10 +105,7 @@ class ServedModel(Protocol):
     """A model as the app serves it.
 
     Attributes:
-        name: Of the service.
-        driver: Takes the requests; None while the service is not running.
         weigher: Weighs the items; None if each counts for one.
-        handle: The running service; None while it is not running.
     """
 
     name: str
@@ -385,7 +378,6 @@ class Exchange(Request):
         """Send the end of an answer in parts.
 
         Args:
-            data: The last bytes of the body.
             is_broken: Whether the body is broken off, and does not end in good order.
         """
         raise NotImplementedError
@@ -404,7 +396,6 @@ class Exchange(Request):
         """Have nothing more read of the body of a bulk request, which is broken off."""
 
     def tell_part(self, part: object) -> None:
-        """Put a part of the answer into HTTP and send it."""
         ask, delivery = self.head.ask, self.delivery
         assert ask is not None and ask.framing is not None, "parts are sent to those who asked for them"
         assert delivery is not None
@@ -412,7 +403,6 @@ class Exchange(Request):
         self.write_part(framed(ask.framing, part))
 
     def tell(self) -> None:
-        """Put the driver's answer into HTTP and send it."""
         ask, result, delivery = self.head.ask, self.result, self.delivery
         assert ask is not None, "the driver answers only what a model was asked"
         if delivery is not None and delivery.has_begun:

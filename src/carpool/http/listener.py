@@ -59,7 +59,6 @@ class PortListener:
         self.port = port
 
     def bind(self) -> socket.socket:
-        """Take the port. Raises OSError if it is not free."""
         sock = listen_at(self.host, self.port, BACKLOG)
         self.port = sock.getsockname()[1]
         return sock
@@ -69,7 +68,6 @@ class PortListener:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -106,13 +104,11 @@ class UnixListener:
         return sock
 
     def release(self) -> None:
-        """Remove the socket."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
     @property
     def address(self) -> str:
-        """The path."""
         return f"{_UNIX}{self.path}"
 
     @property

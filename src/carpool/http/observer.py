@@ -166,8 +166,6 @@ class Observer:
         """Return the headers that an answer gets.
 
         Args:
-            exchange: The request.
-            now: The time.
             has_ended: Whether the answer is complete, so that its times are known.
         """
         notes = self._notes_of(exchange, now)
@@ -193,11 +191,9 @@ class Observer:
 
     @property
     def compresses(self) -> bool:
-        """Whether answers may be compressed."""
         return self._compression is not None
 
     def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
-        """Return an answer in a coding that its client accepts, or as it is."""
         if self._compression is None or head.method == b"HEAD" or not response.describes_its_body:
             return response
         return self._compression.compressed(response, head.headers.get(b"accept-encoding", b""))

@@ -139,7 +139,6 @@ class _Definitions:
             components[name] = self._mend(components[name], {})
 
     def moved_out_of(self, schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the schemas without the definitions in them, which become components."""
         return [self._mend(each, {}) for each in schemas]
 
     def _mend(self, part: Any, names: dict[str, str]) -> Any:
@@ -344,7 +343,6 @@ def overview(
     Args:
         pages: The addresses of the app's own pages.
         host: Under which name and port the client has asked; empty if it has not said.
-        needs_key: Whether clients have to send a key.
     """
     found = host.decode("latin-1")
     base = f"{'https://' if is_tls else ''}{found if _HOST.fullmatch(found) else 'HOST:PORT'}{root_path}"
@@ -402,9 +400,7 @@ def operations_of(shown: Sequence[ShownRoute], parameters: Sequence[Any], timeou
     """Return the addresses as the paths of an OpenAPI document.
 
     Args:
-        shown: The addresses.
         parameters: The headers that all requests may have.
-        timeout_status: Status of a missed deadline.
     """
     paths: dict[str, Any] = {}
     for protocol, route in shown:

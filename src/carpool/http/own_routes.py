@@ -94,11 +94,7 @@ async def stream_response(
 
 
 class _Reading:
-    """Takes one part after the other, and reports silences.
-
-    Args:
-        parts: Where they come from.
-    """
+    """Takes one part after the other, and reports silences."""
 
     def __init__(self, parts: AsyncIterator[Any]) -> None:
         self._parts = parts

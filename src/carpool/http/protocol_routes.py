@@ -323,11 +323,7 @@ class SubmissionTerms:
     """On which terms the items of a submission are run.
 
     Attributes:
-        model: Gets the items.
-        responder: Puts errors into HTTP.
-        now: The time.
         limit_s: The time that the client gives its request.
-        lane: Of the items.
         patient: Whether they wait while the queue is full.
     """
 
@@ -341,11 +337,6 @@ class SubmissionTerms:
 
 class SubmittedItems(ExchangeItems):
     """The items of a submission, whose results make one response.
-
-    Args:
-        exchange: Gets the response.
-        submission: The items that the protocol has submitted.
-        terms: On which its items are run.
 
     Raises:
         CarpoolError: An item cannot be sent or weighed.

@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 class AppView(ErrorResponder, Protocol):
     """The app as the modules on which it builds see it; there is one kind, `App`, which explains
-    these attributes.
+    these attributes and methods.
     """
 
     endpoints: list[Endpoint]
@@ -85,64 +85,46 @@ class AppView(ErrorResponder, Protocol):
     # -- fronts call these
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether the app was started on another event loop than the running one."""
+    def is_elsewhere(self) -> bool: ...
 
-    async def ensure_started(self, *, anew: bool = False) -> None:
-        """Start the app unless it has been started."""
+    async def ensure_started(self, *, anew: bool = False) -> None: ...
 
-    async def stop(self, drain: bool = True) -> None:
-        """Stop the app."""
+    async def stop(self, drain: bool = True) -> None: ...
 
-    def admit(self, head: Head) -> HttpResponse | None:
-        """Judge a head: return a refusal, or None if the body is to be read."""
+    def admit(self, head: Head) -> HttpResponse | None: ...
 
-    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
-        """Return the response to a request that is broken off after its admission, and count it."""
+    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse: ...
 
-    def handle(self, exchange: Exchange) -> None:
-        """Answer an admitted exchange whose body has been read."""
+    def handle(self, exchange: Exchange) -> None: ...
 
-    def cancel(self, exchange: Exchange) -> None:
-        """Give up an exchange whose client has left."""
+    def cancel(self, exchange: Exchange) -> None: ...
 
-    def pause(self, exchange: Exchange, is_paused: bool) -> None:
-        """Have no more parts made for a client that does not take them, or go on."""
+    def pause(self, exchange: Exchange, is_paused: bool) -> None: ...
 
     # -- routes and pages call these
 
-    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
-        """Return why a request to a model is refused now; None if it is not."""
+    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None: ...
 
     @property
-    def served(self) -> list[Endpoint]:
-        """The services that take requests."""
+    def served(self) -> list[Endpoint]: ...
 
-    def problems(self) -> dict[str, str]:
-        """Return the reasons why services do not answer now, by their names."""
+    def problems(self) -> dict[str, str]: ...
 
-    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
-        """Return why no request should be sent to the app now; None if one service would answer."""
+    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None: ...
 
-    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done beside the requests, until the app stops."""
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None: ...
 
-    def running_stats(self) -> list[Stats]:
-        """Return the statistics of the services that run."""
+    def running_stats(self) -> list[Stats]: ...
 
-    def protocol_routes(self) -> Sequence[ShownRoute]:
-        """Return the addresses of protocols that fit the models."""
+    def protocol_routes(self) -> Sequence[ShownRoute]: ...
 
     # -- orders to add and remove services call these
 
-    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
-        """Make an endpoint of a service. Raises ValueError if the app cannot serve it."""
+    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint: ...
 
-    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None:
-        """Raise ValueError if two of these services have one address."""
+    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None: ...
 
-    def serve_at(self, endpoints: Sequence[Endpoint]) -> None:
-        """Answer at the addresses of these services from now on, and of no others."""
+    def serve_at(self, endpoints: Sequence[Endpoint]) -> None: ...
 
 
 class HeadAdmission:
@@ -291,7 +273,6 @@ class HeadAdmission:
 
 
 def count_refusal(endpoint: ServedModel, error: CarpoolError) -> None:
-    """Count a refused request for its model."""
     if endpoint.driver is not None:
         endpoint.driver.refused(error)
 
@@ -334,12 +315,10 @@ Routes = dict[bytes, dict[bytes, Target]]
 
 
 def of_pages(pages: Mapping[bytes, Handler]) -> Routes:
-    """Return the entries of pages, which are only read."""
     return {path: {b"GET": (page, None, None), b"HEAD": (page, None, None)} for path, page in pages.items()}
 
 
 def of_orders(orders: Mapping[bytes, Handler]) -> Routes:
-    """Return the entries of the orders that change the server."""
     return {path: {b"POST": (order, None, None)} for path, order in orders.items()}
 
 
@@ -347,8 +326,6 @@ def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Handler, 
     """Add the addresses of models to a table.
 
     Args:
-        routes: The table.
-        endpoints: The models.
         predict: Answers where a body is an item.
         predict_list: Answers where a body is a list of items.
 

@@ -48,12 +48,10 @@ class _ServedAddress:
     acceptor: Acceptor | None = None
 
     def bind(self) -> None:
-        """Bind the address. Raises OSError if it is not free."""
         self.sock = self.listener.bind()
         self.sock.setblocking(False)
 
     async def listen(self, limits: Limits) -> None:
-        """Accept connections."""
         assert self.sock is not None
         state = self.state = ServerState(self.app, limits)
         if self.app.access is not None:

@@ -59,7 +59,6 @@ class StatusPages:
         self._document = None
 
     def livez(self, exchange: Exchange) -> None:
-        """Answer 200, since the process is alive."""
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))
 
     def readyz(self, exchange: Exchange) -> None:
@@ -67,7 +66,6 @@ class StatusPages:
         self._find_problems(self._app.served, partial(self._respond_readiness, exchange))
 
     def ready_page(self, endpoint: Endpoint) -> Handler:
-        """Return the page of the readiness of one model."""
         return lambda exchange: self._find_problems([endpoint], partial(self._respond_model, exchange, endpoint.name))
 
     def _find_problems(self, endpoints: Sequence[Endpoint], then: Callable[[dict[str, str]], None]) -> None:
@@ -118,7 +116,6 @@ class StatusPages:
         return not self._needs_key or exchange.head.caller != ""
 
     def metrics(self, exchange: Exchange) -> None:
-        """Show the metrics, as Prometheus reads them."""
         try:
             from carpool.engine.observe import prometheus
         except ImportError:
@@ -141,7 +138,6 @@ class StatusPages:
         exchange.respond(HttpResponse(200, body, content_type.encode()))
 
     def overview(self, exchange: Exchange) -> None:
-        """Show the models and addresses of the server, in plain text."""
         root = self._app.root_path.encode()
         shown = [
             path
@@ -167,7 +163,6 @@ class StatusPages:
         return self._app.access is not None and self._app.access.keys is not None
 
     def openapi(self, exchange: Exchange) -> None:
-        """Describe the addresses in OpenAPI."""
         if self._document is None:
             document = openapi.document(
                 self._app.served,

@@ -111,7 +111,6 @@ class Delivery:
         return self.unread.add(len(data))
 
     def take_held(self) -> bytes:
-        """Return all that is held, which can be written now."""
         data = b"".join(self.held)
         self.held.clear()
         self.unread.take_all()
@@ -119,5 +118,4 @@ class Delivery:
 
 
 def framed(framing: Framing, part: Any) -> bytes:
-    """Return a part as it is written."""
     return framing.part % (part,)

@@ -49,12 +49,10 @@ def at_least(name: str, value: Any, least: int) -> int:
 
 
 def positive_count(name: str, value: Any) -> int:
-    """Return a whole number from 1 on. Raises ValueError."""
     return at_least(name, value, 1)
 
 
 def optional_count(name: str, value: Any) -> int | None:
-    """Return a whole number from 1 on, or None if none is given. Raises ValueError."""
     return None if value is None else at_least(name, value, 1)
 
 
@@ -78,7 +76,6 @@ def _at_most_workers(workers: int) -> int:
 
 
 def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
-    """Refuse a range of workers for a model that answers in parts. Raises ValueError."""
     if isinstance(workers, tuple) and traits.in_parts:
         raise ValueError(
             f"workers={workers!r} has the number of workers follow the load by what batches cost, and {traits.name}"
@@ -87,12 +84,10 @@ def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
 
 
 def optional_mib(name: str, value: Any) -> float | None:
-    """Return an amount of memory in MiB, or None if none is given. Raises ValueError."""
     return None if value is None else _amount(name, value, "a positive number of MiB", lambda n: 0 < n < inf)
 
 
 def positive(name: str, value: Any) -> float:
-    """Return a positive, finite number. Raises ValueError."""
     return _amount(name, value, "a positive number", lambda n: 0 < n < inf)
 
 
@@ -129,12 +124,10 @@ def optional_finite_seconds(name: str, value: Any) -> float | None:
 
 
 def nonnegative_seconds(name: str, value: Any) -> float:
-    """Return a duration that may be 0. Raises ValueError."""
     return _amount(name, value, "0 or more seconds", lambda n: n >= 0)
 
 
 def optional_delay(name: str, value: Any) -> float | None:
-    """Return a finite duration that may be 0, or None if none is given. Raises ValueError."""
     return None if value is None else _amount(name, value, "0 or more seconds, and finite", lambda n: 0 <= n < inf)
 
 
@@ -146,7 +139,6 @@ def flag(name: str, value: Any) -> bool:
 
 
 def optional_flag(name: str, value: Any) -> bool | None:
-    """Return True or False, or None if none is given. Raises TypeError."""
     return None if value is None else flag(name, value)
 
 
@@ -246,7 +238,6 @@ def valid_priority(priority: Any) -> int:
 
 
 def optional_cores(name: str, value: Any) -> Cores | None:
-    """Return the cores of a coordinator, or None if none are given. Raises ValueError."""
     return None if value is None else parse_cores(value)
 
 
@@ -299,8 +290,6 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
     """Check that a setting can be called.
 
     Args:
-        name: The setting.
-        value: The given value.
         arguments: Its arguments in each call, for the error text.
 
     Raises:
@@ -364,7 +353,6 @@ def warn_if_former(policy: object) -> None:
 def check_parts(
     traits: Traits, max_batch_size: int | None, max_rows: int | None, allowed_batch_sizes: Any, policy: Any
 ) -> None:
-    """Check the settings of a stage against the form of its model. Raises ValueError."""
     name = traits.name
     if not traits.in_parts:
         if policy == "paced" or isinstance(policy, StepPolicy):
@@ -436,9 +424,6 @@ def check_lone_wait(wait_s: float, timeout_s: float) -> None:
     Args:
         wait_s: For how many seconds it is held back, in all stages together.
         timeout_s: After how many seconds it expires.
-
-    Raises:
-        ValueError: It would expire first.
     """
     if wait_s >= timeout_s:
         raise ValueError(
@@ -448,14 +433,12 @@ def check_lone_wait(wait_s: float, timeout_s: float) -> None:
 
 
 def overload_goal(name: str, value: Any) -> str:
-    """Return the goal of a service while it cannot serve all requests. Raises ValueError."""
     if value not in ("goodput", "latency"):
         raise ValueError(f'{name} must be "goodput" (as many answers in time as possible) or "latency", not {value!r}')
     return str(value)
 
 
 def check_room(max_batch_size: int, max_queue_size: int) -> None:
-    """Check that as many items can wait as a batch may hold. Raises ValueError."""
     if max_queue_size < max_batch_size:
         raise ValueError(
             f"max_queue_size ({max_queue_size}) is smaller than max_batch_size ({max_batch_size}):"
@@ -505,7 +488,6 @@ def header_of(key: Any) -> bytes | None:
 
 
 def check_key(key: Any, max_batch_size: int | None, traits: Traits) -> None:
-    """Check the key that requests must have in common. Raises ValueError or TypeError."""
     if not isinstance(key, str):
         check_callable("key", key, "an item")
     elif not key.removeprefix(_HEADER):

@@ -37,11 +37,7 @@ _SHOWN = {
 
 
 class Payloads:
-    """Takes items and results apart that are payloads, and puts them together.
-
-    Args:
-        takes: The type of the service's items, as clients send them.
-    """
+    """Takes items and results apart that are payloads, and puts them together."""
 
     measure = staticmethod(payload.size_of)
 

@@ -141,11 +141,7 @@ class Declaration:
         return self.as_html(f"Service {self.name}")
 
     def as_html(self, title: str) -> str:
-        """Return a table of the stages, for notebooks.
-
-        Args:
-            title: The line above it.
-        """
+        """Return a table of the stages, for notebooks."""
         rows: list[Row] = [("stage", "batches up to", "workers", "run in", "policy")]
         for stage in self.stages:
             batches, policy = (
@@ -204,7 +200,6 @@ def routes_of(routes: Any, first: Stage | None) -> tuple[HttpRoute, ...]:
 
 
 def adapters_of(routes: Sequence[HttpRoute]) -> tuple[Adapter, ...]:
-    """Return the adapters of some routes, in their order."""
     return tuple(route.adapter for route in routes if route.adapter is not None)
 
 

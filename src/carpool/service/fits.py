@@ -16,12 +16,7 @@ _NEVER_A_ROW = (str, bytes, bytearray, dict)
 
 
 def may_fit(gives: Any, takes: Any) -> bool:
-    """Report whether a value of one type may be one of the other.
-
-    Args:
-        gives: The type of the value.
-        takes: The type that is wanted.
-    """
+    """Report whether a value of one type may be one of the other."""
     for kind in (gives, takes):
         if kind is Any or kind is object or isinstance(kind, TypeVar | str):
             return True

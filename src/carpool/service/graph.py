@@ -194,7 +194,6 @@ def _named(name: str, line: Line) -> str:
 
 
 def branches_of(element: Stage | Block) -> tuple[Line, ...]:
-    """Return the lines inside of an element."""
     if isinstance(element, Parallel):
         return element.branches
     if isinstance(element, Route):
@@ -369,7 +368,6 @@ def waits_at(line: Line, then: Sequence[Stage]) -> list[Stage]:
     """Return the stages for which there must be room before something is made that goes to a line.
 
     Args:
-        line: The line.
         then: Those behind it.
     """
     if not line:

@@ -428,14 +428,7 @@ class AsyncHandle:
         return [] if self._journal is None else self._journal.story(request_id)
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int, memory: Memory | None = None) -> Request:
-        """Make a request of an item. Raises the errors of pickling and weighing the item.
-
-        Args:
-            x: The item.
-            timeout_s: See `predict`.
-            priority: See `predict`.
-            memory: See `request_for`.
-        """
+        """Make a request of an item. Raises the errors of pickling and weighing the item."""
         wanted_s = optional_seconds("timeout_s", timeout_s)
         limit_s = self.service.timeout_s if wanted_s is None else min(wanted_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh, memory)
@@ -448,9 +441,6 @@ class AsyncHandle:
         """Make a request of an item, of which the caller takes the answer in parts.
 
         Args:
-            x: The item.
-            timeout_s: See `predict_stream`.
-            priority: See `predict`.
             is_told_both: Whether the caller takes the whole answer as well, as the model makes it.
         """
         if not self.service.gives.in_parts:
@@ -522,7 +512,6 @@ def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> StreamWindo
     """Return how many items of a stream may be inside at a time.
 
     Args:
-        stages: Those of the service.
         max_in_flight: The user's number; None for as many as keep every worker busy.
 
     Raises:

@@ -180,11 +180,7 @@ class NotFound(ValueError):
 
 
 class BrokenModule(ValueError):
-    """A module raised when it was imported.
-
-    Attributes:
-        error: The error that it raised.
-    """
+    """A module raised when it was imported."""
 
     def __init__(self, module_name: str, error: BaseException) -> None:
         super().__init__(f"module {module_name!r} cannot be imported")

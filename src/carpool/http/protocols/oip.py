@@ -132,11 +132,7 @@ def _refuse_control(request: ProtocolRequest) -> HttpResponse:
 
 
 class _ServedTables:
-    """The routes of one model.
-
-    Args:
-        model: The model.
-    """
+    """The routes of one model."""
 
     def __init__(self, model: ModelOfApp) -> None:
         self._model = model
@@ -166,7 +162,6 @@ class _ServedTables:
             self._outputs = None  # what the results are shows when they are there
 
     def routes(self, path: str, *, is_alias: bool) -> Iterator[ProtocolRoute]:
-        """Yield the addresses of the model below a path."""
         model, what = self._model, f"of {self._model.name}"
         of_model = partial(ProtocolRoute, model=model, is_alias=is_alias)
         yield of_model("GET", path, self.metadata, summary=f"Tensors {what}", fits=self.fits)
@@ -190,18 +185,15 @@ class _ServedTables:
         return self._inputs is not None and self._model.formats.holds(OBJECT, ARRAYS)
 
     def ready(self, request: ProtocolRequest) -> HttpResponse:
-        """Answer whether the model is ready."""
         problem = request.problem or self._model.problem
         if problem is not None:
             return as_response({"name": self._model.name, "ready": False, "error": problem}, status=503)
         return as_response({"name": self._model.name, "ready": True})
 
     def stats(self, request: ProtocolRequest) -> HttpResponse:
-        """Answer with the counts of the model's work so far."""
         return as_response(_statistics_of([self._model]))
 
     def metadata(self, request: ProtocolRequest) -> HttpResponse:
-        """Answer with the names, types and shapes of the tensors."""
         inputs, outputs = self._tables()
         return as_response(
             {
@@ -231,7 +223,6 @@ class _ServedTables:
         )
 
     def infer(self, request: ProtocolRequest) -> Submission:
-        """Submit the rows of a request's tensors."""
         self._model.formats.of_made(OBJECT, ARRAYS)  # raises
         inputs, _ = self._tables()
         asked, binary = _parts_of(request, inputs)

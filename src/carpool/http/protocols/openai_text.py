@@ -252,8 +252,6 @@ class About:
     """The fields that every piece of an answer repeats.
 
     Attributes:
-        form: Whether it is a completion or a chat.
-        id: Of the answer.
         created: When it was asked for.
         model: The name of the model.
     """
@@ -413,9 +411,6 @@ class Chunks:
     """Writes answers as a stream of chunks.
 
     Args:
-        about: The fields that every chunk repeats.
-        terms: Where an answer ends, and how it is counted.
-        is_yielded: Whether the model gives an answer in parts.
         tells_usage: Whether the usage comes at the end.
     """
 
@@ -430,7 +425,6 @@ class Chunks:
         self._sends_usage = tells_usage
 
     def part(self, index: int, part: Any) -> bytes:
-        """Return a part of a choice as a chunk."""
         choice = self._choices[index]
         parts = [part]
         if isinstance(part, list):  # a whole answer in the place of its parts
@@ -439,18 +433,15 @@ class Chunks:
         return self._chunk(index, text) if text else b""
 
     def is_over(self, index: int) -> bool:
-        """Report whether a choice needs no further parts."""
         return bool(self._choices[index].finish_reason)
 
     def end(self, index: int) -> bytes:
-        """Return the rest of a choice, and why it has ended."""
         choice = self._choices[index]
         rest = choice.end()
         first = self._chunk(index, rest) if rest else b""
         return first + self._chunk(index, "", choice.finish_reason)
 
     def close(self) -> bytes:
-        """Return the sign that the answer is whole."""
         usage = b""
         if self._sends_usage:
             n = sum(choice.tokens for choice in self._choices)
@@ -459,7 +450,6 @@ class Chunks:
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: ShownError) -> bytes:
-        """Return the end of a broken answer; no `[DONE]` follows."""
         kind = "rate_limit_error" if error.status == 429 else "server_error"
         shown = {"message": error.message, "type": kind, "param": None, "code": error.code}
         return b"data: %b\n\n" % _encode({"error": {**shown, "request_id": error.request_id}})

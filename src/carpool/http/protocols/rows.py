@@ -58,8 +58,6 @@ class TensorTable(NamedTuple):
     """What the tensors must be that make the items of a model, or are made of its results.
 
     Attributes:
-        columns: One for each tensor.
-        kind: The type hint of an item.
         is_record: Whether an item has a field for each column; otherwise there is one column, and
             its rows are the items.
     """
@@ -73,7 +71,6 @@ def table_of(kind: Any, name: str, examples: Sequence[Any] = (), *, is_whole: bo
     """Return the tensors that make items of a type.
 
     Args:
-        name: The name of the tensor if there is one.
         is_whole: Whether the hint is that of an array of all rows, and not of one.
 
     Raises:
@@ -208,12 +205,7 @@ def _field_of(value: Any, field: str) -> Any:
 
 
 class Items(NamedTuple):
-    """Items that were made of tensors.
-
-    Attributes:
-        values: The items, in the form that `sent_as` says.
-        sent_as: OBJECT or MSGPACK.
-    """
+    """Items that were made of tensors."""
 
     values: list[Any]
     sent_as: int

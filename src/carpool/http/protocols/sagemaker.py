@@ -95,11 +95,7 @@ def _ping(request: ProtocolRequest) -> HttpResponse:
 
 
 class _Invocations:
-    """The route of the model.
-
-    Args:
-        model: The model.
-    """
+    """The route of the model."""
 
     def __init__(self, model: ModelOfApp) -> None:
         self._model = model

@@ -44,7 +44,6 @@ class Tensor(NamedTuple):
     """A named tensor.
 
     Attributes:
-        name: Its name.
         datatype: One of `DTYPES`.
         array: Its elements; those of BYTES are objects of type bytes or str. None if its rows lie
             apart.
@@ -58,7 +57,6 @@ class Tensor(NamedTuple):
 
     @property
     def shape(self) -> list[int]:
-        """The length of each axis."""
         return [len(self.rows), *self.rows[0].shape] if self.array is None else list(self.array.shape)
 
 
@@ -278,7 +276,6 @@ def of_results(name: str, values: list[Any]) -> Tensor:
     """Return one tensor whose rows are results of a model.
 
     Args:
-        name: The name of the tensor.
         values: One for each row, at least one.
 
     Raises:
