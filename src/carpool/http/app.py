@@ -84,7 +84,7 @@ class App:
     Args:
         services: Those to serve; the first one also answers at `/predict`.
         settings: By name; each can be left out. Those of a server that are about requests and
-            answers, such as `api_keys` and `compress`, are explained by `AnswerSettings`. Besides:
+            answers, such as `api_keys` and `compress`, are in "Settings" in the docs. Besides:
             `max_body_bytes`, the size of the largest request body.
             `idle_check_s`: once there has been no good answer for this long, `/readyz` runs an
             example through the model.
