@@ -28,7 +28,7 @@ NO_CODE: Final = {
 }  # fmt: skip
 BUDGET: Final = {
     "files": 274,
-    "lines of code": 46_166,
+    "lines of code": 46_087,
     "bases with a single subclass": 18,
     "protocol classes": 56,
     "words of the glossary": 50,

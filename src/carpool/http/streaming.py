@@ -84,9 +84,6 @@ class Delivery:
     How far the model has come with it says the `Stream` of the request; an answer that consists of
     several requests, or of none, has no stream of its own.
 
-    Args:
-        asked_at: When the request was made.
-
     Attributes:
         has_begun: Whether a part has been sent, or the head written: no status can report a
             failure any more.
@@ -114,7 +111,6 @@ class Delivery:
         return self.unread.add(len(data))
 
     def take_held(self) -> bytes:
-        """Return all that is held, which can be written now."""
         data = b"".join(self.held)
         self.held.clear()
         self.unread.take_all()
@@ -122,5 +118,4 @@ class Delivery:
 
 
 def framed(framing: Framing, part: Any) -> bytes:
-    """Return a part as it is written."""
     return framing.part % (part,)
