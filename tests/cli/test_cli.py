@@ -28,6 +28,7 @@ from carpool.http.server import Server
 from carpool.service.settings import with_defaults
 from tests.effort import slow_where
 from tests.support import models
+from tests.support.prepared import carpool_command
 from tests.support.serving import serve
 from tests.support.sources import ROOT
 
@@ -36,10 +37,8 @@ LIGHT = "tests.support.serving_models"
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "carpool", *arguments]
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=cwd)
+    return carpool_command(*arguments, cwd=cwd, PYTHONPATH=path)
 
 
 def test_help_teaches() -> None:

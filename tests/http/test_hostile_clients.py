@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from tests.effort import slow_where
 from tests.http.hostile_server import LARGEST
 from tests.support.http.front import chunked, get, post
 from tests.support.http.net import Client
-from tests.support.serving import Served
+from tests.support.serving import Served, run_module
 
 FLOOR_S = 0.9
 """A median below this is good, whatever it was before: other programs on the machine may cost that much by themselves.
@@ -30,18 +28,9 @@ LARGE = json.dumps(list(range(20_000))).encode()  # more than a connection's sha
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """`hostile_server`, in a process of its own."""
-    command = [sys.executable, "-m", "tests.http.hostile_server"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    served = Served(process)
-    try:
-        served.wait_until_ready()
+    with run_module("tests.http.hostile_server") as served:
         yield served
-    finally:
-        process.terminate()
-        status = served.wait()
-        assert process.stderr is not None
-        process.stderr.close()
-    assert status == 0, "".join(served.log[-50:])
+    assert served.process.returncode == 0, "".join(served.log[-50:])
 
 
 Hostile = Callable[[int, threading.Event], None]
