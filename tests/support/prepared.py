@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -205,8 +206,19 @@ def _main() -> NoReturn:
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         request = _fork_forever(requests)
-    _become(**request)
-    sys.exit()
+    status: object = None
+    try:
+        _become(**request)
+    except SystemExit as end:
+        status = end.code
+    if not isinstance(status, int | None):
+        sys.exit(status)
+    # as the forks of multiprocessing end: taking down the modules would copy the memory that is shared
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
 
 
 if __name__ == "__main__":
