@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -40,7 +41,7 @@ class Process:
     """A command that runs, with as much of `subprocess.Popen` as tests use.
 
     Args:
-        arguments: Those of `python`: `-m` and a module, or a program, and theirs.
+        arguments: Those of `python`: `-m` and a module, or a program, and theirs; before them perhaps `-W error`.
         streams: Files for its input, output and errors.
         env: Its environment.
         cwd: Its folder.
@@ -188,6 +189,9 @@ def _become(arguments: list[str], cwd: str, env: dict[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    if arguments[:2] == ["-W", "error"]:
+        warnings.simplefilter("error")
+        del arguments[:2]
     is_module = arguments[0] == "-m"
     first, *rest = arguments[1:] if is_module else arguments
     folders = [each for each in env.get("PYTHONPATH", "").split(os.pathsep) if each]
