@@ -96,7 +96,6 @@ def _server(target: str) -> Iterator[tuple[str, int]]:
 
 
 def _send_all(host: str, port: int, images: list[list[float]], console: Console) -> tuple[Tally, float]:
-    """Send every image `ROUNDS` times; return the answers and how many seconds they took."""
     tally, lock = Tally(), threading.Lock()
     jobs = iter([i for _ in range(ROUNDS) for i in range(len(images))])  # the clients share them
     bodies = [json.dumps(image) for image in images]
@@ -154,7 +153,6 @@ def _send(
 
 
 def _batch_sizes(host: str, port: int) -> tuple[int, int]:
-    """Return the numbers of requests and of batches, from the server's metrics."""
     connection = http.client.HTTPConnection(host, port)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()

@@ -181,7 +181,6 @@ def _log_summary(app: App, address: str) -> None:
 
 
 def _paths(app: App) -> list[str]:
-    """Return the first address of each service."""
     from carpool.http.endpoint import predict_path
 
     return ["/predict", *[predict_path(service.name) for service in app.services[1:]]]
@@ -267,5 +266,4 @@ def _in_toml(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    """Return a name as TOML has it as a key."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _in_toml(name)

@@ -234,7 +234,6 @@ _UNDECLARABLE = (
 
 
 def _present(columns: Columns, found: Any) -> list[str]:
-    """Return the names of the wanted columns. Raises ValidationError if one is missing."""
     missing = [name for name in columns if name not in found]
     if missing:
         raise lacking("table", missing, found)
@@ -328,12 +327,10 @@ class _Table:
         return found
 
     def table(self, i: int) -> _Table:
-        """Return the table to which a field refers."""
         at = self.place(i)
         return _Table(self._data, at + struct.unpack_from("<I", self._data, at)[0])
 
     def structs(self, i: int, form: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """Yield the structs of a list."""
         at = self.place(i)
         if at:
             at += struct.unpack_from("<I", self._data, at)[0]
@@ -342,7 +339,6 @@ class _Table:
 
 
 def _messages(body: bytes) -> Iterator[Any]:
-    """Yield the messages of a stream, of which nothing is copied."""
     import pyarrow as pa
 
     reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
@@ -405,7 +401,6 @@ def _check_type(kind: Any, *, is_inside: bool = False) -> None:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Report whether a value of a type is a number, a time, a text or bytes."""
     import pyarrow as pa
 
     types = pa.types

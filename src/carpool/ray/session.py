@@ -312,7 +312,6 @@ def _kill(actor: Any) -> None:
 
 
 def _listen(gate: Gate, host: str, ports: tuple[int, int] | None) -> JoinAddress:
-    """Open a gate at the first port that is free; return its address. Raises OSError."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:

@@ -168,11 +168,9 @@ class _Mended:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a new answer for each row that had failed."""
         return not self._places
 
     def write(self, answer: bytes) -> None:
-        """Write the next new answer, and the old ones before it."""
         place = self._places.popleft()
         self._copy(place.begin)
         self._new.write(answer)
@@ -190,7 +188,6 @@ class _Mended:
         return nbytes
 
     def give_up(self) -> None:
-        """Leave the old file as it is."""
         self._old.close()
         self._new.close()
         os.unlink(self._beside)
@@ -306,7 +303,6 @@ class SheetRows:
 
     @property
     def _has_results(self) -> bool:
-        """Whether whole results stand in one column."""
         return self._columns == [_RESULT, _mark_beside([_RESULT])]
 
     def _fitted(self, answer: Answer) -> Answer:
@@ -439,7 +435,6 @@ class ParquetFile:
 
 
 def _fields_in(result: bytes) -> dict[str, Any]:
-    """Return a result by column."""
     value = _decode(result)
     return value if isinstance(value, dict) else {_RESULT: value}
 

@@ -95,7 +95,6 @@ class _Unfit:
         self.errors: deque[Answer | None] = deque()
 
     def items(self) -> Iterator[Any]:
-        """Yield the items of the rows that fit."""
         for row in self._rows:
             try:
                 if row.problem is not None:
@@ -108,7 +107,6 @@ class _Unfit:
                 yield item
 
     def rest(self) -> list[Answer]:
-        """Return the errors after the last answer."""
         return [error for error in self.errors if error is not None]
 
 

@@ -359,8 +359,6 @@ def _writer(
 
 
 def _unchecked_writer(encode: Callable[[Any], bytes], *, writes_nan_as_null: bool) -> Callable[[Any], bytes]:
-    """Make a function that writes results of any type; see `_writer`."""
-
     def write(value: Any) -> bytes:
         try:
             body = encode(value)
@@ -425,12 +423,10 @@ def _holds_nan(value: Any) -> bool:
 
 
 def _kinds_in(kind: Any) -> set[type]:
-    """Return which of msgspec's kinds of types occur in a type."""
     return {type(info) for info in _parts_of(kind)}
 
 
 def _parts_of(kind: Any) -> list[Any]:
-    """Return msgspec's description of a type and of all types and fields inside it."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [msgspec.inspect.type_info(kind)]
     while todo:
@@ -486,7 +482,6 @@ def _as_it_is(kind: Any, value: Any) -> Any:
 
 
 def _from_builtins(kind: Any, value: Any) -> Any:
-    """Convert a part of an item to a type that msgspec cannot read."""
     if is_array_type(kind):
         return _to_array(kind, value)
     if _is_pydantic(kind):
@@ -564,13 +559,11 @@ def _problems(error: ValueError) -> list[dict[str, Any]]:
 
 
 def _in_one_line(problem: dict[str, Any]) -> str:
-    """Return pydantic's description of a fault in one line, with the path of the field."""
     path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in problem["loc"])
     return f"{problem['msg']} - at `${path}`"
 
 
 def _to_array(kind: Any, value: Any) -> Any:
-    """Make a numpy array, of the dtype that the hint names, of nested lists of numbers."""
     import numpy as np
 
     array = as_array(value)  # ragged lists raise ValueError here

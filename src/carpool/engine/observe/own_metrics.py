@@ -113,7 +113,6 @@ class OwnMetricsOfWorkers(Collector):
 
 
 def _of_this_process() -> list[Family]:
-    """Return the user's metrics of stages that run in this process."""
     try:
         return families_of(REGISTRY)
     except BaseException as error:  # collectors are the user's, and other metrics are wanted all the same
@@ -151,7 +150,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def _merged(found: _Found) -> Iterator[Metric]:
-    """Yield one metric of several processes, unless it is of those that have ended only."""
     kind = (found.living or found.imported or found.past)[0].kind
     now = found.living or found.imported
     counted = now if kind in OF_NOW else [*found.living, *found.past, *found.imported]
@@ -179,5 +177,4 @@ def _merged(found: _Found) -> Iterator[Metric]:
 
 
 def _common_bounds(families: list[Family]) -> frozenset[str]:
-    """Return the bounds that all of these have which have any."""
     return frozenset.intersection(*([family.bounds for family in families if family.bounds] or [frozenset()]))

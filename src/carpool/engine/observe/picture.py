@@ -141,7 +141,6 @@ def _line(after: After, stop: After = None) -> _Line:
 
 
 def _branches(block: Fork | Each | Switch) -> list[tuple[str, _Line]]:
-    """Return the branches of a block, with their names."""
     if isinstance(block, Fork):
         names = block.names or [str(i) for i in range(len(block.branches))]
         return [(name, _line(branch, JOIN)) for name, branch in zip(names, block.branches, strict=True)]

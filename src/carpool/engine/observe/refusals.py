@@ -135,7 +135,6 @@ class Refusals:
             self._note(_WENT_ON, streams)
 
     def _note(self, reason: Reason, times: int = 1) -> None:
-        """Count a reason, and have a line about it."""
         if reason not in self._counts:
             if len(self._counts) >= _MOST_REASONS:
                 reason = _OTHER

@@ -215,7 +215,6 @@ class StageStats:
         self.out_of_memory += any(each.out_of_memory for each in trouble)
 
     def _count_places(self, now: float, requests: Sequence[Request]) -> None:
-        """Count how long requests waited at their places."""
         for request in requests:
             if (waited := self.waited.get(request.node)) is not None:  # else it has ended meanwhile
                 waited.add(now - request.arrived)
@@ -244,7 +243,6 @@ class StageStats:
         return None if limit == inf else int(limit)
 
     def _log_reason(self, batch: Batch) -> None:
-        """Note that a batch goes for another reason than the last one, and log why now and then."""
         self._last_reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
@@ -421,7 +419,6 @@ class Stats:
                     self.refused(request.error)
 
     def _streams_answered(self, streams: StreamStats, requests: Sequence[Request], now: float) -> None:
-        """Count the ends of requests of a service that answers in parts."""
         for request in requests:
             error, stream = request.error, request.stream
             if error is None:
@@ -442,7 +439,6 @@ class Stats:
         self.refusals.count(error)
 
     def _note_outcome(self, error: Exception) -> str:
-        """Count a request by what became of it, and return that."""
         outcome = outcome_of(error)
         self.outcomes[outcome] += 1
         if outcome == "overloaded":
@@ -543,7 +539,6 @@ class Counted:
         ]
 
     def _has_room(self, text: int) -> bool:
-        """Take room for a series, and report whether there was any."""
         cost = _PER_SERIES + text
         if cost > self._left:
             if not self._is_full:
