@@ -309,15 +309,7 @@ def sizes_of(stage: Stage) -> list[int]:
 
 
 def _alone(stage: Stage, noting: _Noting, threads: int, names: Sequence[str] | None) -> Service:
-    """Return a service of one stage with one worker.
-
-    Args:
-        stage: The stage.
-        noting: Its policy.
-        threads: As for `profile`.
-        names: Of the branches that its results may name; None if nothing follows, else results that
-            go on are `_Went`, and early answers are not.
-    """
+    """Return a service of one stage with one worker."""
     settings: dict[str, Any] = {"workers": 1, "cpus": stage.cpus[0] if stage.cpus else None}
     if stage.max_batch_size is not None:
         settings["policy"] = noting

@@ -88,14 +88,7 @@ def serve(
 
 
 def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Config, of_cluster: list[str]) -> Server:
-    """Make the server, or exit with an error.
-
-    Args:
-        services: Those that it serves.
-        chosen: Its settings.
-        found: The changes of services and stages in the environment, the file and `--set`.
-        of_cluster: The settings of stages on a cluster from `--set`.
-    """
+    """Make the server, or exit with an error."""
     try:
         from carpool.http.serve import check_port, new_server
 

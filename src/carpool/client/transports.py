@@ -54,12 +54,7 @@ class AppTransport(httpx.AsyncBaseTransport):
 
 
 class _Asking(httpx.AsyncByteStream):
-    """One request to the app; it is the body of its answer.
-
-    Args:
-        app: The ASGI app.
-        request: The request.
-    """
+    """One request to the app; it is the body of its answer."""
 
     def __init__(self, app: Any, request: httpx.Request) -> None:
         self._body = aiter(request.stream)  # type: ignore[arg-type]

@@ -299,12 +299,7 @@ def table_in(body: bytes) -> Any:
 
 
 class _Table:
-    """A table of flatbuffers, the format in which Arrow describes a message.
-
-    Args:
-        data: The whole description, which pyarrow has checked.
-        at: Where the table begins.
-    """
+    """A table of flatbuffers, the format in which Arrow describes a message."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
@@ -375,10 +370,6 @@ def _count_buffers(message: Any, allowance: Allowance) -> None:
 def _check_type(kind: Any, *, is_inside: bool = False) -> None:
     """Raise `InvalidRequest` (400) for a type that is not read: its values take no bytes, share
     those of others, or have no place in a frame.
-
-    Args:
-        kind: The type of a column, or of what is inside its values.
-        is_inside: Whether it is the latter.
     """
     import pyarrow as pa
 

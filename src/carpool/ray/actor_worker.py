@@ -106,17 +106,14 @@ class ActorWorker:
 
     @property
     def broke_protocol(self) -> bool:
-        """Whether it has broken the rules of the protocol."""
         return self._joined is not None and self._joined.broke_protocol
 
     @property
     def fell_silent(self) -> bool:
-        """Whether it was lost since its node fell silent."""
         return self._joined is not None and self._joined.fell_silent
 
     @property
     def where(self) -> str:
-        """Where it runs, in words."""
         return "" if self._joined is None else self._joined.where
 
     @property
@@ -126,16 +123,13 @@ class ActorWorker:
 
     @property
     def has_unread_batch(self) -> bool:
-        """Whether the model cannot have seen the batch that it was sent last."""
         return self._joined is not None and self._joined.has_unread_batch
 
     def close_input(self) -> None:
-        """Send nothing more: the worker finishes, tears down and ends."""
         if self._joined is not None:
             self._joined.close_input()
 
     def catch_up(self) -> bool:
-        """Read the frames that it has sent already, and report whether there was anything."""
         return self._joined is not None and self._joined.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
@@ -164,7 +158,6 @@ class ActorWorker:
         self._loop.call_soon(self._end, "it was killed by the service")
 
     def abandon(self) -> None:
-        """Kill its actor without the loop, which ends or has ended."""
         self._forget_ticket()
         if self._joined is not None:
             self._joined.abandon()
@@ -173,7 +166,6 @@ class ActorWorker:
             self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Wait until it is gone."""
         await asyncio.shield(self._ended)
 
     # -- from the actor that is asked for to the worker that is there

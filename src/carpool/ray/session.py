@@ -197,7 +197,6 @@ class Session:
         self._errands.put(ask)
 
     def kill(self, actor: Any) -> None:
-        """Kill an actor, if there is one."""
         if actor is not None:
             self._errands.put(lambda: _kill(actor))
 

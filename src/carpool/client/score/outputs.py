@@ -125,7 +125,6 @@ class File:
             os.lseek(self._fd, keep, os.SEEK_SET)
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
         view = memoryview(data).cast("B")
         nbytes = len(view)
         while view:
@@ -134,14 +133,12 @@ class File:
         return nbytes
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
         return self._written
 
     def flush(self) -> None:
         """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
-        """Close it, unless it was open already."""
         if not self.closed and self._is_ours:
             os.close(self._fd)
         self.closed = True
@@ -150,10 +147,6 @@ class File:
 class _Mended:
     """A file of answers in which those of failed rows are replaced by new ones. The old file stays
     as it is until all have come.
-
-    Args:
-        path: Of the file.
-        done: Its content.
     """
 
     def __init__(self, path: str, done: EarlierRun) -> None:
@@ -255,7 +248,6 @@ class LineRows:
         return answers
 
     def written(self, answers: Sequence[Answer]) -> list[bytes]:
-        """Return a row for each answer."""
         rows = [answer.result + b"\n" for answer in answers]
         if entries.are_plain(b"".join(rows)):
             return rows
@@ -355,7 +347,6 @@ class SheetRows:
         return text.removesuffix("\r\n").encode() + b"\n"
 
     def write(self, text: str) -> None:
-        """Take the text that the csv module writes."""
         self._texts.append(text)
 
 
@@ -550,5 +541,4 @@ class Errors:
             self._held = None
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -81,10 +81,6 @@ def failed(error: BaseException) -> Answer:
 class _Unfit:
     """The rows that are not sent, which have their errors in their places among the answers.
 
-    Args:
-        rows: All of them.
-        item_of: Makes an item of a row, or raises a `CarpoolError`.
-
     Attributes:
         errors: For each row without an answer its error, or None if it was sent.
     """

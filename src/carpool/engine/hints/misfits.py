@@ -147,13 +147,7 @@ class _Search:
         self._known: dict[int, tuple[Any, _Fields | None]] = {}
 
     def search(self, value: Any, kind: Any, at: list[int | str]) -> None:
-        """Find the faults of a part of the item, if it has any.
-
-        Args:
-            value: The part.
-            kind: The type that it should have.
-            at: The path to it.
-        """
+        """Find the faults of a part of the item, if it has any."""
         failure = self._failure(value, kind)
         if failure is None:
             return

@@ -320,13 +320,6 @@ def _writer(
     and takes less time than inspecting the object, because the reader is compiled once. Objects
     that msgspec cannot read (pydantic models, arrays) fit, too, if they are of the type that the
     hint names: their library has checked them, and may not read what it writes.
-
-    Args:
-        encode: Writes a result.
-        read: Reads what was written.
-        kind: The type of results.
-        what: What is written, for the text.
-        writes_nan_as_null: Whether NaN is written as null, and is to be refused.
     """
     write_anything = _unchecked_writer(encode, writes_nan_as_null=writes_nan_as_null)
     if kind is Any:
@@ -514,12 +507,6 @@ def _pydantic_reader(kind: Any) -> Callable[[bytes], Any]:
 
 def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any) -> Any:
     """Make a pydantic model of a part of an item.
-
-    Args:
-        validate: A method of the model's class.
-        form: The part, in the form that `validate` takes.
-        kind: The model's class.
-        value: The part, made of builtins.
 
     Raises:
         ValueError: The part does not fit.

@@ -359,7 +359,6 @@ class PastFigures:
         self._latest: deque[dict[str, Any]] = deque()  # those of the last minute, whole
 
     def note(self, figures: dict[str, Any]) -> None:
-        """Keep the figures of now."""
         now = figures["time"]
         sample = msgspec.json.encode({"time": now, "services": [_slim(each) for each in figures["services"]]})
         self._samples.append((now, sample))

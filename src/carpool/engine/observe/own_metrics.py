@@ -82,12 +82,10 @@ class OwnMetricsOfWorkers(Collector):
         self._has_own_stages = has_own_stages
 
     def close(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the user's metrics."""
         here = _of_this_process()
         all_ = _Found(here, [], []) if self._has_own_stages else _Found([], [], here)
         for path, pid, families in read_all(self.folder):

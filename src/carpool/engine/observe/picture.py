@@ -102,7 +102,6 @@ class Picture:
 
 
 def picture(graph: Graph) -> Picture:
-    """Return the picture of a graph."""
     found = Picture()
     line = _line(graph.start)
     found.height = _height(line)
@@ -116,7 +115,6 @@ def picture(graph: Graph) -> Picture:
 
 
 def places(graph: Graph) -> dict[Node, PlaceInGraph]:
-    """Return where each place of a graph is."""
     found: dict[Node, PlaceInGraph] = {}
     counts: dict[str, int] = {}
     for node, inside in _walk(_line(graph.start), (), count()):

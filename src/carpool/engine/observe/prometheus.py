@@ -70,7 +70,6 @@ class CallerMetrics(Collector):
         self._callers = callers
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of callers; there are as many as keys."""
         requests = CounterMetricFamily("carpool_caller_requests", "Requests, by the name of their key.", labels=["key"])
         for name, count in self._callers.requests.items():
             requests.add_metric((name,), count)
@@ -93,7 +92,6 @@ class ConnectionMetrics(Collector):
         self._refused = refused
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of connections."""
         connections = GaugeMetricFamily(
             "carpool_connections", "Open connections, by the model that they have asked last.", labels=("model",)
         )

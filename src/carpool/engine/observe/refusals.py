@@ -95,7 +95,6 @@ class Summary(NamedTuple):
     period_s: float | None
 
     def __str__(self) -> str:
-        """Say it in words."""
         reason = self.reason
         period = "" if self.period_s is None else f" in the last {max(self.period_s, 1):.0f} s"
         status = f" ({reason.status})" if reason.status else ""

@@ -322,7 +322,6 @@ class StreamStats:
         return sum([request.stream is not None and request.stream.is_paused for each in sets for request in each])
 
     def snapshot(self) -> StreamSnapshot:
-        """Return a copy of the numbers."""
         stepper = self.stepper
         ended = sum(self.ends.values()) - self.ends["invalid"] - self.ends["cancelled"]
         return StreamSnapshot(
@@ -471,7 +470,6 @@ class Durations:
 
     @property
     def count(self) -> int:
-        """How many durations were counted."""
         return sum(self.counts)
 
     @property

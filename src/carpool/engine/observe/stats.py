@@ -532,7 +532,6 @@ class Counted:
                     numbers[series] = numbers.get(series, 0.0) + sample.value
 
     def families(self) -> list[Family]:
-        """Return the sums."""
         return [
             Family(name, text, kind, [OwnSample(n, dict(labels), value) for (n, labels), value in numbers.items()])
             for ((name, kind, _), numbers), text in zip(self._numbers.items(), self._texts.values(), strict=True)

@@ -383,7 +383,6 @@ class FrameReader:
 
     @property
     def idle(self) -> bool:
-        """Report whether no frame is half received."""
         return self._body is None and self._start == self._end
 
     @property
