@@ -8,7 +8,6 @@ no client can add series.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from prometheus_client import exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
@@ -21,18 +20,6 @@ from carpool.engine.observe.stats import StageStats, Stats, explained
 
 _STAGE = ("model", "stage")
 _PLACE = (*_STAGE, "place")
-
-
-class Callers(Protocol):
-    """Who has asked.
-
-    Attributes:
-        requests: How many requests each caller has made, by the name of its key.
-        rejected: How many requests had no key, or a wrong one.
-    """
-
-    requests: dict[str, int]
-    rejected: int
 
 
 def render(
@@ -64,18 +51,24 @@ class _Services(Collector):
 
 
 class CallerMetrics(Collector):
-    """Collects the metrics of those who ask."""
+    """Collects the metrics of those who ask, of which there are as many as keys.
 
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
+    Args:
+        requests: How many requests each caller has made, by the name of its key.
+        rejected: How many requests had no key, or a wrong one.
+    """
+
+    def __init__(self, requests: Mapping[str, int], rejected: int) -> None:
+        self._requests = requests
+        self._rejected = rejected
 
     def collect(self) -> Iterable[Metric]:
         requests = CounterMetricFamily("carpool_caller_requests", "Requests, by the name of their key.", labels=["key"])
-        for name, count in self._callers.requests.items():
+        for name, count in self._requests.items():
             requests.add_metric((name,), count)
         yield requests
         yield CounterMetricFamily(
-            "carpool_unauthorized", "Requests without a key, or with a wrong one.", value=self._callers.rejected
+            "carpool_unauthorized", "Requests without a key, or with a wrong one.", value=self._rejected
         )
 
 
