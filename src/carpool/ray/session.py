@@ -100,7 +100,6 @@ class Session:
 
     Attributes:
         hire: Makes a worker; it is called like `WorkerProcess`.
-        service: The name of the service.
         gate: Where its actors connect.
         clock: The clock by which its deadlines are.
         fastest_s: By stage, the shortest time that an actor has taken to connect.

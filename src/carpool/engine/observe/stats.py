@@ -84,7 +84,6 @@ class StageStats:
             counts and times, however many of them travel to the worker together.
 
     Attributes:
-        name: The name of the stage.
         crew: That of the stage, which keeps some counts itself.
         roster: The roster of the stage's workers, if it has one.
         batch_sizes: How many calls of the model had each size.
@@ -350,9 +349,6 @@ class Stats:
         part_slo_s: The SLO between the parts of an answer in seconds, if there is one.
 
     Attributes:
-        name: The name of the service.
-        core: The core with the requests to count.
-        slo_s: The SLO in seconds, if there is one.
         streams: The counters of answers in parts; None where the last stage answers whole.
         outcomes: How many requests had each of `OUTCOMES`.
         overloads: How many requests ended as `overloaded` for each of `OVERLOAD_REASONS`.
