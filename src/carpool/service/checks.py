@@ -15,6 +15,7 @@ under `Args`. Its `__post_init__` calls `keep_checked`.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import operator
 import sys
@@ -589,15 +590,10 @@ def keep_checked(declaration: Any) -> None:
 
 
 def shown_as_given(kind: type[Declared]) -> type[Declared]:
-    """Have the signature of a class show the types in which its settings are given.
-
-    The hints are texts, `Setting[given, kept]`, whose middle comma is found by counting brackets:
-    each worker process imports this, and parsing all of them takes a tenth of its start.
-    """
+    """Have the signature of a class show the types in which its settings are given."""
     hints = kind.__init__.__annotations__
     for name, hint in hints.items():
-        if str(hint).startswith("Setting["):
-            inner = hint.removeprefix("Setting[")
-            commas = (i for i, mark in enumerate(inner) if mark == "," and inner[:i].count("[") == inner[:i].count("]"))
-            hints[name] = inner[: next(commas)]
+        match ast.parse(str(hint), mode="eval").body:
+            case ast.Subscript(value=ast.Name("Setting"), slice=ast.Tuple([given, _])):
+                hints[name] = ast.unparse(given)
     return kind
