@@ -28,7 +28,7 @@ NO_CODE: Final = {
 }  # fmt: skip
 BUDGET: Final = {
     "files": 274,
-    "lines of code": 46_271,
+    "lines of code": 46_166,
     "bases with a single subclass": 18,
     "protocol classes": 55,
     "words of the glossary": 50,
