@@ -30,7 +30,7 @@ BUDGET: Final = {
     "files": 274,
     "lines of code": 46_087,
     "bases with a single subclass": 18,
-    "protocol classes": 56,
+    "protocol classes": 55,
     "words of the glossary": 50,
     "words of the docs": 87_590,
 }

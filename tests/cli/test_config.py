@@ -6,7 +6,6 @@ import inspect
 import os
 import re
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -19,6 +18,7 @@ from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
 from carpool.service.settings import LISTS, NAMES, AnswerSettings, ServerOptions, ServerSettings, with_defaults
 from tests.effort import slow_where
 from tests.support import models
+from tests.support.prepared import carpool_command
 from tests.support.sources import ROOT
 
 
@@ -218,9 +218,7 @@ def test_the_document_lists_every_setting() -> None:
 
 def command(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1", **environ}
-    arguments = (sys.executable, "-m", "carpool", *arguments)
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=cwd)
+    return carpool_command(*arguments, cwd=cwd, **{"PYTHONPATH": path, "COLUMNS": "200", **environ})
 
 
 def test_config_shows_values_and_where_they_are_from(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class StatusPages:
             exchange.respond(self._app.error(exchange.head, Refusal(501, "metrics_unavailable")))
             return
         access, own, accept = self._app.access, self._app.own_metrics, exchange.head.headers.get(b"accept", b"")
-        more: list[Any] = [] if access is None else [prometheus.CallerMetrics(access)]
+        more: list[Any] = [] if access is None else [prometheus.CallerMetrics(access.requests, access.rejected)]
         if (shares := self._app.connection_shares) is not None:
             held = {each.name: shares.held.get(each, 0) for each in self._app.served}
             more.append(prometheus.ConnectionMetrics(held, shares.refused))
