@@ -55,7 +55,7 @@ class SlowLink(Link):
         self.clock = clock
 
     async def receive(self) -> Frame | None:
-        self.heard_at = self.clock.now = self.clock.now + 1.0
+        self.came_at = self.clock.now = self.clock.now + 1.0
         return await super().receive()
 
     async def has_news(self) -> bool:

@@ -4,7 +4,7 @@ what a driver is to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -30,7 +30,7 @@ class Batch:
         ahead: Whether it was handed over while its worker still had another.
         started: When its worker got to it, which is when it was handed over unless it went ahead.
         call_started: When user code was last entered for it.
-        heard: When a part of it was last answered.
+        answered_at: When a part of it was last answered.
         given_up: Why the worker is taken to hang; empty if it is not.
         busy_s: Seconds that its worker has spent on it, as far as it has replied.
         hop_s: Seconds that it was on its way besides, once it is done.
@@ -45,11 +45,11 @@ class Batch:
     __slots__ = (
         "_is_first",
         "ahead",
+        "answered_at",
         "ask_if_first",
         "busy_s",
         "call_started",
         "given_up",
-        "heard",
         "hop_s",
         "id",
         "ids",
@@ -87,7 +87,7 @@ class Batch:
         self.ids = [request.id for request in requests]
         self.reason = reason
         self.ahead = ahead
-        self.started = self.call_started = self.heard = now
+        self.started = self.call_started = self.answered_at = now
         self.given_up = ""
         self.n = len(requests)
         self.busy_s = self.hop_s = 0.0
@@ -97,6 +97,9 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
 
     @property
     def earliest_deadline(self) -> float:
@@ -108,7 +111,7 @@ class Batch:
         """When the last of its callers went or was answered; infinity if one still waits."""
         if any(request.state == RUNNING for request in self.requests):
             return inf
-        return max(self.heard, max([request.deadline for request in self.requests], default=self.heard))
+        return max(self.answered_at, max([request.deadline for request in self.requests], default=self.answered_at))
 
     @property
     def is_first(self) -> bool:

@@ -20,7 +20,6 @@ from carpool.engine.core.levels import level_of
 from carpool.engine.core.lobby import MOST_LOSSES, Lobby
 from carpool.engine.core.places import KeyedWorkers, Places
 from carpool.engine.core.queue import Queue, WithoutLanes
-from carpool.engine.core.running_set import SetReport
 from carpool.engine.core.safe_size import SafeSize, least_that_ran_out
 from carpool.engine.core.times import Times
 from carpool.engine.policy.base import Decision, Policy
@@ -57,6 +56,7 @@ class Batcher:
             of its sizes, or its padded size.
         times: How long batches take, and may take.
         in_flight: The batch that each busy worker runs, by the worker's place.
+        at_work: The same: what each worker is at work on, as `Crew` has it.
         ahead: The batches that lie with a busy worker already, behind the one that it runs, by its
             place and in their order; at least one for each place that is named.
         running: How many requests workers have been handed and have not answered.
@@ -88,7 +88,8 @@ class Batcher:
         self.limits_padded = queue.has_lengths
         self.safe_size = SafeSize(None if self.limits_padded else policy.allowed_batch_sizes)
         self.times = Times(max_batch_time_s, patience_s, watches_gaps=self.runs_ahead)
-        self.in_flight: dict[int, Batch] = {}
+        in_flight: dict[int, Batch] = {}
+        self.at_work = self.in_flight = in_flight
         self.ahead: dict[int, list[Batch]] = {}
         self.running = 0
         self.stray_replies = 0
@@ -259,7 +260,7 @@ class Batcher:
             self._finish(now, batch, busy_s, ok)
             return takers
         if len(owed) < len(batch.requests):  # perhaps no caller waits for the others
-            batch.heard = now
+            batch.answered_at = now
             self.lobby.look_at(now + self.times.least_s)
         self.running -= len(batch.requests) - len(owed)
         batch.requests = list(owed.values())
@@ -267,16 +268,6 @@ class Batcher:
         batch.busy_s += busy_s
         batch.ok = batch.ok and ok
         return takers
-
-    def reported(
-        self, now: float, report: SetReport
-    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, int, object]]]:
-        """Refuse what only workers of a stage of steps can say.
-
-        Raises:
-            ValueError: It always does.
-        """
-        raise ValueError(f"stage {self.lobby.stage} is not one of steps")
 
     def _completed_ahead(self, place: int, batch_id: int, ids: Sequence[int]) -> Sequence[Request | None]:
         """Pair answers for a batch that the worker does not run.
@@ -357,7 +348,7 @@ class Batcher:
         if not behind:
             del self.ahead[batch.place]
         self._n_ahead -= 1
-        batch.started = batch.call_started = batch.heard = now
+        batch.started = batch.call_started = batch.answered_at = now
         self.lobby.look_at(now + self.times.least_s)
         self.in_flight[batch.place] = batch
 

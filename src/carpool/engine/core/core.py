@@ -77,7 +77,10 @@ class Core:
         self.flows: list[Flow] = []
         self.doors: list[Door] = []
         self._lists: list[Each] = []
+        self._steppers: dict[int, Stepper] = {}
         for stage, crew in enumerate(self.crews):
+            if isinstance(crew, Stepper):
+                self._steppers[stage] = crew
             crew.lobby.stage = stage
             crew.lobby.nodes = []
         self.flow = self.serve(list(crews) if declared is None else declared, slo_s=slo_s, content=content)
@@ -291,7 +294,7 @@ class Core:
         ids, results, errors, stage = reply.ids, reply.results, reply.errors, reply.stage
         if len(results) != len(ids):
             raise ValueError(f"{len(results)} results for {len(ids)} requests")
-        crew = self.crews[stage]
+        crew: Any = self.crews[stage]  # a batcher: from workers of steps the driver takes reports only
         batch = crew.in_flight.get(reply.place)
         if now >= crew.lobby.attention_at and batch is not None and batch.id == reply.batch_id:
             for late in batch.expire(now):  # a driver that stood still has not polled
@@ -315,9 +318,9 @@ class Core:
             ValueError: The worker breaks the protocol, or there is no such stage of steps; then
                 nothing was done.
         """
-        if not 0 <= report.stage < len(self.crews):
-            raise ValueError(f"there is no stage {report.stage}")
-        crew = self.crews[report.stage]
+        crew = self._steppers.get(report.stage)
+        if crew is None:
+            raise ValueError(f"there is no stage {report.stage} of steps")
         if now >= crew.lobby.attention_at:  # a driver that stood still has not polled
             self._attend(now, crew)
         parts, ended = crew.reported(now, report)

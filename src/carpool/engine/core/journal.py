@@ -95,7 +95,7 @@ def parts_so_far(now: float, request: Request) -> str:
     stream = request.stream
     if stream is None or not stream.parts:
         return ""
-    silent_s = now - stream.heard
+    silent_s = now - stream.part_at
     ago = f", the last one {silent_s:.3f} s ago" if silent_s >= 0.001 else ""
     return f"after {stream.parts} part{'s' if stream.parts > 1 else ''}{ago}"
 
@@ -124,10 +124,10 @@ def record_orders(journal: Journal, now: float, stage: str, orders: Sequence[Ord
 
 
 def record_report(
-    journal: Journal, now: float, stage: str, heard: Sequence[Request], returned: Sequence[Request]
+    journal: Journal, now: float, stage: str, had_parts: Sequence[Request], returned: Sequence[Request]
 ) -> None:
     """Write the first parts of streams into the journal, and which ones found no memory."""
-    for request in heard:
+    for request in had_parts:
         if stream_of(request).parts == 1:
             journal.record(now, "first part", request.id, stage, f"from worker {stream_of(request).place}")
     for request in returned:
@@ -172,7 +172,7 @@ def format_expiry(now: float, request: Request, started: float | None) -> str:
     text, stream = f"no answer within {factor * total_s:.3f} {unit}: {', '.join(spent)}", request.stream
     if stream is None or not stream.parts:
         return text
-    return f"{text}; of {stream.parts} parts the last one came {now - stream.heard:.3f} s ago"
+    return f"{text}; of {stream.parts} parts the last one came {now - stream.part_at:.3f} s ago"
 
 
 def _spent(now: float, request: Request, started: float | None) -> Iterator[tuple[str, float]]:

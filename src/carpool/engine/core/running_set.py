@@ -145,7 +145,7 @@ class RunningSet:
             reported before this was followed.
         untested: The size that the set has grown to beyond the limit, to see whether it fits; else
             0.
-        heard: The time of the last report of the worker, or of the last order to it.
+        reported_at: The time of the last report of the worker, or of the last order to it.
         unwanted_since: Since when no caller waits for the call under way, as all streams that had
             joined before it have gone; infinity while one is there. Those that have joined since do
             not count: they wait for the call's end, whatever it makes.
@@ -156,12 +156,12 @@ class RunningSet:
         "awaits_suspect",
         "given_up",
         "gone",
-        "heard",
         "is_stopped",
         "members",
         "number",
         "pauses_changed",
         "place",
+        "reported_at",
         "resting",
         "seen",
         "size",
@@ -190,7 +190,7 @@ class RunningSet:
         self.pauses_changed = self.awaits_suspect = False
         self.suspect: Request | None = None
         self.suspect_order = 0
-        self.heard = -inf
+        self.reported_at = -inf
         self.unwanted_since = -inf
         self.given_up = ""
 
@@ -228,11 +228,11 @@ class RunningSet:
     @property
     def is_wanted(self) -> bool:
         """Whether a member waits for the call under way, having joined before it."""
-        return any(stream_of(request).joined <= self.heard for request in self.members.values())
+        return any(stream_of(request).joined <= self.reported_at for request in self.members.values())
 
     def note_report(self, now: float) -> None:
         """Note that a report has come: from now on the worker's call is for all members."""
-        self.heard = now
+        self.reported_at = now
         if self.members:
             self.unwanted_since = inf
 

@@ -136,12 +136,12 @@ class Stepper:
         running: How many streams are in running sets.
         places: Which of its workers are about to go.
         leaving: Their places: no stream joins these any more, and those that they have go on.
-        stray_replies: Answers to batches: dropped and counted, as there are none.
         late_results: What workers said of streams that others have by now.
         rows: Most streams in a running set.
         limit: Most units that they may come to hold.
         resumable: Whether the model can go on from the parts that it has made.
         sets: The running set of each worker, by its place.
+        at_work: The same: what each worker is at work on, as `Crew` has it.
         steps: How many steps were reported.
         parts: How many parts were handed on.
         resumed: How often a stream went on from its parts.
@@ -149,11 +149,10 @@ class Stepper:
         step_s: Smoothed seconds of a step.
     """
 
+    # there are no batches, of which admission and figures ask each `Crew`
     in_flight: Final[Mapping[int, Batch]] = {}
-    """Empty, as there are no batches: admission and figures read it of each `Crew`."""
-
     made: Final = None
-    """None, as there are no batches: `Core.requests_and_batches` reads it of each `Crew`."""
+    stray_replies: Final = 0
 
     def __init__(
         self,
@@ -184,11 +183,12 @@ class Stepper:
         )
         self.safe_size = SafeSize()
         self.times = Times(max_batch_time_s, patience_s)
-        self.running = self.stray_replies = self.late_results = 0
+        self.running = self.late_results = 0
         self.rows = rows
         self.limit = limit
         self.resumable = resumable
-        self.sets: dict[int, RunningSet] = {}
+        sets: dict[int, RunningSet] = {}
+        self.at_work = self.sets = sets
         self.steps = self.parts = self.resumed = self.stray_parts = 0
         self.step_s = 0.0
         self._silence_s = silence_s
@@ -239,7 +239,7 @@ class Stepper:
             if stream is None:
                 stream = request.stream = Stream(is_collected=True)
             stream.until = min(stream.until, request.admitted + self._max_stream_s)
-            stream.heard = request.admitted
+            stream.part_at = request.admitted
             silence_s = inf if stream.is_collected else self._silence_s
             request.deadline = min(request.deadline, stream.until, now + silence_s)
             request.due = min(request.due, request.deadline)
@@ -422,7 +422,7 @@ class Stepper:
             if not running.owes_report or running.given_up:
                 continue
             size = max(1, len(running))
-            until, running.given_up = self.times.judge(now, running.heard, running.unwanted_since, size)
+            until, running.given_up = self.times.judge(now, running.reported_at, running.unwanted_since, size)
             if running.given_up:
                 hung.append(running.place)
             else:
@@ -444,13 +444,6 @@ class Stepper:
         return (units_before - free + 1) * self._stay_s / (most * max(1, len(self.sets)))
 
     # -- what workers report
-
-    def completed(
-        self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
-    ) -> Sequence[Request | None]:
-        """Count answers to a batch as strays: there are no batches here, so a worker is wrong."""
-        self.stray_replies += len(ids)
-        return [None] * len(ids)
 
     def reported(
         self, now: float, report: SetReport
@@ -562,7 +555,7 @@ class Stepper:
         until, attention_at = now + self._silence_s, self.lobby.attention_at
         for request in requests:
             stream: Any = request.stream
-            stream.heard = now
+            stream.part_at = now
             if not stream.parts:
                 self.times.learn_usual(now - stream.joined)
             stream.parts += 1
@@ -617,7 +610,7 @@ class Stepper:
     def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
         """Note which orders a worker has followed, and what follows from a step without a fault."""
         if self.times.learns and report.rows:
-            self.times.learn_most(report.rows, now - running.heard)
+            self.times.learn_most(report.rows, now - running.reported_at)
         running.note_report(now)
         running.seen = report.seen
         running.note_step(report)
@@ -821,7 +814,7 @@ class Stepper:
         if not has_news and not (running.active and (running.is_stopped or stop_when != running.stop_when)):
             return
         if not running.owes_report:
-            running.heard = now
+            running.reported_at = now
         running.number += 1
         running.is_stopped = False
         running.stop_when = stop_when
@@ -883,9 +876,9 @@ Crew: TypeAlias = Batcher | Stepper
 * `worker_ready`, `take_drained`, `worker_gone` and `restart_hang_timer` are about workers. The last
   one counts a worker's time anew: the worker has begun another call of a batch, or, without a
   batch, it seemed to hang and does not. A worker that is taken to hang stays so;
-* `completed` and `reported` take replies of workers, and refuse those that cannot be right;
 * `attend` and `poll` return actions;
 * `predicted_wait_s` predicts times.
 
-Whether workers are idle, lent or about to go is asked of `places`.
+Replies are for batchers (`completed`), reports for steppers (`reported`); both refuse those that
+cannot be right. Whether workers are idle, lent or about to go is asked of `places`.
 """

@@ -180,7 +180,7 @@ class _ThreadLink:
     """A thread's end of the connection.
 
     Attributes:
-        heard_at: When it received its last frame.
+        came_at: When it received its last frame.
     """
 
     def __init__(
@@ -190,11 +190,11 @@ class _ThreadLink:
         self._inbox = inbox
         self._hand_over = hand_over
         self._memory = Memory()
-        self.heard_at = 0.0
+        self.came_at = 0.0
 
     async def receive(self) -> Frame | None:
         frame = self._inbox.get()
-        self.heard_at = monotonic()
+        self.came_at = monotonic()
         return frame
 
     async def has_news(self) -> bool:
@@ -285,7 +285,7 @@ class _LoopLink:
     """A task's end of the connection.
 
     Attributes:
-        heard_at: When it received its last frame.
+        came_at: When it received its last frame.
     """
 
     def __init__(self, inbox: deque[Frame | None], news: asyncio.Event, hand_over: Callable[[Frame], None]) -> None:
@@ -293,7 +293,7 @@ class _LoopLink:
         self._news = news
         self._hand_over = hand_over
         self._memory = Memory()
-        self.heard_at = 0.0
+        self.came_at = 0.0
 
     async def news(self) -> None:
         """Wait until `receive` would return at once."""
@@ -303,7 +303,7 @@ class _LoopLink:
 
     async def receive(self) -> Frame | None:
         await self.news()
-        self.heard_at = monotonic()
+        self.came_at = monotonic()
         return self._inbox.popleft()
 
     async def has_news(self) -> bool:

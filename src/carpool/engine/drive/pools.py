@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast
@@ -27,7 +27,6 @@ from carpool.engine.core.graph import JOIN, Node
 from carpool.engine.core.running_set import FAILED, LAST, Order, Parts, SetReport, stream_of
 from carpool.engine.core.stepper import Stepper
 from carpool.engine.drive.process import WorkerProcess
-from carpool.engine.drive.worker import Work
 from carpool.engine.drive.worker_pool import WorkerPool
 from carpool.engine.logger import logger
 from carpool.engine.request import Request
@@ -144,7 +143,7 @@ class BatchPool(WorkerPool):
 
     # -- what the workers send
 
-    def _heard(self, place: int, frame: Frame) -> None:
+    def _received(self, place: int, frame: Frame) -> None:
         """Take a frame from a worker. Raises FrameError if it must not send that now."""
         if frame.kind == FrameKind.REPLY:
             self._replied(place, frame)
@@ -154,7 +153,7 @@ class BatchPool(WorkerPool):
         elif frame.kind == FrameKind.TROUBLE and frame.payloads:
             self._troubled(place, frame)
         else:
-            super()._heard(place, frame)
+            super()._received(place, frame)
 
     def _batch_of(self, place: int, frame: Frame) -> Batch:
         """Return the batch of a frame. Raises FrameError if the worker has another one, or none."""
@@ -253,7 +252,7 @@ class BatchPool(WorkerPool):
                     raise FrameError(f"a warm-up of shape {i} in {busy_s} s")
                 self._driver.trained(self.batcher, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
 
-    def _heard_too_late(self, place: int, frame: Frame) -> None:
+    def _received_too_late(self, place: int, frame: Frame) -> None:
         """Count late results of a worker that was given up: others have its requests by now."""
         if frame.kind == FrameKind.REPLY:
             self.batcher.late_results += len(frame.ids)
@@ -261,38 +260,9 @@ class BatchPool(WorkerPool):
 
     # -- workers that go
 
-    def _requests_of(self, place: int) -> list[Request]:
-        """Return the requests that a worker is at work on."""
-        batch = self.batcher.in_flight.get(place)
-        return [] if batch is None else list(batch.requests)
-
-    def _work_of(self, place: int) -> Work | None:
-        """Return what a worker is at work on; None if it is idle, or gone."""
-        return self.batcher.in_flight.get(place)
-
-    def _forget(self, place: int, cause: str) -> None:
-        self._unsent.pop(place, None)
-        super()._forget(place, cause)
-
-    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        """Have what a lost worker owed run by others, or fail.
-
-        Returns:
-            Whether a request is to blame for the loss.
-        """
+    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
         unsent = {id for piece in self._unsent.pop(place, ()) for id in piece.ids}
-        if has_unread_batch and place not in self.batcher.ahead:  # else the one ahead is what is unread
-            self._driver.worker_left(self.stage, place)
-        elif self._driver.worker_lost(self.stage, place, unsent):
-            text = "stage %s: two workers were lost with the same request, which fails and is not tried again"
-            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
-            self._forgive(place)
-            return True
-        return False
-
-    def _hand_back_unblamed(self, place: int) -> None:
-        self._unsent.pop(place, None)
-        super()._hand_back_unblamed(place)
+        return None if has_unread_batch and place not in self.batcher.ahead else unsent  # else the one ahead is unread
 
 
 T = TypeVar("T")
@@ -429,6 +399,8 @@ class _Sent(NamedTuple):
 class StepPool(WorkerPool):
     """The executor of a stage that answers in parts."""
 
+    _unit = "stream"
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._stepper = cast(Stepper, self._crew)
@@ -475,7 +447,7 @@ class StepPool(WorkerPool):
 
     # -- what the workers send
 
-    def _heard(self, place: int, frame: Frame) -> None:
+    def _received(self, place: int, frame: Frame) -> None:
         if frame.kind == FrameKind.PARTS:
             self._reported(place, frame)
         elif frame.kind == FrameKind.CALL:
@@ -483,7 +455,7 @@ class StepPool(WorkerPool):
         elif frame.kind in (FrameKind.REPLY, FrameKind.TROUBLE):
             raise FrameError(f"{frame.kind.name} from a worker that is sent orders")
         else:
-            super()._heard(place, frame)
+            super()._received(place, frame)
 
     def _reported(self, place: int, frame: Frame) -> None:
         """Pass a report on to the driver, once it has been checked."""
@@ -527,7 +499,7 @@ class StepPool(WorkerPool):
             length += sent.popleft().length
         return length
 
-    def _heard_too_late(self, place: int, frame: Frame) -> None:
+    def _received_too_late(self, place: int, frame: Frame) -> None:
         """Count late parts of a worker that was given up: others have its streams by now."""
         if frame.kind == FrameKind.PARTS:
             self._stepper.late_results += len(frame.ids) - 1
@@ -538,35 +510,9 @@ class StepPool(WorkerPool):
     def moves_out(self, is_late: bool) -> bool:
         return is_late or self._stepper.resumable
 
-    def _requests_of(self, place: int) -> list[Request]:
-        running = self._stepper.sets.get(place)
-        return [] if running is None else list(running)
-
-    def _work_of(self, place: int) -> Work | None:
-        return self._stepper.sets.get(place)
-
-    def _forget(self, place: int, cause: str) -> None:
-        self._sent.pop(place, None)
-        super()._forget(place, cause)
-
-    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        """Have the streams of a lost worker go on elsewhere, or fail.
-
-        Returns:
-            Whether a stream is to blame for the loss.
-        """
+    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
         sent = self._sent.pop(place, None)
-        unsent = set(sent[-1].ids) if has_unread_batch and sent else ()  # it has not read its last order
-        if self._driver.worker_lost(self.stage, place, unsent):
-            text = "stage %s: two workers were lost with the same stream, which fails and is not tried again"
-            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
-            self._forgive(place)
-            return True
-        return False
-
-    def _hand_back_unblamed(self, place: int) -> None:
-        self._sent.pop(place, None)
-        super()._hand_back_unblamed(place)
+        return sent[-1].ids if has_unread_batch and sent else ()  # it has not read its last order
 
 
 def _joining(request: Request) -> wire.Joining:

@@ -90,20 +90,6 @@ class Worker(Protocol):
         """Wait until it is gone."""
 
 
-class Work(Protocol):
-    """What a worker is at work on: a batch, or a running set.
-
-    Attributes:
-        given_up: Why the worker is taken to hang; empty if it is not.
-    """
-
-    given_up: str
-
-    @property
-    def unwanted_since(self) -> float:
-        """When the last of its callers went; infinity if one still waits."""
-
-
 class Loss(NamedTuple):
     """The end of a worker.
 

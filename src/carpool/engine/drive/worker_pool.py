@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -27,7 +27,7 @@ from carpool.engine.drive.failures import FAILED_FOR_S
 from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.engine.drive.process import LowPriority, WorkerProcess
-from carpool.engine.drive.worker import Launch, Loss, Turnover, Work, Worker
+from carpool.engine.drive.worker import Launch, Loss, Turnover, Worker
 from carpool.engine.logger import logger
 from carpool.engine.observe.log import LineSink, guarded
 from carpool.engine.request import DONE, Request
@@ -66,6 +66,8 @@ class WorkerPool:
         count_calls: Called with the place of a worker and how many requests it has answered; None
             if nothing counts them.
     """
+
+    _unit = "request"  # what may be to blame for a loss, for the log
 
     def __init__(
         self, stage: int, launch: Launch, driver: Driver, roster: Roster, starts: Starts, sink: LineSink
@@ -120,14 +122,6 @@ class WorkerPool:
         """Send a batch to its worker; a stage that answers in parts is sent orders instead."""
         raise NotImplementedError
 
-    def _work_of(self, place: int) -> Work | None:
-        """Return what a worker is at work on; None if it is idle, or gone."""
-        raise NotImplementedError
-
-    def _requests_of(self, place: int) -> list[Request]:
-        """Return the requests that a worker is at work on."""
-        raise NotImplementedError
-
     def _learn(self, frame: Frame) -> None:
         """Pass the timings of the warm-up on to the stage's policy."""
         raise NotImplementedError
@@ -140,15 +134,15 @@ class WorkerPool:
         """
         return False
 
-    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        """Have what a lost worker owed run by others, or fail.
+    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
+        """Forget what was sent to a worker that is gone, and what was still to be sent.
 
         Returns:
-            Whether a request is to blame for the loss.
+            The requests of its work that it cannot have begun with; None for all of them.
         """
         raise NotImplementedError
 
-    def _heard_too_late(self, place: int, frame: Frame) -> None:
+    def _received_too_late(self, place: int, frame: Frame) -> None:
         """Count the late results of a worker that was given up: others have its requests by now."""
         raise NotImplementedError
 
@@ -180,7 +174,7 @@ class WorkerPool:
 
     def _start(self, place: int) -> None:
         self._began[place] = self._driver.clock()
-        on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
+        on_frame, on_lost = partial(self._received, place), partial(self._lost, place)
         record = self.roster.places[place]
         new = self._launch.hire or _KINDS[self._launch.run_in]
         try:
@@ -213,7 +207,7 @@ class WorkerPool:
         """
         place = self.roster.admit()
         self._began[place] = self._driver.clock()
-        on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
+        on_frame, on_lost = partial(self._received, place), partial(self._lost, place)
         worker = JoinedWorker(sock, hello, on_frame, on_lost, trusts_resets=self._launch.is_idempotent)
         self._workers[place] = worker
         logger.info("worker %s joins", self._label(place), extra=self._about(place))
@@ -226,7 +220,7 @@ class WorkerPool:
 
     # -- what the workers say of themselves
 
-    def _heard(self, place: int, frame: Frame) -> None:
+    def _received(self, place: int, frame: Frame) -> None:
         """Take what a worker says of itself; what it says of its work is for the kinds of pools.
 
         Raises:
@@ -290,7 +284,7 @@ class WorkerPool:
         if worker.catch_up():  # this process is late itself: the worker had sent something that was not read
             self._driver.restart_hang_timer(self.stage, place)
             return
-        work = self._work_of(place)
+        work = self._crew.at_work.get(place)
         if work is None:
             return  # it has just been lost
         why = work.given_up
@@ -302,7 +296,7 @@ class WorkerPool:
         self._hurry_if_unserved()
         worker.close_input()  # what it has not read by now it never begins: it may wake up to write down where it hangs
         has_unread_batch = worker.has_unread_batch
-        worker.give_up(why, partial(self._heard_too_late, place))
+        worker.give_up(why, partial(self._received_too_late, place))
         if not self._hand_back(place, has_unread_batch) and slow:
             self._forgive(place, deaths=1)  # the stage is not to blame
         if self.roster.failed:
@@ -442,15 +436,29 @@ class WorkerPool:
     def _died(self, place: int, when: str, why: str) -> str:
         return f"worker {self.roster.places[place].index} of stage {self.name} died {when}: {why}"
 
+    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
+        """Have others run what a lost worker owed, or fail it; report whether a request is to blame."""
+        unread = self._unread_by(place, has_unread_batch)
+        if unread is None:
+            self._driver.worker_left(self.stage, place)
+        elif self._driver.worker_lost(self.stage, place, unread):
+            text = f"stage %s: two workers were lost with the same {self._unit}, which fails and is not tried again"
+            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
+            self._forgive(place)
+            return True
+        return False
+
     def _hand_back_of(self, place: int, worker: Worker) -> None:
         """Have others run what a lost worker owed; no request is to blame for a silent machine."""
         if worker.fell_silent and self._is_first_silence(place):
-            self._hand_back_unblamed(place)
+            self._unread_by(place)
+            self._driver.worker_left(self.stage, place)
         else:
             self._hand_back(place, worker.has_unread_batch)
 
     def _forget(self, place: int, cause: str) -> None:
         """Remove the place of a worker that has no successor there."""
+        self._unread_by(place)
         for by_place in (self._began, self._failure, self._lost_at):
             by_place.pop(place, None)
         self.turnover.gone(place, cause)
@@ -460,10 +468,6 @@ class WorkerPool:
         if not self.roster.places[place].is_guest:
             self.roster.forgive(self._driver.clock(), deaths)
 
-    def _hand_back_unblamed(self, place: int) -> None:
-        """Have others run what a lost worker had; no request is to blame for its loss."""
-        self._driver.worker_left(self.stage, place)
-
     def _is_first_silence(self, place: int) -> bool:
         """Report whether none of the requests of a worker has met with a silent machine before.
 
@@ -472,7 +476,7 @@ class WorkerPool:
         """
         if not self._launch.is_idempotent:
             return False
-        had = self._requests_of(place)
+        had = list(self._crew.at_work.get(place, ()))
         before = [request for request in self._fell_silent_with if request.state != DONE]
         self._fell_silent_with = [*before, *[request for request in had if request not in before]]
         return not any(request in before for request in had)

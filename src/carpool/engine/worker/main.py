@@ -53,14 +53,14 @@ class ParentSocket:
         send_fault: A planned fault of sending replies, for tests; None if there is none.
         receive_fault: A planned fault after a part of a frame has come, for tests; None if there is
             none.
-        heard_at: When the first byte of the last frame came.
+        came_at: When the first byte of the last frame came.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.send_fault: faults.Send | None = None
         self.receive_fault: faults.Hook | None = None
-        self.heard_at = 0.0
+        self.came_at = 0.0
         self._parent_ends = select.poll()
         # without POLLRDHUP only errors and hang-ups are reported
         self._parent_ends.register(sock, getattr(select, "POLLRDHUP", 0))
@@ -85,7 +85,7 @@ class ParentSocket:
             was_idle = reader.idle
             n = self.sock.recv_into(reader.get_buffer())
             if was_idle:
-                self.heard_at = monotonic()
+                self.came_at = monotonic()
             if n == 0:
                 return None
             received += reader.received(n)
@@ -109,7 +109,7 @@ class ParentSocket:
             except BlockingIOError:
                 return False
             if was_idle:
-                self.heard_at = monotonic()
+                self.came_at = monotonic()
             self._has_ended = n == 0
             self._received += self._reader.received(n) if n else ()
         return True

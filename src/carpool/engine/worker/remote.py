@@ -159,7 +159,7 @@ class RemoteSocket(ParentSocket):
         frame = await super().receive()
         if frame is not None:
             if frame.made_at:
-                self._clocks.heard(frame.made_at, self.heard_at)
+                self._clocks.learn(frame.made_at, self.came_at)
             if frame.deadlines and self._clocks.offset_s is not None:
                 offset_s = self._clocks.offset_s
                 frame.deadlines = [deadline + offset_s for deadline in frame.deadlines]
@@ -357,7 +357,7 @@ class ClockOffset:
         self.offset_s: float | None = None
         self._at = 0.0
 
-    def heard(self, sent: float, now: float) -> None:
+    def learn(self, sent: float, now: float) -> None:
         """Learn from a message.
 
         Args:

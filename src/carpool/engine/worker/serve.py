@@ -106,7 +106,7 @@ async def serve(
     assert type(answerer) is BatchAnswerer
     idle_since = monotonic()
     while (frame := await link.receive()) is not None:
-        waited_s = max(0.0, link.heard_at - idle_since)
+        waited_s = max(0.0, link.came_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
         announcer.begin(frame.batch_id)

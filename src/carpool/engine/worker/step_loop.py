@@ -53,7 +53,7 @@ _NOTHING: Final = Outs()
 class Link(Protocol):
     """A worker's end of the connection to its stage."""
 
-    heard_at: float
+    came_at: float
     """When the first byte of the last frame came: reading the rest of the frame does not count as
     waiting.
     """
@@ -372,7 +372,7 @@ async def run(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, poin
                 await answerer.stop_all()
                 return
             if waits:
-                began = max(link.heard_at, idle_since)
+                began = max(link.came_at, idle_since)
                 waited_s = began - idle_since
             if points.after_recv is not None:
                 points.after_recv()
