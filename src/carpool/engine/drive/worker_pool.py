@@ -437,7 +437,7 @@ class WorkerPool:
         return f"worker {self.roster.places[place].index} of stage {self.name} died {when}: {why}"
 
     def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        """Have others run what a lost worker owed, or fail it; report whether a request is to blame."""
+        """Have others run what a lost worker owed; report whether a request is to blame."""
         unread = self._unread_by(place, has_unread_batch)
         if unread is None:
             self._driver.worker_left(self.stage, place)
